@@ -8,7 +8,7 @@
 #                 one without the slow ones
 # make test       the same on this Python alone, then slow tests and those on real engines: the newest vLLM, verl with the
 #                 vLLM that it pins, SGLang
-# make test-for PATCH=ID  the tests that a change of one patch needs, each environment's in turn
+# make test-for PATCH=ID  the tests that a change of one patch needs, in one environment
 # make test-full  all tests, also the long ones and those on other versions of vLLM
 # make first-hour FlashPatch's wheel in a new environment as verl's documentation makes it, and verl's GRPO there; 8 GB on disk
 # make test-cuda  vLLM's CUDA wheel on a fake CUDA device: storage after an update against a fresh load, engines with captured
@@ -169,13 +169,11 @@ $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
 		$(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK)-$* MARKS="$(NO_ENGINE)"; fi
 
-# The tests that a change of one patch needs, each environment's in turn: make test-for PATCH=fp8.verl.tracking_log
-test-for: $(CHECK)/.ready
-	@$(CHECK)/bin/python tests/support/tests_for.py "$(PATCH)" $(VENV) > .tests-for || { rm -f .tests-for; exit 2; }
-	@while read -r environment arguments; do \
-		$(MAKE) --no-print-directory $$environment/.ready && eval $$environment/bin/pytest -q $$arguments \
-			|| { rm -f .tests-for; exit 1; }; \
-	done < .tests-for; rm -f .tests-for
+# The tests that a change of one patch needs, in one environment: make test-for PATCH=fp8.verl.tracking_log
+ASKED := $(firstword $(wildcard $(PINNED)/.ready $(CHECK)/.ready) $(PINNED)/.ready)
+test-for: $(ASKED)
+	@words="$$($(<D)/bin/python tests/support/tests_for.py "$(PATCH)" $(VENV))" && environment="$${words%% *}" && \
+		$(MAKE) --no-print-directory "$$environment/.ready" && eval "$$environment/bin/pytest -q $${words#* }"
 
 # Six at a time, set-up included: those on verl wait for half of their time. Two lanes come in parts, so that none is left
 # alone at the end; the last begins when SGLang's jobs have ended. Together they take some 18 GB.
@@ -183,7 +181,8 @@ test: lint check-own
 	$(MAKE) -j6 --output-sync=none test-paired-jobs test-newest-fp8 test-paired-rest test-sglang-paired test-sglang \
 		test-newest-rest test-paired-losses smoke-cuda
 
-FP8 := tests/patches/fp8
+# Engines with vLLM's second model runner need an import of their own: all of them in one lane.
+FP8 := tests/patches/fp8/vllm tests/patches/eagle/vllm/test_second_runner_drafts.py
 JOBS := tests/patches/cpu tests/patches/fsdp
 LOSSES := tests/patches/flowrl tests/patches/grpo
 

@@ -133,7 +133,7 @@ class Patch:
         return self.id.split(".")[1]
 
     @property
-    def generations(self) -> str:
+    def base_framework(self) -> str:
         """The framework without a version: ``sglang`` and ``sglang_0_5_12`` are for the same one, of two generations."""
         return self.framework.rstrip("_0123456789")
 

@@ -4,7 +4,7 @@ A probe says what to run, as `Command`, and judges the files that its processes 
 side by side, each in a process group of its own with a log in the working directory, waits, kills the groups and
 returns an `Ending` per command.
 
-The time-out is that of a quiet machine of two cores; when it is reached, `flashpatch.verify.machine_speed` scales it. At
+The time-out is that of a quiet machine of two cores; when it is reached, `slowness` scales it. At
 the end of that, the factor is measured once more: a machine that has become busy gets the difference.
 """
 
@@ -21,10 +21,25 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flashpatch.verify import machine_speed
-
 TAIL = 900  # characters at the end of a log that are shown
 _POLL = 0.1  # seconds
+
+LEAST, MOST = 1.0, 8.0  # factors
+REPEATS = 4  # the mean counts: the minimum would hide other processes
+COMPILE_SECONDS = 0.030
+"""Seconds that the reference machine takes to compile and execute `_SOURCE`, when quiet."""
+
+_CLASS = '''
+class C{0}:
+    """Do something."""
+    def f{0}(self, a, b=1, *c, **d):
+        if a > {0}:
+            return [x + b for x in range(a)]
+        for k, v in d.items():
+            self.x = (k, v, a * {0})
+        return {{"a": a, "b": b}}
+'''
+_SOURCE = "\n".join(_CLASS.format(number) for number in range(120))
 
 #: Variables that a surrounding job may have set and that would reach a probe's processes.
 _FROM_A_JOB = (
@@ -116,11 +131,28 @@ def problems(endings: Mapping[str, Ending]) -> str:
     return " | ".join(ending.problem for ending in sorted(bad, key=lambda ending: ending.status is None))
 
 
+def slowness(clock: Callable[[], float] = time.perf_counter, cores: int | None = None) -> float:
+    """Return by how much to scale a time-out on this machine now, from 1 to 8; takes some 0.1 s on the reference machine.
+
+    A fixed workload, compiling Python source, divided by what it takes there; a machine with one core counts twice.
+
+    Args:
+        clock: seconds from any start.
+        cores: CPU cores that this process may use; None asks the operating system.
+    """
+    began = clock()
+    for _ in range(REPEATS):
+        exec(compile(_SOURCE, "<calibration>", "exec"), {})
+    ratio = (clock() - began) / REPEATS / COMPILE_SECONDS
+    cores = len(os.sched_getaffinity(0)) if cores is None else cores
+    return min(MOST, max(LEAST, ratio * max(1.0, 2.0 / cores)))
+
+
 def run(
     commands: Sequence[Command],
     workdir: Path,
     timeout: float,
-    measure: Callable[[], float] = machine_speed.measure,
+    measure: Callable[[], float] = slowness,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Ending]:
     """Run commands side by side, at most ``timeout`` times the machine's factor, and kill what is left.

@@ -79,9 +79,9 @@ class Group:
     guards: list[Site] = field(default_factory=list)
 
     @property
-    def generations(self) -> str:
-        """The framework without a version, see `Patch.generations`."""
-        return self.members[0].patch.generations
+    def base_framework(self) -> str:
+        """The framework without a version, see `Patch.base_framework`."""
+        return self.members[0].patch.base_framework
 
     def modules(self) -> Iterator[str]:
         """Yield the modules whose import may arm a member."""

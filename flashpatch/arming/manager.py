@@ -129,7 +129,7 @@ class Manager:
             if module.__name__ in before.modules():  # it may have been switched on later
                 self._on_module(before, module)
         for one in self.groups[group.family.name]:  # of another generation none may ever be imported
-            if one.generations == group.generations:
+            if one.base_framework == group.base_framework:
                 self._check(one)
         self._hook(group)
         for member in group.members:

@@ -78,8 +78,8 @@ def other_generation(
         framework: as in ids, such as ``sglang_0_5_12``; a sibling is ``sglang``.
         root_for: see `examine`.
     """
-    generations = framework.rstrip("_0123456789")
-    members = [patch for patch in patches if patch.generations == generations]
+    base = framework.rstrip("_0123456789")
+    members = [patch for patch in patches if patch.base_framework == base]
     if len({patch.framework for patch in members}) == 1:
         return None
     siblings: dict[str, bool] = {}  # whether the installed version is within what the records ask for

@@ -6,10 +6,12 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
+from itertools import repeat
+from operator import is_
 from types import FunctionType, MappingProxyType, ModuleType
 from typing import Any, Literal
 
-from flashpatch.arming import bindings, owners
+from flashpatch.arming import owners
 from flashpatch.arming.call_counter import CallCounter
 from flashpatch.arming.owners import is_a
 from flashpatch.errors import PatchError
@@ -98,7 +100,7 @@ class Site:
                 raise Owned(by)
         self._install(wrapper)
         if self.kind == "function" and sys.getrefcount(self.original) > _references_of_ours():
-            bindings.swap(self.original, self._installed)
+            swap_bindings(self.original, self._installed)
 
     def _install(self, wrapper: Wrapper) -> None:
         replacement = _counted(owners.underlying(self.original), wrapper, self.counter)
@@ -124,7 +126,7 @@ class Site:
                 setattr(self.owner, self.name, bottom.original)
             self._forget(bottom)
         if self.kind == "function":
-            bindings.swap(installed, bottom.original)
+            swap_bindings(installed, bottom.original)
 
     def lingers(self) -> bool:
         """Whether a replacement that `unwrap` could not remove is still called by another tool's wrapper.
@@ -283,3 +285,18 @@ def _dress(replacement: Callable[..., Any], raw: Any, owner: Any, name: str) -> 
         cached.__set_name__(owner, name)
         return cached
     return replacement
+
+
+def swap_bindings(old: Any, new: Any) -> None:
+    """Rebind every module-level name that *is* ``old`` to ``new``, in all loaded modules: what ``from x import f`` leaves.
+
+    Only the dictionaries of modules are read, without running a lazy module's attribute access. Partials,
+    registries and attributes of instances that hold ``old`` keep it.
+    """
+    for module in list(sys.modules.values()):
+        if issubclass(type(module), ModuleType):
+            namespace = object.__getattribute__(module, "__dict__")
+            if any(map(is_, list(namespace.values()), repeat(old))):
+                for name, value in list(namespace.items()):
+                    if value is old:
+                        namespace[name] = new

@@ -39,7 +39,7 @@ _take_over: Callable[[tuple[str | None, str | None]], Callable[[], None]] | None
 
 _lock = _thread.RLock()
 _waking = False
-"""Whether the thread that holds the lock is at it: what it calls must not wake again."""
+"""True while the lock's holder loads the engine; its calls must not re-enter `wake`."""
 
 
 def start(take_over: Callable[[tuple[str | None, str | None]], Callable[[], None]]) -> bool:

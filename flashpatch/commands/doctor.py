@@ -122,7 +122,7 @@ def outlook(family: Family, asked: bool) -> Outlook:
 
 def _is_there(group: str, members: Sequence[Patch]) -> bool:
     """Whether the packages of a group are installed: ``verl_vllm`` changes verl's code for vLLM and needs both."""
-    engine = members[0].generations.partition("_")[2]
+    engine = members[0].base_framework.partition("_")[2]
     needed = {_package(members[0]), *({engine} if group.startswith("verl_") else ())}
     return all(contract.installed_root(package) is not None for package in needed)
 

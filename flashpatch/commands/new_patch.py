@@ -171,7 +171,8 @@ def _patch(family: str, target: Target) -> str:
     taken = ", ".join(["original", *given, "*args: Any", "**kwargs: Any"])
     passed = ", ".join([*given, "*args", "**kwargs"])
     release = Version(target.installed.version).release
-    least = ".".join(map(str, release[:2]))
+    shared = [f'"{family}"', f'"{target.framework}>={".".join(map(str, release[:2]))}"']
+    shared += ['scope="driver"', 'evidence="optional"', f'tested="{target.installed.version}"']
     return f'''"""Say here in one sentence what the patch does."""
 
 from __future__ import annotations
@@ -180,9 +181,7 @@ from typing import Any
 
 from flashpatch.decorate import Patches
 
-patches = Patches(
-    "{family}", "{target.framework}>={least}", scope="driver", evidence="optional", tested="{target.installed.version}"
-)
+patches = Patches({", ".join(shared)})
 
 
 @patches.wrap(

@@ -1,4 +1,16 @@
-"""Train FlowRL on stock verl: match the reward's distribution instead of maximising the reward."""
+"""Train FlowRL on stock verl: match the reward's distribution instead of maximising the reward.
+
+How log Z, the partition function's output for a prompt, comes into the loss:
+
+1. `actor.build_module` adds the partition function to the actor's model, as ``proj_z``, before FSDP wraps it.
+2. In the actor's forward pass `partition_function.Capture` gives it the mean of each prompt's last hidden states.
+3. `actor.prepare_model_outputs` names the result ``log_z`` among the actor's outputs, which verl gives to its ``ppo_loss``.
+4. `loss.ppo_loss` hands it to `loss.trajectory_balance`, the loss mode registered with verl; `objective.balance` is the formula.
+
+With ``log_z = "group"`` there is no partition function: `loss.compute_advantage` subtracts log Z from the advantages.
+Around that, `verl_config` sets and refuses settings, `checkpoint` keeps ``proj_z`` in verl's checkpoints and out of weights that
+leave the trainer, and `diversity` counts different answers.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +22,7 @@ from flashpatch.record import Family
 
 
 def _too_late() -> str | None:
-    """A sentence when an actor was built before the family was enabled."""
+    """Return a sentence if an actor was built before the family was enabled."""
     module = sys.modules.get(actor.IMPL)
     if module is None:
         return None

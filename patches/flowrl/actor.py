@@ -25,7 +25,7 @@ BUILDING: ContextVar[bool] = ContextVar("flashpatch_flowrl_building", default=Fa
 """Whether the engines made in this context belong to an actor that learns by FlowRL."""
 
 _CAPTURE = "_flashpatch_flowrl"
-"""Attribute of an engine, its `partition_function.Capture`."""
+"""The engine's attribute for its `partition_function.Capture`; read by `capture`."""
 
 patches = Patches(
     "flowrl",
@@ -48,8 +48,7 @@ patches = Patches(
     why="The engine that builds a model knows neither whether it is an actor's, nor its loss mode.",
 )
 def init_model(original, self) -> Any:
-    """Give engines that train a partition function while a worker with the actor's role builds them, and refuse a worker
-    with another loss mode.
+    """Give the engines that a worker with the actor's role builds a partition function; refuse one with another loss mode.
 
     Raises:
         PatchError: the actor's loss mode is another one, or its strategy not FSDP.
@@ -83,7 +82,8 @@ def init_model(original, self) -> Any:
     why="The partition function must exist before FSDP wraps the model, to be sharded and saved with it.",
 )
 def build_module(original, self) -> Any:
-    """Add proj_z to the actor's module, not a reference's, in the actor's dtype, as an FSDP unit of its own."""
+    """Add the partition function to the actor's module as proj_z, in the actor's dtype, as an FSDP unit of its own; a
+    reference gets none."""
     module = original(self)
     if BUILDING.get() and not self.engine_config.forward_only and options.current().log_z == "learned":
         attach(self, module)
@@ -155,7 +155,7 @@ def _restore(head: Any, file: Path) -> None:
     "gives it adapters.",
 )
 def build_lora_module(original, self, module: Any) -> Any:
-    """Take proj_z out of the model while verl adds adapters, and put it back, trained as a whole."""
+    """Take proj_z out of the model while verl adds adapters, and put it back; all of its weights are trained."""
     head = getattr(module, HEAD, None)
     if head is None:
         return original(self, module)
@@ -180,11 +180,7 @@ def build_optimizer(original, self, module: Any) -> Any:
     if capture(self) is None:
         return original(self, module)
     chosen = options.current()
-    own = {
-        name: value
-        for name, value in (("lr", chosen.lr), ("weight_decay", chosen.weight_decay))
-        if value is not None
-    }
+    own = {name: vars(chosen)[name] for name in ("lr", "weight_decay") if vars(chosen)[name] is not None}
     named = list(module.named_parameters())
     head = [parameter for name, parameter in named if is_head(name)]
     if not head and own:
@@ -202,7 +198,7 @@ def build_optimizer(original, self, module: Any) -> Any:
 
 
 class _Grouped:
-    """Stand in for a module whose parameters only are read, and return them in groups."""
+    """Stand in for a module of which verl reads the parameters alone; they come in groups."""
 
     def __init__(self, *groups: dict[str, Any]) -> None:
         self._groups = list(groups)
@@ -225,8 +221,7 @@ class _Grouped:
     why="log Z must be computed in the actor's own forward, which keeps only its last layer's output.",
 )
 def prepare_model_inputs(original, self, micro_batch: Any) -> Any:
-    """Record the prompts' offsets in the micro-batch, packed or padded, before a forward with gradient, and the ranks
-    that hold parts of the same row."""
+    """Tell the partition function where the prompts of a micro-batch are, packed or padded, if the forward has gradient."""
     import torch
 
     inputs = original(self, micro_batch)
@@ -265,7 +260,7 @@ def locate(micro_batch: Any, model_inputs: Any, sharers: Any = None) -> Any:
     why="verl's loss gets what this returns, and log Z is not among it.",
 )
 def prepare_model_outputs(original, self, output: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Return log Z, (batch,), from the output's unused field loss."""
+    """Add log Z, (batch,), to the outputs; the partition function left it in the model output's unused field loss."""
     import torch
 
     outputs = original(self, output, *args, **kwargs)

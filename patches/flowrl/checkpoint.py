@@ -111,11 +111,8 @@ def keep(weights: dict[str, Any], model: Path) -> None:
 def load_checkpoint(original, self, local_path: str | None, *args: Any, **kwargs: Any) -> Any:
     """Add the initial partition function, its optimizer group and its learning rate to a checkpoint that has none, and log
     that; one that has them is loaded unchanged."""
-    if (
-        local_path is None
-        or self.model is None
-        or not any(is_head(name) for name, _ in self.model.named_modules())
-    ):
+    modules = [] if self.model is None else self.model.named_modules()
+    if local_path is None or not any(is_head(name) for name, _ in modules):
         return original(self, local_path, *args, **kwargs)
 
     def weights(state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,6 +1,6 @@
 """Give verl the loss mode ``flowrl``, and the loss what verl does not pass: log Z and the reference's logprobs.
 
-log Z is the actor's, learned, or the group's; that is subtracted from the advantages, in the driver.
+A learned log Z comes with the actor's outputs; with ``log_z = "group"`` it is in the advantages, by `compute_advantage`.
 """
 
 from __future__ import annotations
@@ -24,84 +24,9 @@ NEEDED = ("old_log_probs", "ref_log_prob", "token_level_rewards", "response_mask
 patches = Patches("flowrl", "verl>=0.9", scope="trainer", remove_when="verl has the trajectory-balance loss.")
 
 
-@patches.wrap(
-    "verl.trainer.ppo.ray_trainer:compute_advantage",
-    relies_on=(
-        "data.batch",
-        "data.non_tensor_batch",
-        "verl.trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories",
-    ),
-    params=("data", "adv_estimator"),
-    evidence="optional",  # only one of a job's drivers has it
-    scope="driver",
-    why="A log Z estimated from the responses to one prompt needs all of them: micro-batches and ranks split groups.",
-    remove_when="verl has a trajectory-balance loss with a group estimate of log Z.",
-    upstream="VarGrad, arXiv 2010.10436",
-)
-def compute_advantage(original, data: Any, *args: Any, **kwargs: Any) -> Any:
-    """With log_z = "group" subtract the group's log Z from the advantages, (batch, tokens), once, before they go to the
-    workers; with reward = "raw" replace them by the response's reward.
-
-    The group's log Z is in units of the reward: the residual of FlowRL's loss then needs no log Z of its own. Here all
-    responses to a prompt are together, however they are spread over ranks and micro-batches later.
-
-    Raises:
-        PatchError: the batch lacks what the group's log Z is computed from.
-    """
-    done = original(data, *args, **kwargs)
-    chosen = options.current()
-    if chosen.reward == "raw":
-        done.batch["advantages"] = _spread(done.batch["token_level_rewards"].sum(-1), done.batch)
-    if chosen.log_z == "group":
-        done.batch["advantages"] = less_log_z(done.batch, done.non_tensor_batch.get("uid"), chosen)
-    return done
-
-
-def _spread(values: Any, batch: Any) -> Any:
-    """Repeat a number per response, ``(batch,)``, over its tokens; 0 at those that do not count."""
-    return values.unsqueeze(-1) * batch["response_mask"]
-
-
-def less_log_z(batch: Any, uids: Any, chosen: options.Choices) -> Any:
-    """Return the advantages less ``log Z / beta`` of each response's group, ``(batch, tokens)``.
-
-    Args:
-        batch: verl's tensors by name.
-        uids: of each response's prompt, ``(batch,)``.
-
-    Raises:
-        PatchError: something is missing.
-    """
-    import numpy
-    import torch
-
-    from flashpatch.patches.flowrl.objective import group_log_z
-
-    missing = [name for name in NEEDED if name not in batch.keys()]
-    missing += ["uid"] if uids is None else []
-    if missing:
-        raise PatchError(
-            f"cannot compute log Z of a group: the batch lacks {', '.join(missing)}.",
-            **patches.at(compute_advantage),
-            advice='Set log_z = "learned" in [flowrl], or use a trainer that computes the reference before advantages.',
-        )
-    advantages = batch["advantages"]
-    numbers = numpy.unique(numpy.asarray(uids, dtype=str), return_inverse=True)[1]
-    log_z = group_log_z(
-        batch["old_log_probs"],
-        batch["ref_log_prob"],
-        advantages,
-        batch["response_mask"].bool(),
-        torch.as_tensor(numbers, device=advantages.device),
-        beta=chosen.beta,
-        length=chosen.length,
-    )
-    return advantages - _spread(log_z.to(advantages.dtype) / chosen.beta, batch)
-
-
 @dataclass(eq=False)
 class _Given:
-    """Hold the registered loss's inputs and outputs that verl does not pass.
+    """Carry between `ppo_loss` and `trajectory_balance` what verl does not pass on.
 
     Attributes:
         log_z: ``(batch,)``; 0 if the advantages have it already.
@@ -124,7 +49,8 @@ _given: ContextVar[_Given | None] = ContextVar("flashpatch_flowrl_given", defaul
     why="Loss functions registered with verl get neither the model's outputs nor the reference's logprobs.",
 )
 def ppo_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any = None) -> Any:
-    """Give the loss function of the mode flowrl both while verl's ppo_loss calls it; entropy bonus and metrics stay verl's.
+    """Take log Z from the actor's outputs and give it, with the reference's logprobs, to the loss flowrl while verl's
+    ppo_loss calls that; entropy bonus and metrics stay verl's.
 
     Raises:
         PatchError: the mode is ``flowrl`` and log Z or the reference's logprobs are missing.
@@ -198,8 +124,8 @@ def trajectory_balance(
     config: Any = None,
     rollout_is_weights: Any = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """verl's policy loss ``flowrl``: the mean over responses, scaled as verl's own sequence means are, so
-    that the gradient does not depend on micro-batches and ranks.
+    """Compute verl's policy loss ``flowrl``: the mean over responses, scaled as verl's own sequence means are, so that
+    the gradient does not depend on micro-batches and ranks.
 
     All tensors are ``(batch, tokens)``. ``loss_agg_mode`` concerns tokens and is not used.
 
@@ -289,3 +215,75 @@ def _metrics(
         "actor/tb_residual_min": Metric(AggregationType.MIN, least),
         "actor/tb_residual_max": Metric(AggregationType.MAX, most),
     }
+
+
+@patches.wrap(
+    "verl.trainer.ppo.ray_trainer:compute_advantage",
+    relies_on=(
+        "data.batch",
+        "data.non_tensor_batch",
+        "verl.trainer.ppo.v1.utils:compute_advantage_for_multi_trajectories",
+    ),
+    params=("data", "adv_estimator"),
+    evidence="optional",  # only one of a job's drivers has it
+    scope="driver",
+    why="A log Z estimated from the responses to one prompt needs all of them: micro-batches and ranks split groups.",
+    remove_when="verl has a trajectory-balance loss with a group estimate of log Z.",
+    upstream="VarGrad, arXiv 2010.10436",
+)
+def compute_advantage(original, data: Any, *args: Any, **kwargs: Any) -> Any:
+    """With reward = "raw" replace the advantages, (batch, tokens), by the response's reward; with log_z = "group" subtract
+    the group's log Z, in units of the reward, so that the residual of FlowRL's loss needs none.
+
+    Raises:
+        PatchError: the batch lacks what the group's log Z is computed from.
+    """
+    done = original(data, *args, **kwargs)
+    chosen = options.current()
+    if chosen.reward == "raw":
+        done.batch["advantages"] = _spread(done.batch["token_level_rewards"].sum(-1), done.batch)
+    if chosen.log_z == "group":
+        done.batch["advantages"] = less_log_z(done.batch, done.non_tensor_batch.get("uid"), chosen)
+    return done
+
+
+def _spread(values: Any, batch: Any) -> Any:
+    """Repeat a number per response, ``(batch,)``, over its tokens; 0 at those that do not count."""
+    return values.unsqueeze(-1) * batch["response_mask"]
+
+
+def less_log_z(batch: Any, uids: Any, chosen: options.Choices) -> Any:
+    """Return the advantages less ``log Z / beta`` of each response's group, ``(batch, tokens)``.
+
+    Args:
+        batch: verl's tensors by name.
+        uids: of each response's prompt, ``(batch,)``.
+
+    Raises:
+        PatchError: something is missing.
+    """
+    import numpy
+    import torch
+
+    from flashpatch.patches.flowrl.objective import group_log_z
+
+    missing = [name for name in NEEDED if name not in batch.keys()]
+    missing += ["uid"] if uids is None else []
+    if missing:
+        raise PatchError(
+            f"cannot compute log Z of a group: the batch lacks {', '.join(missing)}.",
+            **patches.at(compute_advantage),
+            advice='Set log_z = "learned" in [flowrl], or use a trainer that computes the reference before advantages.',
+        )
+    advantages = batch["advantages"]
+    numbers = numpy.unique(numpy.asarray(uids, dtype=str), return_inverse=True)[1]
+    log_z = group_log_z(
+        batch["old_log_probs"],
+        batch["ref_log_prob"],
+        advantages,
+        batch["response_mask"].bool(),
+        torch.as_tensor(numbers, device=advantages.device),
+        beta=chosen.beta,
+        length=chosen.length,
+    )
+    return advantages - _spread(log_z.to(advantages.dtype) / chosen.beta, batch)

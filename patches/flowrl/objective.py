@@ -87,7 +87,7 @@ def group_log_z(
 
     The average of ``p_ref / p exp(beta r)`` over responses of any policy ``p`` has Z as its expectation. With
     ``length="sum"`` log Z is the logarithm of that average; with ``"mean"`` it is the z that solves ``average of
-    (p_ref / p) exp(|y| (beta r - z)) = 1``, of which the former is the case ``|y| = 1``. Where the policy is the
+    (p_ref / p) exp(|y| (beta r - z)) = 1``, of which the former is the case ``|y| = 1``. If the policy is the
     target it is exact. A learned log Z tends to the mean of what each response alone would take it for, which is
     lower: by the policy's KL from the target, per token with ``"mean"``.
 
@@ -142,7 +142,7 @@ class _Responses:
 def _weights(
     ratio: torch.Tensor, weight: str, low: float, high: float, cap: float | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Importance weights from log-ratios ``(batch,)``, and where a bound changed them. Bounds are applied to
+    """Return importance weights from log-ratios ``(batch,)``, and where a bound changed them. Bounds are applied to
     the logarithm: the ratio of a long response overflows."""
     if weight == "none":
         return torch.ones_like(ratio), torch.zeros_like(ratio)

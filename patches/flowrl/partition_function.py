@@ -103,10 +103,9 @@ class Prompts:
 class Capture:
     """Run the partition function within one actor's forward pass.
 
-    The last hidden state is taken from the backbone as it passes by, so that no other layer's is kept and no
-    second pass is needed. log Z is computed inside the forward pass of the module that FSDP wraps, so that
-    FSDP gathers the partition function's weights. It leaves in the output's field ``loss``, which verl does
-    not use: FSDP looks for tensors in declared fields only.
+    A hook on the backbone takes its last hidden state: no other layer's is kept and no second pass is needed. A hook on
+    the module that FSDP wraps computes log Z from it, so that FSDP gathers the partition function's weights, and returns
+    it in the output's field ``loss``, which verl does not use: FSDP looks for tensors in declared fields only.
 
     Attributes:
         prompts: where the prompts of the next forward pass are; None when log Z is not wanted.

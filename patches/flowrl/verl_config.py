@@ -169,11 +169,8 @@ def _drop(job: JobConfig, path: str) -> None:
     """Remove a setting, if it is there."""
     if job.get(path) is None:
         return
-    from omegaconf import open_dict
+    from omegaconf import OmegaConf, open_dict
 
     holder, _, name = path.rpartition(".")
-    node = job.config
-    for key in holder.split("."):
-        node = node[key]
-    with open_dict(node):
+    with open_dict(node := OmegaConf.select(job.config, holder)):
         del node[name]

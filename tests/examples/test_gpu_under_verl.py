@@ -65,6 +65,7 @@ def test_eagle_7b_on_vllm(model: str, drafter: str, tmp_path: Path) -> None:
     assert '"rate": 1e-06' in training["eagle"] and "trains no drafter" not in said
 
 
+@pytest.mark.full
 def test_eagle_7b_on_sglang(model: str, drafter: str, tmp_path: Path) -> None:
     recipe = recorded(GPU / "eagle_7b.sh", tmp_path, MODEL=model, DRAFTER=drafter, ROLLOUT="sglang")
     found, said = started(recipe, tmp_path, f"{SPECULATION}.sglang", f"{SPECULATION}.flashpatch")
@@ -74,6 +75,7 @@ def test_eagle_7b_on_sglang(model: str, drafter: str, tmp_path: Path) -> None:
     assert training and "trains no drafter" not in said
 
 
+@pytest.mark.full
 def test_a_setting_that_verl_does_not_know_fails(model: str, tmp_path: Path) -> None:
     recipe = recorded(GPU / "gsm8k_fp8.sh", tmp_path, "actor_rollout_ref.actor.imp_ratio_cap=2", MODEL=model)
     assert "imp_ratio_cap" in refused(recipe.overrides, tmp_path, **recipe.variables)

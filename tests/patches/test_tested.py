@@ -135,9 +135,9 @@ def test_a_group_without_another_generation_is_for_every_version_of_its_framewor
     patches = registry.families()[family].patches
     frameworks: dict[str, set[str]] = {}
     for patch in patches:
-        frameworks.setdefault(patch.generations, set()).add(patch.framework)
+        frameworks.setdefault(patch.base_framework, set()).add(patch.framework)
     for patch in patches:
-        if len(frameworks[patch.generations]) == 1:
+        if len(frameworks[patch.base_framework]) == 1:
             package = re.split(r"[<>=!~ ]", patch.requires)[0]
             tested = TESTED[family].get(package, [])
             assert [one for one in tested if not satisfies(patch.requires, one)] == [], patch.id

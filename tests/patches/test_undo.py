@@ -20,7 +20,7 @@ WITHOUT = ("cpu",)
 
 def of(framework: str) -> list[str]:
     """Return the families that act on a framework alone, or on verl; `WITHOUT` acts on others under verl only."""
-    found = {patch.family for patch in registry.patches().values() if patch.generations == framework}
+    found = {patch.family for patch in registry.patches().values() if patch.base_framework == framework}
     return sorted(found if framework == "verl" else found - set(WITHOUT))
 
 

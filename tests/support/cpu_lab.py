@@ -13,8 +13,11 @@ from machine import limit
 
 OURS = ("FLASHPATCH", "VERL_", "RAY_", "VLLM_")
 
-#: Settings of Ray for a busy machine; without the last, every worker stands behind all else that runs there.
+#: Settings of Ray for a busy machine. Without the first two it starts workers that nobody asked for, each of which imports
+#: FlashPatch and Ray; without the last, every worker stands behind all else that runs there.
 BUSY = {
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_enable_worker_prestart": "0",
     "RAY_raylet_start_wait_time_s": "120",
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_worker_niceness": "0",

@@ -77,23 +77,23 @@ def replica(rank: int) -> sync_lab.Replica:
 
 def forgets(worker: Any) -> None:
     """As a process that was started again."""
-    from flashpatch.patches.fp8.verl.delta_sync import ENDS
+    from flashpatch.patches.fp8.verl.delta_sync import STATE
 
-    ENDS.receiver.forget()
+    STATE.receiver.forget()
 
 
 def flips(worker: Any) -> None:
     """One bit of host memory."""
-    from flashpatch.patches.fp8.verl.delta_sync import ENDS
+    from flashpatch.patches.fp8.verl.delta_sync import STATE
 
-    ENDS.receiver._copies["w3"].view(torch.int16)[7, 7] ^= 1
+    STATE.receiver._copies["w3"].view(torch.int16)[7, 7] ^= 1
 
 
 def earlier(worker: Any) -> None:
     """As a rollout that a sync before has passed by."""
-    from flashpatch.patches.fp8.verl.delta_sync import ENDS
+    from flashpatch.patches.fp8.verl.delta_sync import STATE
 
-    ENDS.receiver.version = "an earlier one"
+    STATE.receiver.version = "an earlier one"
 
 
 def fails(worker: Any) -> None:

@@ -42,10 +42,7 @@ def verdict(
     imported: Sequence[str] = warm.VERL_VLLM,
     **variables: str,
 ) -> Verdict:
-    """Run ``flashpatch-verify FAMILY`` in this process; what it starts is forked, and broken by ``mutant``.
-
-    ``folder`` outlives the call: the warm interpreter has its socket there.
-    """
+    """Run ``flashpatch-verify FAMILY`` in this process; what it starts is forked, and broken by ``mutant``."""
     before = set(folder.iterdir())
     with warm_ranks.used((*imported, "mutants")) as patch:
         own = folder / f"ledger-{len(before)}"

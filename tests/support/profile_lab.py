@@ -23,8 +23,8 @@ VOCAB = 128
 _NORM_AFTER = {"gemma3_text": "pre_feedforward_layernorm"}
 
 
-def build(directory: Path, family: str, seed: int = 0, shards: bool = True, **more: int) -> Path:
-    """A random bf16 checkpoint; norms and biases are random too."""
+def random_model(family: str, seed: int = 0):
+    """A model of a family in bf16; norms and biases are random too."""
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -42,7 +42,9 @@ def build(directory: Path, family: str, seed: int = 0, shards: bool = True, **mo
         pad_token_id=0,
         tie_word_embeddings=family.startswith("gemma"),
     )
-    config = CONFIG_MAPPING[family](**{**sizes, **more})
+    if "moe" in family:
+        sizes |= dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+    config = CONFIG_MAPPING[family](**sizes)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     for parameter in model.parameters():
@@ -50,7 +52,12 @@ def build(directory: Path, family: str, seed: int = 0, shards: bool = True, **mo
             torch.nn.init.uniform_(parameter.data, 0.2, 1.2)
         else:
             torch.nn.init.normal_(parameter.data, std=0.08)
-    model.save_pretrained(directory, max_shard_size="100KB" if shards else "1GB")
+    return model
+
+
+def build(directory: Path, family: str, seed: int = 0) -> Path:
+    """The checkpoint of such a model."""
+    random_model(family, seed).save_pretrained(directory, max_shard_size="100KB")
     return directory
 
 

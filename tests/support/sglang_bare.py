@@ -21,39 +21,6 @@ def arguments(given: dict[str, Any]) -> list[Any]:
         return [type(error).__name__, str(error)]
 
 
-def undo(family: str, framework: str = "sglang", beside: str = "") -> dict[str, Any]:
-    """Every target of a family's records before, during and after it is on; ``beside``: another that stays on."""
-    import importlib
-
-    import flashpatch
-    from flashpatch import engine, registry
-
-    def holder(target: str) -> tuple[Any, str]:
-        module, _, name = target.partition(":")
-        place = importlib.import_module(module)
-        *path, last = name.split(".")
-        for part in path:
-            place = getattr(place, part)
-        return place, last
-
-    records = [p for p in registry.families()[family].patches if p.framework == framework]
-    places = [holder(p.targets[0]) for p in records]
-    if beside:
-        flashpatch.enable(beside)
-    before = [vars(place)[last] for place, last in places]
-    flashpatch.enable(family)
-    during = [vars(place)[last] for place, last in places]
-    states = {s.state.word for i, s in engine.statuses().items() if i.startswith(f"{family}.{framework}.")}
-    flashpatch.disable(family)
-    after = [vars(place)[last] for place, last in places]
-    return dict(
-        states=sorted(states),
-        count=len(places),
-        replaced=sum(a is not b for a, b in zip(before, during)),
-        restored=sum(a is b for a, b in zip(before, after)),
-    )
-
-
 def states(family: str, framework: str) -> list[str]:
     """The states of a family's patches for a framework while it is on, and SGLang's modules are imported."""
     import flashpatch
@@ -77,4 +44,4 @@ def certify(model: str, engine: dict[str, Any], syncs: int = 0, read: str = "alo
     return command.certify(model, "", engine, syncs, read, "sglang").as_json()
 
 
-BARE = {bare.__name__: bare for bare in (arguments, undo, states, certify)}
+BARE = {bare.__name__: bare for bare in (arguments, states, certify)}

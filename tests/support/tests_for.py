@@ -1,12 +1,14 @@
-"""Print the tests that a change of one patch needs: ``python tests_for.py ID [PREFIX]``, a line per environment.
+"""Print the tests that a change of one patch needs: ``python tests_for.py ID [PREFIX]``, an environment and pytest's arguments.
 
-Each line is an environment and pytest's arguments: the patch's own tests, those that name it or its module, its family's
-undo, its family's proof, and what is checked of every record without an engine. `make test-for PATCH=ID` runs them.
+First the patch's own tests and those that name it or its module, then its family's proof and undo, and last what is
+checked of every record. `make test-for PATCH=ID` runs them.
 """
 
 from __future__ import annotations
 
+import functools
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,36 +27,26 @@ OF_EVERY_RECORD = (
     "tests/docs/test_site.py",
     "tests/docs/test_messages.py",
 )
-ENVIRONMENTS = {"sglang": "-sglang", "verl": "-0.31", "vllm": "", "torch": "-0.31"}
-"""What follows the prefix of an environment's folder, by the framework that a patch needs."""
-OLDER = "-0.5.12"
-"""What follows that, for patches of this generation of SGLang."""
 
 
-def tests_for(patch: Patch) -> dict[str, list[str]]:
-    """Return pytest's arguments by what follows the prefix of the environment's folder."""
-    needs = patch.framework.split("_")
-    framework = next((name for name in ("sglang", "verl", "vllm", "torch") if name in needs), "")
-    found = {"-check": list(OF_EVERY_RECORD)}
-    if framework:
-        undo = "tests/patches/test_undo.py"
-        own = [str(path.relative_to(TREE)) for path in sorted(set(_own(patch)))]
-        probe = [str(path.relative_to(TREE)) for path in _probes(patch.family, framework)]
-        suffix = ENVIRONMENTS[framework] + OLDER * patch.framework.endswith(OLDER.replace(".", "_")[1:])
-        found[suffix] = [
-            "-m",
-            f"{_mark(framework)} and not full",
-            *own,
-            *probe,
-            undo,
-            "-k",
-            f"not left_behind or {patch.family}",
-        ]
-    return found
-
-
-def _mark(framework: str) -> str:
-    return "verl" if framework == "torch" else framework
+def tests_for(patch: Patch) -> tuple[str, list[str]]:
+    """Return what follows the prefix of the environment's folder, and pytest's arguments."""
+    framework = next((name for name in ("sglang", "verl", "vllm") if name in patch.framework), "verl")
+    own = sorted(set(_own(patch)))
+    if framework == "sglang":
+        suffix = "-sglang-0.5.12" if patch.framework.endswith("0_5_12") else "-sglang"
+    else:
+        suffix = "" if any(map(_is_for_newer_vllm, own)) else "-0.24"
+    paths = [*own, *_probes(patch.family, framework)]
+    return suffix, [
+        "-m",
+        f"not full and not cuda and ({framework} or not (vllm or verl or sglang or trainer))",
+        "-k",
+        f"not left_behind or {patch.family}",
+        *(str(path.relative_to(TREE)) for path in paths),
+        "tests/patches/test_undo.py",
+        *OF_EVERY_RECORD,
+    ]
 
 
 def _own(patch: Patch) -> Iterator[Path]:
@@ -67,9 +59,19 @@ def _own(patch: Patch) -> Iterator[Path]:
         rf"\b{re.escape(patch.id)}\b|from {re.escape(function.__module__.rpartition('.')[0])} import .*\b{inside[-1]}\b|{re.escape(function.__module__)}\b"
     )
     for path in (TREE / "tests" / "patches" / patch.family).rglob("test_*.py"):
-        if named.search(path.read_text(encoding="utf-8")):
+        if named.search(_text(path)):
             found.append(path)
     yield from found or [_nearest(beside.parent)]
+
+
+@functools.cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
+def _is_for_newer_vllm(path: Path) -> bool:
+    marks = r"^pytestmark = .*vllm\(least"
+    return path.is_file() and bool(re.search(marks, _text(path), re.MULTILINE))
 
 
 def _nearest(folder: Path) -> Path:
@@ -88,7 +90,7 @@ def _probes(family: str, framework: str) -> list[Path]:
 
 
 def main(words: list[str]) -> int:
-    """Print the lines; 2 for an unknown id."""
+    """Print the line; 2 for an unknown id."""
     known = registry.patches()
     if not words or words[0] not in known:
         print(
@@ -98,9 +100,8 @@ def main(words: list[str]) -> int:
             file=sys.stderr,
         )
         return 2
-    prefix = words[1] if len(words) > 1 else ".venv"
-    for suffix, arguments in tests_for(known[words[0]]).items():
-        print(prefix + suffix, *(f"'{one}'" if " " in one or "[" in one else one for one in arguments))
+    suffix, arguments = tests_for(known[words[0]])
+    print(shlex.join([(words[1] if len(words) > 1 else ".venv") + suffix, *arguments]))
     return 0
 
 

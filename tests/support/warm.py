@@ -25,37 +25,9 @@ from typing import IO
 
 #: What FlashPatch and its commands take from elsewhere: for processes without a framework.
 PLAIN = (
-    *(
-        "argparse",
-        "ast",
-        "csv",
-        "dataclasses",
-        "difflib",
-        "email.message",
-        "hashlib",
-        "inspect",
-        "json",
-        "logging",
-    ),
-    *(
-        "platform",
-        "random",
-        "shutil",
-        "subprocess",
-        "sysconfig",
-        "tempfile",
-        "textwrap",
-        "tomllib",
-        "traceback",
-    ),
-    *(
-        "typing",
-        "zipfile",
-        "importlib.metadata",
-        "importlib.resources",
-        "packaging.requirements",
-        "packaging.version",
-    ),
+    *"argparse ast csv dataclasses difflib email.message hashlib inspect json logging platform".split(),
+    *"random shutil subprocess sysconfig tempfile textwrap tomllib traceback typing zipfile".split(),
+    *"importlib.metadata importlib.resources packaging.requirements packaging.version".split(),
 )
 #: Modules worth importing once, by the framework a process is about. The server of `MODELS` serves for a part of them too.
 VLLM = (
@@ -96,6 +68,7 @@ _EARLY_WITH = {"sglang": ("SGLANG_",)}
 
 _servers: dict[tuple[object, ...], Server] = {}
 _starting = threading.Lock()
+_temporary = tempfile.gettempdir()  # tests replace it for a time, and servers stay
 _own = os.environ  # by this name also where a test has replaced os.environ
 _at_first = dict(os.environ)
 
@@ -158,7 +131,7 @@ class Server:
     """One interpreter with modules imported, that forks."""
 
     def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="warm-")
+        self._folder = tempfile.TemporaryDirectory(prefix="warm-", dir=_temporary)
         self._address = os.path.join(self._folder.name, "socket")
         self.log = Path(self._folder.name, "log")
         with socket.socket(socket.AF_UNIX) as listener, self.log.open("wb") as log:

@@ -36,25 +36,6 @@ def test_each_door_has_a_fate(table: dict[str, str]) -> None:
     assert not {name.partition(" ")[2] for name in table} & doors.HARMLESS
 
 
-def test_what_a_version_grows_is_found(tmp_path: Path) -> None:
-    sources = {
-        "v1/worker/worker_base.py": "class WorkerBase:\n    def check_health(self): ...\n    def graft(self, tree): ...\n",
-        "v1/worker/gpu_worker.py": "class Worker:\n    def _own(self, param):\n        param.data.copy_(1)\n",
-        "v1/worker/cpu_worker.py": "def helper(): ...\n",
-        "distributed/weight_transfer/factory.py": 'WeightTransferEngineFactory.register_engine(\n    "tape", "m", "T"\n)\n',
-        "distributed/weight_transfer/tape.py": "class T:\n    def receive(self):\n        self.model.load_weights([])\n",
-    }
-    for name, text in sources.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert doors.of_vllm(tmp_path) == {
-        "rpc graft",
-        "backend tape",
-        "v1.worker.gpu_worker:Worker._own",
-        "distributed.weight_transfer.tape:T.receive",
-    }
-
-
 WRITES = (
     "param.copy_(x)",
     "param[:2] = x",
@@ -96,16 +77,3 @@ def test_each_way_to_write_a_parameter_is_found_and_reading_one_is_not(tmp_path:
         (tmp_path / name).write_text(text)
     found = doors.of_vllm(tmp_path)
     assert found == {f"v1.worker.write:f{number}" for number in range(len(WRITES))}
-
-
-def test_what_a_version_of_sglang_grows_is_found(tmp_path: Path) -> None:
-    sources = {
-        "managers/scheduler.py": "class Scheduler:\n    def a(self):\n        self.d = TypeBasedDispatcher([\n"
-        "            (AbortReq, self.abort_request),\n            (GraftReq, self.graft),\n        ])\n",
-        "grafts/tree.py": "def graft(param):\n    param.copy_(1)\n",
-        "models/tree.py": "class Tree:\n    def load_weights(self):\n        default.weight_loader(1)\n",
-    }
-    for name, text in sources.items():
-        (tmp_path / "srt" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "srt" / name).write_text(text)
-    assert doors.of_sglang(tmp_path) == {"request GraftReq", "grafts.tree:graft"}

@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 from machine import limit
 
-from flashpatch.verify.processes import Command, entry_point, problems, rank_environments, run
+from flashpatch.verify.processes import (
+    COMPILE_SECONDS,
+    REPEATS,
+    Command,
+    entry_point,
+    problems,
+    rank_environments,
+    run,
+    slowness,
+)
 
 SLEEP = "import time; time.sleep(600)"
 QUICK = limit(60)  # seconds that no process here takes
@@ -171,3 +180,16 @@ def test_an_entry_point_gets_its_arguments(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     endings = run([Command("entry", entry_point("entry", tmp_path, 3))], tmp_path, QUICK, one)
     assert endings["entry"].tail == f"['{tmp_path}', '3']"
+
+
+@pytest.mark.parametrize(
+    ("python", "cores", "factor"),
+    [(1.0, 2, 1.0), (0.1, 16, 1.0), (3.0, 2, 3.0), (1.5, 1, 3.0), (40.0, 2, 8.0)],
+)
+def test_the_factor_lies_between_1_and_8(python, cores, factor):
+    readings = iter([10.0, 10.0 + python * COMPILE_SECONDS * REPEATS])
+    assert slowness(lambda: next(readings), cores) == pytest.approx(factor)
+
+
+def test_this_machine_is_within_bounds():
+    assert 1.0 <= slowness() <= 8.0

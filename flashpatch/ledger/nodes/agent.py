@@ -72,7 +72,7 @@ class Agent:
             time.sleep(max(wait, took / _SHARE))
 
     def _turn(self) -> bool:
-        """Publish what changed if it is this process's part; return whether the process is connected."""
+        """Publish changes if elected; return whether Ray is connected."""
         connection = ray_store.connection()
         if connection != self._connection:
             self._publisher, self._store, self._connection = None, None, connection

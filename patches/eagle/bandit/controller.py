@@ -1,4 +1,4 @@
-"""The part of an engine's speculation controller that is the same for every engine."""
+"""Hold the part of an engine's speculation controller that is the same for every engine."""
 
 from __future__ import annotations
 

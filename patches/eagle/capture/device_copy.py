@@ -15,7 +15,7 @@ _MAX_PINNED = 16  # pinned buffers for steps that are being copied from an accel
 
 @dataclass
 class Step:
-    """The rows of a step that are on the host, or will be.
+    """Hold the rows of a step that are on the host, or will be.
 
     Attributes:
         spans: (request, first row, row behind the last) of each captured request.

@@ -17,7 +17,7 @@ _MIN_CAPACITY = 128  # tokens
 
 @dataclass
 class Rows:
-    """Rows of a step: the input token, its position and the target's states at it.
+    """Hold the rows of a step: the input token, its position and the target's states at it.
 
     Attributes:
         ids, positions: integers [rows].
@@ -65,7 +65,7 @@ class RequestBuffer:
 
 @dataclass
 class Request:
-    """A captured request: its name, the positions that are kept, why it was given up ("" if it was not), and its buffer
+    """Hold a captured request: its name, the positions that are kept, why it was given up ("" if it was not), and its buffer
     once it has one."""
 
     name: str

@@ -49,7 +49,7 @@ def is_captured(request: str, rate: float, seed: int = 0) -> bool:
 
 @dataclass
 class _Finished:
-    """Requests that are over, with their tokens and prompt lengths; or a barrier for `Recorder.flush`."""
+    """Hold requests that are over, with their tokens and prompt lengths; or a barrier for `Recorder.flush`."""
 
     requests: list[tuple[Request, Sequence[int], int]] = field(default_factory=list)
     passed: threading.Event | None = None

@@ -26,7 +26,7 @@ KEPT, WORSE, DOUBTED = "kept", "worse", "doubted"
 
 @dataclass
 class DraftCounts:
-    """Drafts tried and accepted. A draft behind a rejected one was not tried."""
+    """Count drafts tried and accepted. A draft behind a rejected one was not tried."""
 
     tried: int = 0
     accepted: int = 0

@@ -23,7 +23,7 @@ _NOTED = 8  # events written to the ledger
 
 
 class Weights(NamedTuple):
-    """Weights of a drafter: their version, and the checkpoint they came from, "" if there is none."""
+    """Describe weights of a drafter: their version, and the checkpoint they came from, "" if there is none."""
 
     version: int
     path: str = ""

@@ -1,6 +1,6 @@
 """Run the speculative configuration that the bandit chooses for each decode batch.
 
-Where every arm is a chain (top-k 1) SGLang's own adaptive controller does the switching, with the bandit as
+If every arm is a chain (top-k 1) SGLang's own adaptive controller does the switching, with the bandit as
 its policy. It does not know trees; for these the same runtime states are built and applied here, and two
 things are kept at the largest top-k, the engine's own: the number of tokens that the drafter proposes for the
 next step, and the cache slots reserved for a step.

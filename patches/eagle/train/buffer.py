@@ -58,11 +58,6 @@ class Buffer:
     def __len__(self) -> int:
         return len(self._held)
 
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the tensors held."""
-        return self._size
-
     def add(self, sample: Sample) -> bool:
         """Add a sample; return False when it was not kept."""
         if self.versions and self._held and sample.version > self._newest:

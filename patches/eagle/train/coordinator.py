@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +41,6 @@ class Coordinator:
         restarts: how often a dead worker is restarted from its last checkpoint, after 1, 2, 4 ... seconds.
             Counted anew after every slice that gave a drafter.
         environment: added to the worker's.
-        clock: seconds.
 
     Attributes:
         state: one of `State`.
@@ -60,7 +59,6 @@ class Coordinator:
         silence_limit: float = 60.0,
         restarts: int = 3,
         environment: Mapping[str, str] | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.settings = settings if isinstance(settings, WorkerSettings) else WorkerSettings.of(settings)
         self.state: State = "down"
@@ -70,7 +68,7 @@ class Coordinator:
         self.problem = ""
         self._start_limit, self._stop_limit, self._silence = start_limit, stop_limit, silence_limit
         self._restarts, self._restarts_left, self._restart_at = restarts, restarts, 0.0
-        self._environment, self._clock = dict(environment or {}), clock
+        self._environment = dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
         self._events: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
@@ -138,7 +136,7 @@ class Coordinator:
         command = {"command": "train", "seconds": seconds, "steps": steps}
         with self._lock:
             self.poll()
-            if self.state == "down" and self._clock() >= self._restart_at:
+            if self.state == "down" and time.monotonic() >= self._restart_at:
                 self.start()
             if self.state == "starting":
                 self._next_slice = command
@@ -195,11 +193,11 @@ class Coordinator:
             Whether it became idle by itself, or was not running.
         """
         self.stop()
-        end, killed = self._clock() + limit, self.counts["killed"]
+        end, killed = time.monotonic() + limit, self.counts["killed"]
         while self.state in ("training", "stopping"):
             self.poll()
             with self._lock:
-                if self._clock() >= end and self.state in ("training", "stopping"):
+                if time.monotonic() >= end and self.state in ("training", "stopping"):
                     self._kill(f"the trainer was not idle within {limit:g} seconds")
             time.sleep(0.01)
         return self.counts["killed"] == killed
@@ -242,7 +240,7 @@ class Coordinator:
                 self._handle(event)
 
     def _handle(self, event: dict[str, Any]) -> None:
-        self._last_event = self._clock()
+        self._last_event = time.monotonic()
         name = event.get("event")
         if name in ("ready", "training", "idle", "drafter"):
             self.figures = {**self.figures, **event}
@@ -267,7 +265,7 @@ class Coordinator:
 
     def _check_process(self) -> list[dict[str, Any]]:
         """Notice that the worker died or passed a time limit; return its last events, handled."""
-        process, now, last_events = self._process, self._clock(), []
+        process, now, last_events = self._process, time.monotonic(), []
         if process is None:
             if self.state == "down" and self._next_slice and now >= self._restart_at:
                 self.start()
@@ -307,7 +305,7 @@ class Coordinator:
 
     def _failed(self) -> None:
         if self._restarts_left > 0:
-            self._restart_at = self._clock() + 2.0 ** (self._restarts - self._restarts_left)
+            self._restart_at = time.monotonic() + 2.0 ** (self._restarts - self._restarts_left)
             self._restarts_left -= 1
             self._enter("down")
         else:
@@ -315,7 +313,7 @@ class Coordinator:
             self._enter("given up")
 
     def _enter(self, state: State, limit: float = inf) -> None:
-        self.state, self._since, self._limit = state, self._clock(), limit
+        self.state, self._since, self._limit = state, time.monotonic(), limit
 
     def _warn(self, problem: str) -> None:
         if problem != self.problem:

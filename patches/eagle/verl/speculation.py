@@ -20,7 +20,7 @@ SGLANG = f"{ROLLOUT}.engine_kwargs.sglang"
 
 
 class Speculation(NamedTuple):
-    """A configured speculation: ``method`` (eagle, eagle3 or another; "" for none) and the drafter's ``model``."""
+    """Hold a configured speculation: ``method`` (eagle, eagle3 or another; "" for none) and the drafter's ``model``."""
 
     method: str = ""
     model: str = ""
@@ -53,7 +53,7 @@ class Dialect(ABC):
 
 
 class Vllm(Dialect):
-    """``engine_kwargs.vllm.speculative_config``, a mapping or JSON of one."""
+    """Know ``engine_kwargs.vllm.speculative_config``, a mapping or JSON of one."""
 
     engine = "vllm"
 
@@ -81,7 +81,7 @@ class Vllm(Dialect):
 
 
 class Sglang(Dialect):
-    """``engine_kwargs.sglang.speculative_*``."""
+    """Know ``engine_kwargs.sglang.speculative_*``."""
 
     engine = "sglang"
     _METHODS = {"EAGLE": "eagle", "NEXTN": "eagle", "EAGLE3": "eagle3"}

@@ -71,7 +71,7 @@ def sample_recovered_tokens_kernel_impl(site: Site) -> Callable[[], None]:
 
 
 def recover(original, *args: Any, **kwargs: Any):
-    """Leave out the precision of the noise, which the caller has applied to it already, where it is not taken."""
+    """Leave out the precision of the noise, which the caller has applied already, if the stand-in takes none."""
     if "USE_FP64_GUMBEL" not in inspect.signature(original).parameters:
         kwargs.pop("USE_FP64_GUMBEL", None)
     return original(*args, **kwargs)

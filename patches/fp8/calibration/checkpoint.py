@@ -39,34 +39,30 @@ class Checkpoint:
     def __init__(self, where: str) -> None:
         self.path = directory(where)
         self.config = untrusted.json_object(self.path / "config.json")
-        self._files: dict[str, Path] = {}
+        self._open = ExitStack()
+        self._files: dict[str, tuple[Path, Any]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for file, promised in self._shards():
             self._admit(file, promised)
-        self._open = ExitStack()
-        self._handles: dict[Path, Any] = {}
 
     def __enter__(self) -> Checkpoint:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._open.close()
-        self._handles = {}
 
     def __contains__(self, name: str) -> bool:
         return name in self.shapes
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return the tensor as stored, on the CPU. Raises PatchError: there is none, or it cannot be read."""
-        from safetensors import SafetensorError, safe_open
+        from safetensors import SafetensorError
 
         if name not in self._files:
             raise refuse(self.path, f"has no tensor {name}")
-        file = self._files[name]
+        file, opened = self._files[name]
         try:
-            if file not in self._handles:
-                self._handles[file] = self._open.enter_context(safe_open(file, framework="pt", device="cpu"))
-            return self._handles[file].get_tensor(name)
+            return opened.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise refuse(file, f"tensor {name} cannot be read ({error})") from error
 
@@ -98,15 +94,14 @@ class Checkpoint:
             raise refuse(self.path, problem, "Save the model with safetensors first.")
 
     def _admit(self, file: Path, promised: list[str] | None) -> None:
-        header = untrusted.safetensors_header(file, _SHARD_LIMIT)
-        header.pop("__metadata__", None)
-        missing = [name for name in promised or () if name not in header]
+        opened = self._open.enter_context(untrusted.safetensors(file, _SHARD_LIMIT))
+        held = set(opened.keys())
+        missing = sorted(set(promised or ()) - held)
         if missing:
             raise refuse(file, f"lacks {', '.join(missing[:4])}, which the index says it holds")
-        for name in header if promised is None else promised:
-            untrusted.tensor_name(name, file)
-            self.shapes[name] = _shape(header[name], name, file)
-            self._files[name] = file
+        for name in held if promised is None else promised:
+            self.shapes[untrusted.tensor_name(name, file)] = tuple(opened.get_slice(name).get_shape())
+            self._files[name] = file, opened
 
 
 def directory(where: str) -> Path:
@@ -133,10 +128,3 @@ def directory(where: str) -> Path:
                 "Download it first; nothing is downloaded here.",
             ) from error
     raise refuse(where, "is not a directory", "Give the directory of a Hugging Face checkpoint.")
-
-
-def _shape(entry: Any, name: str, file: Path) -> tuple[int, ...]:
-    shape = entry.get("shape") if isinstance(entry, dict) else None
-    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise refuse(file, f"tensor {name} has no shape")
-    return tuple(shape)

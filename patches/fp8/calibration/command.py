@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flashpatch.commands.report import Table, emit
 from flashpatch.patches.fp8.calibration import untrusted
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.calibration.from_checkpoint import Row
+    from flashpatch.patches.fp8.calibration.profile_file import Profile
 
 HELP = "find the scales that turn a bf16 model into its quantized twin"
 
@@ -34,14 +41,11 @@ def run(args: argparse.Namespace) -> int:
     if args.output.exists() and not args.force:
         raise untrusted.refuse(args.output, "exists", "Choose another file with -o, or say --force.")
     import safetensors  # noqa: F401
-    import transformers
 
-    transformers.logging.set_verbosity_error()
     return _make(args)
 
 
 def _make(args: argparse.Namespace) -> int:
-    from flashpatch.patches.fp8.calibration import report as result
     from flashpatch.patches.fp8.calibration.checkpoint import Checkpoint
     from flashpatch.patches.fp8.calibration.from_checkpoint import compare
     from flashpatch.patches.fp8.calibration.profile_file import save
@@ -49,8 +53,8 @@ def _make(args: argparse.Namespace) -> int:
     with Checkpoint(args.model) as model, Checkpoint(args.quantized) as other:
         profile, rows = compare(model, other)
     save(profile, args.output, args.force)
-    data = {"output": str(args.output), **_facts(profile), "rows": result.as_data(rows)}
-    emit(data, [result.table(rows), _summary(args.output, profile)], args.json)
+    data = {"output": str(args.output), **_facts(profile), "rows": [asdict(row) for row in rows]}
+    emit(data, [_table(rows), _summary(args.output, profile)], args.json)
     return 0
 
 
@@ -62,7 +66,7 @@ def _show(args: argparse.Namespace) -> int:
     return 0
 
 
-def _facts(profile) -> dict:
+def _facts(profile: Profile) -> dict:
     return {
         "form": profile.form,
         "granularity": profile.granularity,
@@ -80,7 +84,7 @@ def _facts(profile) -> dict:
     }
 
 
-def _summary(path: Path, profile) -> Table:
+def _summary(path: Path, profile: Profile) -> Table:
     count = len(profile.exchanges)
     lines = [
         ("form", f"{profile.form}, one weight scale per {profile.granularity}"),
@@ -89,3 +93,24 @@ def _summary(path: Path, profile) -> Table:
         ("model", profile.fingerprint[:16]),
     ]
     return Table(str(path), ("profile", ""), lines)
+
+
+def _table(rows: Sequence[Row]) -> Table:
+    """Return one line per layer."""
+    lines = []
+    for layer in dict.fromkeys(row.layer for row in rows):
+        held = [row for row in rows if row.layer == layer]
+        worst = max(held, key=lambda row: row.error)
+        lines.append(
+            (
+                layer,
+                str(len(held)),
+                f"{sum(row.error for row in held) / len(held):.4f}",
+                f"{worst.error:.4f}",
+                f"{worst.allowed:.4f}",
+                f"{100 * sum(row.equal for row in held) / len(held):.1f}%",
+                worst.tensor.removeprefix(f"{layer}."),
+            )
+        )
+    heads = ("layer", "tensors", "mean error", "largest error", "allowed", "values equal", "tensor")
+    return Table("Reconstruction of the quantized weights", heads, lines, empty="no tensor is quantized")

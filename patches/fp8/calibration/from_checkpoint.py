@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from rich.console import Console
+from rich.progress import track
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.calibration import structure
 from flashpatch.patches.fp8.calibration.checkpoint import Checkpoint
 from flashpatch.patches.fp8.calibration.profile_file import Profile, check
-from flashpatch.patches.fp8.calibration.report import Row, progress
 from flashpatch.patches.fp8.calibration.structure import Exchange
 from flashpatch.patches.fp8.calibration.untrusted import PATCH, refuse
 from flashpatch.patches.fp8.precision.quantize import FP8, rounded_to
@@ -30,9 +31,29 @@ _NORM = 2.0**-5
 _WORTH = 1.1
 _ROWS = 1024  # of a weight, worked on at once
 
+_BLOCK = re.compile(r"(.+?\.\d+)\.")
 _EXTRA = re.compile(
     r"(.+)\.(weight_scale|weight_zero_point|weight_shape|input_scale|input_zero_point|output_scale|[kvq]_scale)\Z"
 )
+
+
+@dataclass(frozen=True)
+class Row:
+    """Hold how well one quantized tensor is reproduced.
+
+    Attributes:
+        layer: name of the block it belongs to.
+        tensor: its name.
+        error: relative error, Frobenius norm of the difference over that of the reference.
+        allowed: the largest error that rounding explains.
+        equal: share of the 8-bit values that come out the same.
+    """
+
+    layer: str
+    tensor: str
+    error: float
+    allowed: float
+    equal: float
 
 
 @dataclass
@@ -42,7 +63,7 @@ class _Findings:
     exchanges: list[Exchange] = field(default_factory=list)
     smooth: dict[str, torch.Tensor] = field(default_factory=dict)
     certainty: dict[str, torch.Tensor] = field(default_factory=dict)
-    scales: dict[str, torch.Tensor] = field(default_factory=dict)
+    quantized: set[str] = field(default_factory=set)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     problems: dict[str, str] = field(default_factory=dict)
@@ -69,31 +90,25 @@ def compare(model: Checkpoint, other: Checkpoint) -> tuple[Profile, list[Row]]:
             either cannot be read.
     """
     _same_tensors(model, other)
-    blocks = structure.of_directory(model.path).blocks(model.shapes)
-    inside: dict[str, list[str]] = {prefix: [] for prefix in blocks}
-    outside = []
-    for name in model.shapes:
-        prefix = next((p for p in _prefixes(name) if p in inside), None)
-        (outside if prefix is None else inside[prefix]).append(name)
+    blocks: dict[str, list[str]] = {}
+    for name in sorted(model.shapes, key=lambda name: [part.zfill(8) for part in name.split(".")]):
+        inside = _BLOCK.match(name)
+        blocks.setdefault(inside[1] if inside else name.rpartition(".")[0], []).append(name)
     found = _Findings()
-    with progress("comparing", len(blocks) + len(outside)) as step:
-        for prefix, exchanges in blocks.items():
-            for exchange in _consumers_first(exchanges):
-                _find(model, other, exchange, found)
-            for exchange in exchanges:
-                if exchange.producer in found.smooth and exchange.offset is None:
-                    _refine(model, other, exchange, found)
-            part = found.so_far()
-            for name in sorted(inside[prefix]):
-                _check(model, other, name, prefix[:-1], part, found)
-            step()
-        nothing = Profile("int8", "channel", "", {}, (), {}, frozenset())
-        for name in outside:
-            _check(model, other, name, name.rpartition(".")[0], nothing, found)
-            step()
+    console = Console(stderr=True)
+    for block in track(blocks, "comparing", console=console, disable=not console.is_terminal):
+        exchanges = list(structure.exchanges(model.config, block, model.shapes))
+        for exchange in exchanges:
+            _find(model, other, exchange, found)
+        for exchange in exchanges:
+            if exchange.producer in found.smooth and exchange.offset is None:
+                _refine(model, other, exchange, found)
+        part = found.so_far()
+        for name in blocks[block]:
+            _check(model, other, name, block, part, found)
     if found.problems:
         raise _differ(model, other, [f"{name} ({why})" for name, why in found.problems.items()])
-    if not found.scales:
+    if not found.quantized:
         raise refuse(other.path, "holds no 8-bit weight", "Give a W8A8 or fp8 checkpoint as --quantized.")
     profile = Profile(
         found.form,
@@ -102,12 +117,7 @@ def compare(model: Checkpoint, other: Checkpoint) -> tuple[Profile, list[Row]]:
         found.shapes,
         tuple(found.exchanges),
         found.smooth,
-        frozenset(found.scales),
-        found.scales
-        if found.granularity == "tensor"
-        else {
-            name: scale.expand(found.shapes[name][0], 1).contiguous() for name, scale in found.scales.items()
-        },
+        frozenset(found.quantized),
     )
     check(profile, other.path)
     return profile, found.rows
@@ -140,27 +150,18 @@ def _same_tensors(model: Checkpoint, other: Checkpoint) -> None:
 
 def _differ(model: Checkpoint, other: Checkpoint, wrong: Sequence[str]) -> PatchError:
     more = f", and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+    advice = "Give the very model that was quantized (base and instruct are two models)."
+    kind = model.config.get("model_type")
+    if kind not in structure.TABLE:
+        advice += (
+            f" A model of type {kind!r} must be quantized without SmoothQuant: which of its layers exchange scales"
+            f" is not known, only of {', '.join(structure.TABLE)}."
+        )
     return PatchError(
         f"{other.path} is not {model.path} quantized: {', '.join(wrong[:8])}{more}.",
         patch=PATCH,
-        advice="Give the very model that was quantized (base and instruct are two models).",
+        advice=advice,
     )
-
-
-def _prefixes(name: str) -> Iterator[str]:
-    parts = name.split(".")
-    return (".".join(parts[:end]) + "." for end in range(1, len(parts)))
-
-
-def _consumers_first(exchanges: Sequence[Exchange]) -> list[Exchange]:
-    """Return an order in which a consumer that is a producer too has had its own scale determined before."""
-    left, ordered = list(exchanges), []
-    while left:
-        waiting = {exchange.producer for exchange in left}
-        ready = next((e for e in left if not waiting & set(e.consumers)), left[0])
-        left.remove(ready)
-        ordered.append(ready)
-    return ordered
 
 
 def _find(model: Checkpoint, other: Checkpoint, exchange: Exchange, found: _Findings) -> None:
@@ -302,7 +303,7 @@ def _check_rounded(name, layer, old, new, scale, part: Profile, found: _Findings
     found.form = form
     if granularity == "channel":
         found.granularity = granularity
-    found.scales[name] = scale
+    found.quantized.add(name)
     found.shapes[name] = tuple(old.shape)
     smoothed = part.smoothed(name, old.float())
     off = nearest = size = same = 0.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flashpatch.atomic_file import replacing
 from flashpatch.patches.fp8.calibration import untrusted
@@ -21,6 +21,7 @@ FORMAT = "flashpatch.profile"
 VERSION = "1"
 FORMS = ("int8", "fp8")
 GRANULARITIES = ("channel", "tensor")
+_UNUSED = "weight_scale/"  # tensors in profiles that earlier versions made
 
 _KEYS = frozenset(
     {"format", "version", "form", "granularity", "fingerprint", "shapes", "exchanges", "quantized"}
@@ -43,9 +44,6 @@ class Profile:
         exchanges: what exchanges scales with what.
         smooth: producer to ``s``, float32 [channels], positive.
         quantized: names of the weights that are rounded.
-        weight_scale: name of a quantized weight to the scales of the quantized checkpoint, float32 [out, 1]
-            or [1, 1]; empty when the profile is not from one. For comparison: new weights get scales of their
-            own.
     """
 
     form: str
@@ -55,7 +53,6 @@ class Profile:
     exchanges: tuple[Exchange, ...]
     smooth: Mapping[str, torch.Tensor]
     quantized: frozenset[str]
-    weight_scale: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def smoothed(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return what a tensor of the bf16 model becomes before it is rounded.
@@ -128,7 +125,6 @@ def save(profile: Profile, path: Path, overwrite: bool = False) -> None:
     if path.exists() and not overwrite:
         raise refuse(path, "exists", "Remove it, choose another with -o, or say --force.")
     tensors = {f"smooth/{name}": s for name, s in profile.smooth.items()}
-    tensors |= {f"weight_scale/{name}": s for name, s in profile.weight_scale.items()}
     for exchange in profile.exchanges:
         for consumer, index in exchange.index.items():
             tensors[f"index/{consumer}"] = torch.tensor(index, dtype=torch.int32)
@@ -158,9 +154,10 @@ def load(path: Path) -> Profile:
         PatchError: not such a file, another version, too large, tensors missing or left over, wrong shapes or
             dtypes, scales that are zero, negative or not finite, names that are no tensor names.
     """
-    header = untrusted.safetensors_header(path, untrusted.PROFILE_LIMIT)
-    said = header.pop("__metadata__", None)
-    if not isinstance(said, dict) or said.get("format") != FORMAT:
+    with untrusted.safetensors(path, untrusted.PROFILE_LIMIT) as file:
+        said = file.metadata() or {}
+        tensors = {n: file.get_tensor(n) for n in file.keys() if not n.startswith(_UNUSED)}  # noqa: SIM118
+    if said.get("format") != FORMAT:
         raise refuse(path, "is safetensors, but not a profile", "Make one with 'flashpatch profile'.")
     if said.get("version") != VERSION:
         raise refuse(
@@ -168,30 +165,17 @@ def load(path: Path) -> Profile:
             f"is a profile of version {str(said.get('version'))[:20]!r}, this is {VERSION!r}",
             "Make it again with this FlashPatch.",
         )
-    if set(said) != _KEYS or not all(isinstance(value, str) for value in said.values()):
+    if set(said) != _KEYS:
         raise refuse(path, f"has not the metadata of a profile: {', '.join(sorted(set(said) ^ _KEYS)[:4])}")
     for key, allowed in (("form", FORMS), ("granularity", GRANULARITIES)):
         if said[key] not in allowed:
             raise refuse(path, f"has {key} {said[key][:20]!r}, not one of {', '.join(allowed)}")
-    shapes = _shapes(said["shapes"], path)
-    exchanges = _exchanges(said["exchanges"], path)
-    quantized = _names(_json(said["quantized"], list, "quantized", path), path)
-    tensors = _tensors(path)
-    exchanges = tuple(_with_index(exchange, tensors, path) for exchange in exchanges)
-    profile = Profile(
-        said["form"],
-        said["granularity"],
-        said["fingerprint"],
-        shapes,
-        exchanges,
-        {e.producer: _take(tensors, f"smooth/{e.producer}", path) for e in exchanges},
-        frozenset(quantized),
-        {
-            name: _take(tensors, f"weight_scale/{name}", path)
-            for name in quantized
-            if f"weight_scale/{name}" in tensors
-        },
-    )
+    try:
+        profile = _parsed(said, tensors, path)
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise refuse(
+            path, f"has metadata and tensors that do not fit ({type(error).__name__}: {str(error)[:80]})"
+        ) from error
     if tensors:
         raise refuse(path, f"holds tensors that belong to nothing: {', '.join(sorted(tensors)[:4])}")
     check(profile, path)
@@ -216,6 +200,10 @@ def check(profile: Profile, path: Path | str) -> None:
     if len(set(consumers)) < len(consumers) or len(set(producers)) < len(producers):
         raise refuse(path, "lets a layer exchange twice")
     for exchange in profile.exchanges:
+        if exchange.offset not in (None, 0.0, 1.0) or not exchange.consumers:
+            raise refuse(
+                path, f"has an exchange {exchange.producer}, {exchange.offset}, {exchange.consumers}"
+            )
         (width,) = shape(f"{exchange.producer}.weight", 2 if exchange.offset is None else 1)[:1]
         _check_scale(profile.smooth[exchange.producer], (width,), f"smooth/{exchange.producer}", path)
         for consumer in exchange.consumers:
@@ -223,15 +211,12 @@ def check(profile: Profile, path: Path | str) -> None:
             index = exchange.index.get(consumer)
             if fed != (width if index is None else len(index)):
                 raise refuse(path, f"feeds {width} channels of {exchange.producer} to {fed} of {consumer}")
-            if index is not None and not all(0 <= channel < width for channel in index):
+            if index is not None and not all(
+                type(channel) is int and 0 <= channel < width for channel in index
+            ):
                 raise refuse(path, f"feeds {consumer} from channels that {exchange.producer} does not have")
     for name in profile.quantized:
-        out = shape(name, 2)[0]
-        if name in profile.weight_scale:
-            scale = profile.weight_scale[name]
-            _check_scale(
-                scale, (out if profile.granularity == "channel" else 1, 1), f"weight_scale/{name}", path
-            )
+        shape(name, 2)
 
 
 def _check_scale(scale: torch.Tensor, wanted: tuple[int, ...], name: str, path: Path | str) -> None:
@@ -248,64 +233,21 @@ def _check_scale(scale: torch.Tensor, wanted: tuple[int, ...], name: str, path: 
         raise refuse(path, f"{name} holds {bad}, and a scale must be positive and finite")
 
 
-def _json(written: str, kind: type, key: str, path: Path) -> Any:
-    try:
-        found = json.loads(written)
-    except (ValueError, RecursionError) as error:
-        raise refuse(path, f"{key} in its metadata is not JSON") from error
-    if not isinstance(found, kind):
-        raise refuse(path, f"{key} in its metadata is no {kind.__name__}")
-    return found
-
-
-def _names(names: list[Any], path: Path) -> list[str]:
-    return [untrusted.tensor_name(name, path) for name in names]
-
-
-def _shapes(written: str, path: Path) -> dict[str, tuple[int, ...]]:
-    shapes = {}
-    for name, dims in _json(written, dict, "shapes", path).items():
-        if not isinstance(dims, list) or not all(type(n) is int and 0 < n < 1 << 31 for n in dims):
-            raise refuse(path, f"has no shape for {name[:60]!r}")
-        shapes[untrusted.tensor_name(name, path)] = tuple(dims)
-    return shapes
-
-
-def _exchanges(written: str, path: Path) -> tuple[Exchange, ...]:
-    found = []
-    for entry in _json(written, list, "exchanges", path):
-        well = isinstance(entry, list) and len(entry) == 3 and isinstance(entry[2], list) and entry[2]
-        if not well or entry[1] not in (None, 0.0, 1.0) or isinstance(entry[1], bool):
-            raise refuse(path, f"has an exchange {str(entry)[:60]}")
-        producer, *consumers = _names([entry[0], *entry[2]], path)
-        found.append(Exchange(producer, entry[1], tuple(consumers)))
-    return tuple(found)
-
-
-def _tensors(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
-        raise refuse(path, f"cannot be read ({error})") from error
-
-
-def _take(tensors: dict[str, torch.Tensor], name: str, path: Path) -> torch.Tensor:
-    if name not in tensors:
-        raise refuse(path, f"lacks the tensor {name}")
-    return tensors.pop(name)
-
-
-def _with_index(exchange: Exchange, tensors: dict[str, torch.Tensor], path: Path) -> Exchange:
-    import torch
-
-    index = {}
-    for consumer in exchange.consumers:
-        if f"index/{consumer}" in tensors:
-            channels = _take(tensors, f"index/{consumer}", path)
-            if channels.dtype != torch.int32 or channels.dim() != 1:
-                raise refuse(path, f"index/{consumer} is not int32 in one dimension")
-            index[consumer] = tuple(channels.tolist())
-    return Exchange(exchange.producer, exchange.offset, exchange.consumers, index)
+def _parsed(said: Mapping[str, str], tensors: dict[str, torch.Tensor], path: Path) -> Profile:
+    """Return the profile of a file's metadata and tensors; the tensors that belong to it are taken out."""
+    written = {key: json.loads(said[key]) for key in ("shapes", "exchanges", "quantized")}
+    exchanges = []
+    for producer, offset, consumers in written["exchanges"]:
+        index = {c: tuple(tensors.pop(f"index/{c}").tolist()) for c in consumers if f"index/{c}" in tensors}
+        exchanges.append(Exchange(producer, offset, tuple(consumers), index))
+    for name in (*written["shapes"], *(name for e in exchanges for name in (e.producer, *e.consumers))):
+        untrusted.tensor_name(name, path)
+    return Profile(
+        said["form"],
+        said["granularity"],
+        said["fingerprint"],
+        {name: tuple(map(int, dims)) for name, dims in written["shapes"].items()},
+        tuple(exchanges),
+        {e.producer: tensors.pop(f"smooth/{e.producer}") for e in exchanges},
+        frozenset(written["quantized"]),
+    )

@@ -9,6 +9,8 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,6 @@ MIB = 1 << 20
 #: Limits in bytes. The scales of a 70B model are about 40 MiB; its tensor index about 100 KiB.
 PROFILE_LIMIT = 512 * MIB
 JSON_LIMIT = 64 * MIB
-HEADER_LIMIT = 64 * MIB
 
 _TENSOR = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,299}\Z")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}\Z")
@@ -52,26 +53,12 @@ def size(path: Path, limit: int) -> int:
     return found.st_size
 
 
-def text(path: Path, limit: int = JSON_LIMIT) -> str:
-    """Return the UTF-8 text of a file. Raises PatchError: as `size` does, or the bytes are not UTF-8."""
-    size(path, limit)
-    try:
-        with open(path, "rb") as file:
-            return file.read(limit + 1).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise refuse(path, f"is not UTF-8 text ({error})") from error
-
-
 def json_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file. Raises PatchError: as `text` does, or it is not one."""
-    return parsed_object(text(path), path)
-
-
-def parsed_object(written: str, path: Path | str) -> dict[str, Any]:
-    """Return ``written`` as a JSON object; ``path`` is for the message. Raises PatchError: it is not one."""
+    """Return the JSON object in a file. Raises PatchError: as `size` does, or it is not one in UTF-8."""
+    size(path, JSON_LIMIT)
     try:
-        found = json.loads(written)
-    except (ValueError, RecursionError) as error:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
         raise refuse(path, f"is not JSON ({type(error).__name__}: {str(error)[:80]})") from error
     if not isinstance(found, dict):
         raise refuse(path, "is not a JSON object")
@@ -93,27 +80,22 @@ def file_name(name: Any, path: Path | str) -> str:
     return name
 
 
-def safetensors_header(path: Path, limit: int) -> dict[str, Any]:
-    """Return the header of a safetensors file, read without the data: tensor name to dtype, shape and offsets.
+@contextmanager
+def safetensors(path: Path, limit: int) -> Iterator[Any]:
+    """Yield the open file of `safetensors.safe_open`, which has checked the header.
 
     Args:
         path: the file.
         limit: bytes the whole file may have.
 
     Raises:
-        PatchError: as `size` does; the header's length is absurd; the header is not a JSON object.
+        PatchError: as `size` does; it is not safetensors, or a tensor in it cannot be read.
     """
-    total = size(path, limit)
-    with open(path, "rb") as file:
-        start = file.read(9)
-        length = int.from_bytes(start[:8], "little")
-        if len(start) < 9 or length < 2 or length > min(HEADER_LIMIT, total - 8):
-            if start[:4] == b"PK\x03\x04" or start[:1] == b"\x80":
-                raise refuse(path, "is a pickle, not safetensors; it was not opened")
-            raise refuse(path, "is not a safetensors file (its header cannot be that long)")
-        file.seek(8)
-        try:
-            header = file.read(length).decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise refuse(path, f"is not a safetensors file (its header is not UTF-8: {error})") from error
-    return parsed_object(header, path)
+    from safetensors import SafetensorError, safe_open
+
+    size(path, limit)
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            yield file
+    except (SafetensorError, OSError) as error:
+        raise refuse(path, f"cannot be read as safetensors ({error}); a pickle is never opened") from error

@@ -55,7 +55,7 @@ class Consensus(Protocol):
         """Whether all ranks hold a complete update that has not ended; every rank of the engine asks at once."""
 
     def failure(self) -> tuple[str, bool] | None:
-        """Return why another rank has ended the update that this one has begun, and whether in this very call; or None."""
+        """Return the error with which another rank ended our open update, and whether it did so in this call; None while it is open."""
 
     def announce(self, error: str) -> None:
         """Report a failure to the other ranks without waiting for them."""
@@ -186,7 +186,7 @@ class RankConsensus:
         return ready
 
     def failure(self) -> tuple[str, bool] | None:
-        """Return why another rank has ended the update that this one has begun, and whether in this very call; or None."""
+        """Return the error with which another rank ended our open update, and whether it did so in this call; None while it is open."""
         outcome = self._keys.read_outcome(self._store(), self.update) if self.update else None
         if outcome is None or outcome[0] is None:
             return None

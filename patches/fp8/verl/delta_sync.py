@@ -20,10 +20,10 @@ from flashpatch.patches.fp8.verl import adapters
 
 ROLLOUT = "verl.checkpoint_engine.base:CheckpointEngineWorker"
 FAMILY = "fp8"
-APART = ("naive", "delta_sharded")
+UNSUPPORTED_BACKENDS = ("naive", "delta_sharded")
 """Backends that take no stream of weights: one within a process, and verl's own differences."""
 
-_MUCH = 0.9  # of the bytes of everything: nothing is gained
+WARN_SHARE = 0.9  # of the bytes of everything: nothing is gained
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -51,7 +51,7 @@ class Plan(NamedTuple):
     wide: Collection[str] | None
 
 
-class Ends:
+class DeltaState:
     """Hold both ends of this process; at most one is in use.
 
     Attributes:
@@ -65,7 +65,7 @@ class Ends:
         self.exporting: Plan | None = None
 
 
-ENDS = Ends()
+STATE = DeltaState()
 
 
 def is_on() -> bool:
@@ -85,34 +85,34 @@ async def actor_update_weights_delta(
     """With delta_sync, keep what was sent last, and send patches of what changed, with versions and fingerprints; return what that
     took beside verl's numbers."""
     backend = self.config.rollout.checkpoint_engine.backend if mode == "auto" else mode
-    plan, ENDS.plan = ENDS.plan, None
-    if plan is None or backend in APART or adapters.asked(self.config.model):
+    plan, STATE.plan = STATE.plan, None
+    if plan is None or backend in UNSUPPORTED_BACKENDS or adapters.asked(self.config.model):
         return await original(self, global_steps, mode, *args, **kwargs)
     ledger.role("trainer")
     transfer = self.checkpoint_engine
-    ENDS.exporting = plan
+    STATE.exporting = plan
     try:
         weights, _ = self.actor.engine.get_per_tensor_param()
     finally:
-        ENDS.exporting = None
+        STATE.exporting = None
     rank = getattr(transfer, "rank", None)
     if rank is not None and rank < 0:  # it gathers, and sends nothing
         return await transfer.send_weights(weights, global_steps=global_steps) or {}
     metrics = await transfer.send_weights(
-        ENDS.sender.stream(weights, plan.version, plan.base), global_steps=global_steps
+        STATE.sender.stream(weights, plan.version, plan.base), global_steps=global_steps
     )
-    ENDS.sender.sent()
+    STATE.sender.sent()
     return {**(metrics or {}), **_recorded(global_steps, plan)}
 
 
 def _recorded(step: int | None, plan: Plan) -> dict[str, float]:
     """Write the last sync's numbers into the ledger, and return them under verl's names."""
-    assert ENDS.sender.last is not None
-    facts = ENDS.sender.last.facts()
+    assert STATE.sender.last is not None
+    facts = STATE.sender.last.facts()
     ledger.note(delta=facts)
     ledger.event("delta", step=step, **facts)
     changed = facts["changed"] / facts["values"] if facts["base"] and facts["values"] else 1.0
-    if facts["base"] and facts["share"] > _MUCH:
+    if facts["base"] and facts["share"] > WARN_SHARE:
         logger.warning(
             "[flashpatch: %s] step %s: %.0f %% of the values changed, so delta_sync saves nothing (%s)",
             patches.of(actor_update_weights_delta).id,
@@ -139,7 +139,7 @@ def _recorded(step: int | None, plan: Plan) -> dict[str, float]:
 )
 def unfuse_moe_params(original, weights: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Any]]:
     """With delta_sync, cast to bf16 what no rollout holds in float32, before an audit takes fingerprints."""
-    unfused, plan = original(weights, *args, **kwargs), ENDS.exporting
+    unfused, plan = original(weights, *args, **kwargs), STATE.exporting
     return unfused if plan is None or plan.wide is None else _cast(unfused, frozenset(plan.wide))
 
 
@@ -166,9 +166,9 @@ async def rollout_update_weights_delta(
         PatchError: everything came and is not what was sent.
     """
     backend = self.rollout_config.checkpoint_engine.backend
-    if backend in APART or not is_on():
+    if backend in UNSUPPORTED_BACKENDS or not is_on():
         return await original(self, global_steps, *args, **kwargs)
-    receiver, transfer = ENDS.receiver, self.checkpoint_engine
+    receiver, transfer = STATE.receiver, self.checkpoint_engine
     try:
         weights = await receiver.take(transfer.receive_weights(global_steps=global_steps))
         if weights is None:

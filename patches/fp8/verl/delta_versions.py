@@ -74,7 +74,7 @@ def checkpoint_manager_update_weights_delta(
     Raises:
         PatchError: a process does not take part, or refused a sync of everything.
     """
-    if self.backend in delta_sync.APART or not delta_sync.is_on():
+    if self.backend in delta_sync.UNSUPPORTED_BACKENDS or not delta_sync.is_on():
         return original(self, global_steps, *args, **kwargs)
 
     async def once(held: str | None) -> Any:
@@ -165,7 +165,7 @@ def _version() -> Callable[[Any], Any]:
             from flashpatch.patches.fp8.verl import delta_sync
         except ImportError:
             return None
-        return (True, delta_sync.ENDS.receiver.version) if delta_sync.is_on() else None
+        return (True, delta_sync.STATE.receiver.version) if delta_sync.is_on() else None
 
     return held
 
@@ -174,7 +174,7 @@ def _refusal() -> Callable[[Any], str]:
     def refused(actor: Any) -> str:
         from flashpatch.patches.fp8.verl import delta_sync
 
-        return delta_sync.ENDS.receiver.refused
+        return delta_sync.STATE.receiver.refused
 
     return refused
 
@@ -187,7 +187,7 @@ def _planner(*given: Any) -> Callable[[Any], Any]:
             return None
         if not delta_sync.is_on():
             return None
-        delta_sync.ENDS.plan = delta_sync.Plan(*given)
+        delta_sync.STATE.plan = delta_sync.Plan(*given)
         return True
 
     return plan

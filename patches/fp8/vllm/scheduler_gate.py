@@ -63,7 +63,7 @@ class SchedulerGate:
         self.prefix_key = caches.open_for(core)
         self.turn = threading.RLock()
         self._stale = True  # workers may have changed since their last report
-        self._seen_changes = 0  # of models in this process, which can be loaded into without a call
+        self._seen_changes = 0  # last change_count() seen: models of this process can change without an RPC
         self._reported_busy = False
         self._pending_outputs: dict[int, Any] = {}  # outputs of requests that were aborted between two steps
         self.door = ExecutorDoor(core, self)

@@ -17,19 +17,15 @@ import torch
 
 @dataclass(frozen=True)
 class Shape:
-    """Hold the block sizes and the process group of the computation.
+    """Hold the block sizes of the computation.
 
     Attributes:
         tokens, vocabulary: largest block.
-        first: the vocabulary index of the head's first row.
-        group: process group over which the head's rows are divided, or None.
         entropy: whether to return it besides log-probabilities.
     """
 
     tokens: int
     vocabulary: int
-    first: int
-    group: Any
     entropy: bool
 
 
@@ -41,8 +37,6 @@ class LinearCrossEntropy(torch.autograd.Function):
         with _exact(hidden):
             wide = _widen(hidden, scale)
             top, total, weighted, target = _sweep(wide, head, labels, shape)
-            if shape.group is not None:
-                top, total, weighted, target = _join(top, total, weighted, target, shape.group)
             norm = total.log().add_(top)
             entropy = norm - weighted / total if shape.entropy else None
         ctx.save_for_backward(hidden, head, labels, norm, entropy)
@@ -66,9 +60,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 part = _wide(head[rows])
                 sums = torch.zeros_like(part) if needs_head else None
                 for block in _blocks(wide.shape[0], shape.tokens):
-                    slope = _slope(
-                        wide, part, labels, norm, entropy, up, up_entropy, shape.first + rows.start, block
-                    )
+                    slope = _slope(wide, part, labels, norm, entropy, up, up_entropy, rows.start, block)
                     if into_hidden is not None:
                         into_hidden[block].addmm_(slope, part)
                     if sums is not None:
@@ -76,24 +68,22 @@ class LinearCrossEntropy(torch.autograd.Function):
                 if into_head is not None:
                     into_head[rows] = sums
             if into_hidden is not None:
-                if shape.group is not None:
-                    torch.distributed.all_reduce(into_hidden, group=shape.group)
                 into_hidden = _times(into_hidden, ctx.scale).to(hidden.dtype)
         return into_hidden, into_head, None, None, None
 
 
 def _sweep(wide, head, labels, shape: Shape):
-    """Running sums over the local rows of the head, each [T]: the maximum, the sum of exponentials relative
-    to it, their sum weighted with the logits, the label's logit (0 where it is not local)."""
+    """Return running sums over the rows of the head, each [T]: the maximum, the sum of exponentials relative
+    to it, their sum weighted with the logits, the label's logit."""
     count = wide.shape[0]
     top = wide.new_full((count,), float("-inf"))
     total, target = wide.new_zeros(count), wide.new_zeros(count)
     weighted = wide.new_zeros(count) if shape.entropy else None
     for rows in _blocks(head.shape[0], shape.vocabulary):
-        part, first = _wide(head[rows]), shape.first + rows.start
+        part = _wide(head[rows])
         for block in _blocks(count, shape.tokens):
             logits = wide[block] @ part.t()
-            local, here = _local(labels[block], first, logits.shape[1])
+            local, here = _local(labels[block], rows.start, logits.shape[1])
             target[block] += logits.gather(1, local).squeeze(1) * here
             new = torch.maximum(top[block], logits.amax(1))
             fade = (top[block] - new).exp_()
@@ -106,22 +96,6 @@ def _sweep(wide, head, labels, shape: Shape):
                 # The sum of exp(z - top) * z, from z - top, which is what the block holds now.
                 moment = torch.linalg.vecdot(powers, logits) + new * sums
                 weighted[block] = weighted[block] * fade + moment
-    return top, total, weighted, target
-
-
-def _join(top, total, weighted, target, group):
-    """The same sums over the rows of all ranks."""
-    from torch.distributed import ReduceOp, all_reduce
-
-    mine = top.clone()
-    all_reduce(top, ReduceOp.MAX, group=group)
-    fade = (mine - top).exp_()
-    total = total * fade
-    all_reduce(total, group=group)
-    all_reduce(target, group=group)
-    if weighted is not None:
-        weighted = weighted * fade
-        all_reduce(weighted, group=group)
     return top, total, weighted, target
 
 

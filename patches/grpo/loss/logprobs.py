@@ -8,7 +8,6 @@ backward go through blocks of tokens and vocabulary, see `flashpatch.patches.grp
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -43,7 +42,6 @@ def token_logprobs(
     *,
     temperature: float | torch.Tensor = 1.0,
     entropy: bool = False,
-    group: Any = None,
     tokens: int = TOKENS,
     vocabulary: int = VOCABULARY,
 ) -> TokenLogprobs:
@@ -54,13 +52,10 @@ def token_logprobs(
 
     Args:
         hidden: [..., H], floating point; already shifted so that ``hidden[i]`` predicts ``labels[i]``.
-        head: [V, H], same dtype and device; the local rows when ``group`` is given.
-        labels: [...], int64, in [0, V) of the whole vocabulary, or -100.
+        head: [V, H], same dtype and device.
+        labels: [...], int64, in [0, V), or -100.
         temperature: positive; a number, or a tensor of the labels' shape.
         entropy: also return the entropy.
-        group: process group over which the rows of the head are divided, in rank order. ``hidden`` and
-            ``labels`` are the same on all of its ranks, and so must be what is computed from the result; the
-            gradient of ``hidden`` is then the same on all of them.
         tokens, vocabulary: largest block of logits in memory.
 
     Raises:
@@ -71,7 +66,7 @@ def token_logprobs(
     flat = labels.reshape(-1)
     keep = flat != IGNORE
     wanted = flat[keep]
-    first, total = _span(head.shape[0], group, head.device)
+    total = head.shape[0]
     if wanted.numel() and (int(wanted.min()) < 0 or int(wanted.max()) >= total):
         worst = int(wanted.min()) if int(wanted.min()) < 0 else int(wanted.max())
         refuse(
@@ -84,7 +79,7 @@ def token_logprobs(
     rows = hidden.reshape(-1, hidden.shape[-1])
     # A selection of all rows would only copy them.
     rows = rows if bool(keep.all()) else rows[keep]
-    shape = Shape(tokens, vocabulary, first, group, entropy)
+    shape = Shape(tokens, vocabulary, entropy)
     found = LinearCrossEntropy.apply(rows, head, wanted, scale, shape)
 
     def spread(values: torch.Tensor | None) -> torch.Tensor | None:
@@ -131,15 +126,3 @@ def _scale(
     if not 0 < temperature < float("inf"):
         refuse("logprobs", "temperature", f"is {temperature}.", "Give a positive number.")
     return 1.0 / temperature
-
-
-def _span(rows: int, group: Any, device: torch.device) -> tuple[int, int]:
-    """Return the vocabulary's first local row, and its size over all ranks of the group."""
-    if group is None:
-        return 0, rows
-    import torch.distributed as dist
-
-    sizes = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(sizes, torch.tensor([rows], device=device), group=group)
-    counts = [int(size) for size in sizes]
-    return sum(counts[: dist.get_rank(group)]), sum(counts)

@@ -155,7 +155,7 @@ def _ends(micro_batch: Any) -> list[int]:
 
 
 class Record(str):
-    """Hold SGLang's text of recorded experts, which it is for everybody else too."""
+    """Hold SGLang's text of recorded experts; it is a ``str`` with a method more."""
 
     __slots__ = ("shape",)
     shape: tuple[int, int, int]
@@ -176,7 +176,7 @@ class Record(str):
     remove_when="verl decodes SGLang's record of experts.",
 )
 def generate_request(original, self, obj: Any, *args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-    """Give that text the method that verl calls; for all others it is the text that it was."""
+    """Give SGLang's text of recorded experts the method that verl calls; for all others it stays the text that it is."""
     outputs = original(self, obj, *args, **kwargs)
     if not getattr(obj, f"return_{EXPERTS}", False):
         return outputs

@@ -18,7 +18,7 @@ ADVICE = "Set actor_rollout_ref.rollout.enable_rollout_routing_replay=False to t
 
 
 def _of_all(router: Any, logits: Any, ids: Any) -> Any:
-    """Softmax over all experts; the weights of the chosen ones sum to 1 if the model says so."""
+    """Take the softmax over all experts; the weights of the chosen ones sum to 1 if the model says so."""
     weights = logits.float().softmax(-1).gather(-1, ids)
     if getattr(router, "norm_topk_prob", True):  # Mixtral's router has no such switch and always divides
         weights = weights / weights.sum(-1, keepdim=True)
@@ -26,12 +26,12 @@ def _of_all(router: Any, logits: Any, ids: Any) -> Any:
 
 
 def _of_chosen(router: Any, logits: Any, ids: Any) -> Any:
-    """Softmax over the chosen experts' logits."""
+    """Take the softmax over the chosen experts' logits."""
     return logits.gather(-1, ids).softmax(-1)
 
 
 def _sigmoid(block: Any, logits: Any, ids: Any) -> Any:
-    """Sigmoid of each logit, divided by their sum if the model says so, times a constant."""
+    """Take the sigmoid of each logit, divided by their sum if the model says so, times a constant."""
     weights = logits.sigmoid().gather(-1, ids)
     if block.norm_topk_prob:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)

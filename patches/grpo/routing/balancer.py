@@ -23,7 +23,7 @@ EMPTY = "No available servers in load balancer"
 
 @dataclass(slots=True)
 class _Held:
-    """A generation on a server: its ticket, conversation, prompt tokens, when it began, and for which client."""
+    """Hold a generation on a server: its ticket, conversation, prompt tokens, when it began, and for which client."""
 
     ticket: int
     conversation: Conversation
@@ -38,7 +38,7 @@ class TokenBalancer:
     A request goes to the server with the fewest outstanding tokens: its prompt and the response it may have.
     Turns of one conversation stay on one server, as in verl, unless that is above its threshold or more than
     ``slack`` tokens fuller than the emptiest. A server that has had the same prompt is preferred while it is
-    at most that prompt fuller than another. Where all are above their thresholds, `acquire_server` waits.
+    at most that prompt fuller than another. If all are above their thresholds, `acquire_server` waits.
 
     Args:
         servers: server id to actor handle.

@@ -113,7 +113,7 @@ def find() -> Any | None:
 
 
 class Beginning:
-    """What lost servers generated of one response, and what is asked of the next one.
+    """Hold what lost servers generated of one response, and what is asked of the next one.
 
     Args:
         arguments: keywords of verl's ``LLMServerClient.generate``.
@@ -137,7 +137,7 @@ class Beginning:
 
     @property
     def tokens(self) -> int:
-        """How many tokens are there already."""
+        """Return how many tokens are there already."""
         return len(self._tokens)
 
     @property

@@ -57,7 +57,7 @@ class Conversation:
 
     @property
     def key(self) -> Hashable:
-        """What has responses of like length: this turn of this prompt."""
+        """Return what responses of like length share: this turn of this prompt."""
         return self.prompt, self.turn
 
 
@@ -86,7 +86,7 @@ class Conversations:
 
 @dataclass(slots=True)
 class _Prompt:
-    """What is known of a prompt: number and mean distance (in log tokens) of its ended responses, and when
+    """Hold what is known of a prompt: number and mean distance (in log tokens) of its ended responses, and when
     those that run were started."""
 
     ended: int = 0

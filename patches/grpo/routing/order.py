@@ -25,7 +25,7 @@ class Order(Protocol[T]):
 
 
 class Arrival(Generic[T]):
-    """First come, first served."""
+    """Serve requests as they came."""
 
     def __init__(self) -> None:
         self._waits: deque[T] = deque()
@@ -44,7 +44,7 @@ class Arrival(Generic[T]):
 
 
 class LongestFirst(Generic[T]):
-    """The longest predicted response first, so that no long one is left when the others have ended.
+    """Serve the longest predicted response first, so that no long one is left when the others have ended.
 
     Before that, one response of each prompt of which nothing is known: it tells how long the others will be.
     The predictions of prompts change as responses end (call `changed`) and as they run on; of prompts without

@@ -61,7 +61,7 @@ def balance(
 
 
 def longest_first(sizes: Sequence[int], parts: int, order: Sequence[int] | None = None) -> Parts:
-    """The largest item left goes to the smallest part; at most 4/3 of the optimum."""
+    """Give the smallest part the largest item left; at most 4/3 of the optimum."""
     if order is None:
         order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
     heap = [(0, part) for part in range(parts)]

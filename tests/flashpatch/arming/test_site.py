@@ -275,10 +275,10 @@ FAMILY = Family("toy", "", (
 """)
     toys.run(f"""
         import asyncio, flashpatch, fakefw.alone as alone, fakefw.holder as holder
-        from flashpatch.arming import bindings
-        born, searched, search = (alone.f, alone.g), [], bindings.swap
+        from flashpatch.arming import site
+        born, searched, search = (alone.f, alone.g), [], site.swap_bindings
         born = [id(one) for one in born]
-        bindings.swap = lambda old, new: (searched.append(id(old)), search(old, new))
+        site.swap_bindings = lambda old, new: (searched.append(id(old)), search(old, new))
         flashpatch.enable("toy")
         assert searched == (born if {alias} else []), searched
         assert alone.f() == asyncio.run(alone.g()) == ("patched", 1)

@@ -54,6 +54,11 @@ def test_it_writes_patch_record_and_test(checkout, tmp_path):
     assert said["written"] == ["patches/grpo/print.py", "tests/patches/grpo/test_print.py"]
     for name in (*said["written"], *said["changed"]):
         compile((tmp_path / name).read_text(), name, "exec")
+    if ruff := shutil.which("ruff", path=os.path.dirname(sys.executable)):
+        written = [tmp_path / name for name in said["written"]]
+        assert not subprocess.run(
+            [ruff, "format", "--diff", "--config", TREE / "ruff.toml", *written]
+        ).returncode
     shown = json.loads(checkout("-m", "flashpatch", "show", "grpo.rich.print", "--json").stdout)
     assert shown["contract"] == "holds" and shown["target"] == TARGET
     assert shown["contract_params"] == ["self"]

@@ -46,6 +46,7 @@ SAVED = """
 """
 
 
+@pytest.mark.full
 def test_stock_verl_ends_without_rollouts_beside_the_trainer(scenario):
     scenario(
         f"""{SETUP}
@@ -71,6 +72,7 @@ def test_a_trainer_without_rollouts_beside_it_is_set_up(scenario):
     """)
 
 
+@pytest.mark.full
 def test_stock_verl_keeps_no_copy_of_parameters_on_the_cpu(scenario):
     scenario(
         f"""{SAVED}

@@ -31,6 +31,7 @@ def test_a_tensor_arrives_and_stays_the_trainers_own(tmp_path: Path) -> None:
     assert "arrived: w [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]" in said and "shared memory: False" in said
 
 
+@pytest.mark.full
 def test_stock_cannot_pickle_it(tmp_path: Path) -> None:
     assert "IndexError" in send(tmp_path)
 

@@ -45,8 +45,8 @@ ULYSSES = (PACKED, f"{ACTOR}.ulysses_sequence_parallel_size=2")
 
 #: By number of ranks, the cases of `make test`. What the others add repeats it with other settings.
 SHORT = {
-    1: {"plain", "dynamic", "raw", "corrected", "tied", "lora", "lora-stock", "fused"},
-    2: {"plain", "fsdp2-micro", "tied", "ulysses-fsdp2-micro", "ulysses-unpatched", "lora-fsdp2"},
+    1: {"plain", "dynamic", "raw", "corrected", "tied", "lora", "fused"},
+    2: {"plain", "fsdp2-micro", "tied", "ulysses-fsdp2-micro", "lora-fsdp2"},
 }
 
 
@@ -250,6 +250,7 @@ def test_two_ranks_are_one(result, name):
     same_metrics(seen, plain)
 
 
+@pytest.mark.full
 def test_without_flash_attention_stock_ulysses_learns_something_else(result):
     """What the family cpu mends, seen on the actor."""
     seen, plain = result("ulysses-unpatched", ranks=2), result("plain")
@@ -295,6 +296,7 @@ def test_adapters_and_the_whole_partition_function_learn(result, name, ranks):
     assert "proj_z" not in " ".join(seen["exported"])
 
 
+@pytest.mark.full
 def test_without_ours_adapters_take_the_place_of_the_partition_function(result):
     moved = gradient(result("lora-stock"))
     own = {weight: change for weight, change in moved.items() if "proj_z" in weight}

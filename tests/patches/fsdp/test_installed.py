@@ -1,5 +1,4 @@
-"""The family on the installed verl: contracts hold, undo leaves no trace, the probe for native support is
-real."""
+"""The family on the installed verl: which mesh it replicates, what it refuses, what each side says of the other."""
 
 from __future__ import annotations
 
@@ -21,35 +20,19 @@ def scenario(tmp_path):
     return run
 
 
-def test_contracts_undo_and_who_is_native(scenario):
+def test_meshes_have_their_strategy_until_torch_or_verl_is_native(scenario):
     scenario("""
         from types import SimpleNamespace
         import flashpatch
-        from flashpatch.patches.fsdp import FAMILY, trainer as mesh
-        from flashpatch.arming.preflight import examine
-        for patch in FAMILY.patches:
-            if patch.framework.startswith("sglang"):  # test_sglang.py
-                continue
-            found = examine(patch)
-            assert found.problem is None, (patch.id, found.problem)
-            assert found.installed.version in patch.tested, (patch.id, found.installed)
+        from flashpatch.patches.fsdp import trainer as mesh
 
         flashpatch.enable("cpu")  # verl's engines import on a machine without an accelerator
         import verl.utils.config
         import verl.workers.engine.fsdp.transformer_impl as impl
         import verl.workers.engine.fsdp.utils as utils
-        from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
         from torch.distributed.fsdp import ShardingStrategy, _init_utils
 
-        def look():
-            return [impl.FSDPEngine.__dict__["get_per_tensor_param"], impl.get_sharding_strategy,
-                    transfer.BucketedWeightReceiver.__dict__["receive_weights"], utils.get_sharding_strategy]
-
-        before = look()
         flashpatch.enable("fsdp")
-        states = {id: s.state.word for id, s in flashpatch.status().items() if id.startswith("fsdp.verl")}
-        assert states == dict.fromkeys(states, "installed") and len(states) == 4, flashpatch.status()
-        assert not [at for at, one in enumerate(before) if one is look()[at]]
 
         def grid(*shape):
             return SimpleNamespace(ndim=len(shape), shape=shape,
@@ -62,7 +45,6 @@ def test_contracts_undo_and_who_is_native(scenario):
         assert strategy(grid(2)) == strategy(grid(1)) == ShardingStrategy.FULL_SHARD
         assert strategy(grid(1, 1)) == ShardingStrategy.HYBRID_SHARD
         flashpatch.disable("fsdp")
-        assert all(one is two for one, two in zip(before, look()))
 
         # the patch stands aside as soon as torch couples the replicas itself, or verl names NO_SHARD
         site = SimpleNamespace(module=utils, name="get_sharding_strategy")

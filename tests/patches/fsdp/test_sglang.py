@@ -118,11 +118,3 @@ def test_reported_and_loaded_or_not_looked_at(models, tmp_path):
     assert reported.log.count(f"{VICTIM} has other values than the trainer's shards") == 1
     check_refused(off.steps[0], "here the audit is off")
     assert all(done for done, _ in off.steps[1]), off.steps
-
-
-def test_undo_leaves_no_trace(tmp_path):
-    seen = lab.bare(tmp_path, ("undo", dict(family="fsdp", framework=lab.FRAMEWORK, beside="bf16")))
-    assert seen.done, str(seen)
-    [found] = seen.steps
-    count = 2 if lab.OLD else 4
-    assert found == dict(states=["installed"], count=count, replaced=count, restored=count)

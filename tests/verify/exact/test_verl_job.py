@@ -105,11 +105,12 @@ def test_the_engine_is_the_rollouts() -> None:
         composed(["nowhere=1"])
 
 
+@pytest.mark.full  # in make test a job of verl asks for the same: tests/patches/fp8/verl/test_certificate.py
 @pytest.mark.verl
 @pytest.mark.parametrize(
     ("setting", "place"),
     [
-        pytest.param((), None, marks=pytest.mark.full),
+        ((), None),
         (
             ("+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.rms_norm_eps=0.1",),
             "model.layers.0.input_layernorm",

@@ -31,7 +31,7 @@ class Sending:
         id: identifies this call; workers return it in their receipts.
         adapter: whether a LoRA adapter travels, and no weights.
         future: of the call that makes the workers receive; None on ranks that do not make it.
-        call: the same as what can be awaited for the workers' receipts; None if they give none.
+        call: an awaitable of the workers' receipts; None if they give none.
         committed: SGLang's answer to the end of the session, or to the adapter; None until then.
         began: time.perf_counter() when SGLang's session was open.
         export: seconds in which the training engine prepared, before the sync.

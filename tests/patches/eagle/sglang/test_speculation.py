@@ -90,7 +90,7 @@ def test_log_probabilities_are_those_of_a_forward(half: tuple[str, str], tmp_pat
         assert torch.allclose(torch.tensor(answer["logprobs"]), want, atol=2e-4)
 
 
-@pytest.mark.parametrize("shape", ["chain", "tree"])
+@pytest.mark.parametrize("shape", [pytest.param("chain", marks=pytest.mark.full), "tree"])
 def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str], tmp_path: Path) -> None:
     """Tokens, positions and states against a Hugging Face forward of the same sequence; cached prefixes are masked."""
     import torch

@@ -1,5 +1,4 @@
-"""Which channels can exchange a scale, found without names: families, shared key-value heads, and what must
-not."""
+"""Which channels can exchange a scale: by the table, and as the models of transformers compute."""
 
 from __future__ import annotations
 
@@ -14,125 +13,68 @@ import torch
 
 from flashpatch import PatchError
 from flashpatch.patches.fp8.calibration import structure
-from flashpatch.patches.fp8.calibration.structure import Exchange
+from flashpatch.patches.fp8.calibration.profile_file import Profile
 
-KV = {"self_attn.o_proj": tuple(int(x) for head in (0, 0, 1, 1) for x in range(head * 16, head * 16 + 16))}
-V = Exchange("self_attn.v_proj", None, ("self_attn.o_proj",), KV)
-UP = Exchange("mlp.up_proj", None, ("mlp.down_proj",))
-
-
-def norm(name: str, offset: float, *consumers: str) -> Exchange:
-    return Exchange(name, offset, consumers)
+KV = tuple(int(x) for head in (0, 0, 1, 1) for x in range(head * 16, head * 16 + 16))
+BLOCK = "model.layers.1"
 
 
-QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-MLP = ("mlp.gate_proj", "mlp.up_proj")
+def found(config, shapes) -> dict[str, structure.Exchange]:
+    return {e.producer.removeprefix(f"{BLOCK}."): e for e in structure.exchanges(config, BLOCK, shapes)}
 
 
-def found(family: str, directory, **more) -> set[tuple]:
-    profile_lab.build(directory, family, **more)
-    kinds = structure.of_directory(directory).kinds
-    assert len(kinds) == 1
-    return {(e.producer, e.offset, e.consumers, tuple(e.index.items())) for e in next(iter(kinds.values()))}
+@pytest.mark.parametrize("family", structure.TABLE)
+def test_a_model_computes_the_same_after_every_exchange_of_its_type(family: str) -> None:
+    model = profile_lab.random_model(family).float().eval()
+    weights = model.state_dict()
+    shapes = {name: tuple(w.shape) for name, w in weights.items()}
+    exchanges = found(model.config.to_dict(), shapes)
+    wanted = {"input_layernorm"}
+    if not family.endswith("moe") and family != "mixtral":  # there it feeds the router too
+        wanted.add("post_attention_layernorm")
+        if family in ("gemma2", "gemma3_text"):
+            wanted = {"input_layernorm", "pre_feedforward_layernorm"}
+    if family != "phi3":  # a part of a fused layer gives up nothing
+        wanted |= {"self_attn.v_proj"} | ({"mlp.up_proj"} if len(wanted) == 2 else set())
+        assert exchanges["self_attn.v_proj"].index == {f"{BLOCK}.self_attn.o_proj": KV}
+    assert set(exchanges) == wanted
+    smooth = {e.producer: torch.rand(shapes[f"{e.producer}.weight"][0]) + 0.5 for e in exchanges.values()}
+    profile = Profile("int8", "channel", "", shapes, tuple(exchanges.values()), smooth, frozenset())
+    ids = torch.arange(32).reshape(1, 32)
+    with torch.no_grad():
+        before = model(input_ids=ids).logits
+        model.load_state_dict({name: profile.smoothed(name, w) for name, w in weights.items()})
+        after = model(input_ids=ids).logits
+    assert torch.allclose(before, after, atol=1e-4 * float(before.abs().max()))
 
 
-def as_set(*exchanges: Exchange) -> set[tuple]:
-    return {(e.producer, e.offset, e.consumers, tuple(e.index.items())) for e in exchanges}
+class TestSizes:
+    SHAPES = {
+        f"{BLOCK}.{name}.weight": shape
+        for name, shape in {
+            "self_attn.v_proj": (32, 64),
+            "self_attn.o_proj": (64, 64),
+            "mlp.up_proj": (96, 64),
+            "mlp.down_proj": (64, 96),
+        }.items()
+    }
 
+    def test_own_heads_are_fed_one_to_one(self) -> None:
+        shapes = {**self.SHAPES, f"{BLOCK}.self_attn.v_proj.weight": (64, 64)}
+        assert found({"model_type": "llama"}, shapes)["self_attn.v_proj"].index == {}
 
-@pytest.mark.parametrize(
-    ("family", "wanted"),
-    [
-        ("qwen2", (V, UP, norm("input_layernorm", 0.0, *QKV), norm("post_attention_layernorm", 0.0, *MLP))),
-        ("gemma", (V, UP, norm("input_layernorm", 1.0, *QKV), norm("post_attention_layernorm", 1.0, *MLP))),
-        # Gemma 2 and 3 have norms after attention and MLP too, which feed no linear layer, and norms of q and
-        # k
-        (
-            "gemma3_text",
-            (V, UP, norm("input_layernorm", 1.0, *QKV), norm("pre_feedforward_layernorm", 1.0, *MLP)),
-        ),
-        # one fused layer cannot give up the scales of a part of its rows
-        (
-            "phi3",
-            (
-                norm("input_layernorm", 0.0, "self_attn.qkv_proj"),
-                norm("post_attention_layernorm", 0.0, "mlp.gate_up_proj"),
-            ),
-        ),
-        # the second norm also feeds the router, whose choice must not change
-        ("qwen3_moe", (V, norm("input_layernorm", 0.0, *QKV))),
-    ],
-)
-def test_families(family: str, wanted, tmp_path) -> None:
-    more = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32) if "moe" in family else {}
-    assert found(family, tmp_path / "m", **more) == as_set(*wanted)
+    @pytest.mark.parametrize("heads", [None, 0, 3, 1, "4", True])
+    def test_heads_that_do_not_fit(self, heads) -> None:
+        with pytest.raises(PatchError, match="Check that config.json belongs to the weights"):
+            found({"model_type": "llama", "num_attention_heads": heads}, self.SHAPES)
 
+    def test_layers_that_do_not_fit(self) -> None:
+        with pytest.raises(PatchError, match=r"up_proj: feeds 96 channels to layers of \[80\]"):
+            found(
+                {"model_type": "llama", "num_attention_heads": 4},
+                {**self.SHAPES, f"{BLOCK}.mlp.down_proj.weight": (64, 80)},
+            )
 
-class Strange(torch.nn.Module):
-    """A block of two linear layers with something between, in a model that transformers does not know."""
-
-    def __init__(self, between, leak: bool = False, norm: torch.nn.Module | None = None) -> None:
-        super().__init__()
-        self.embed = torch.nn.Embedding(16, 8)
-        block = self.block = torch.nn.Module()
-        block.norm, block.a, block.b = (
-            norm or torch.nn.RMSNorm(8),
-            torch.nn.Linear(8, 6),
-            torch.nn.Linear(6, 8),
-        )
-
-        def forward(x):
-            y = block.norm(x)
-            return x + block.b(between(block.a(y))) + (y if leak else 0)
-
-        block.forward = forward
-        self.layers = torch.nn.ModuleList([block])
-
-    def forward(self, input_ids, use_cache=False):
-        return self.layers[0](self.embed(input_ids))
-
-
-def exchanges(model) -> set[str]:
-    torch.manual_seed(0)
-    kinds = structure.of_model(model.eval(), 16).kinds
-    return {e.producer for found in kinds.values() for e in found}
-
-
-@pytest.mark.parametrize(
-    ("between", "admitted"),
-    [
-        (lambda y: y, {"norm", "a"}),
-        (lambda y: torch.nn.functional.leaky_relu(y), {"norm", "a"}),  # positive scales pass through it
-        (lambda y: torch.nn.functional.silu(y), {"norm"}),
-        (lambda y: y / y.norm(dim=-1, keepdim=True), {"norm"}),
-        (lambda y: y.flip(-1), {"norm", "a"}),
-        (lambda y: y * y, {"norm"}),
-    ],
-    ids=["identity", "leaky", "silu", "normalised", "flipped", "squared"],
-)
-def test_what_lies_between_decides(between, admitted) -> None:
-    assert exchanges(Strange(between)) == admitted
-
-
-def test_a_norm_that_feeds_the_residual_too_is_left_alone() -> None:
-    assert exchanges(Strange(lambda y: y, leak=True)) == {"a"}
-
-
-def test_a_layer_norm_with_bias() -> None:
-    model = Strange(torch.nn.functional.silu, norm=torch.nn.LayerNorm(8))
-    torch.nn.init.normal_(model.block.norm.bias)
-    assert exchanges(model) == {"norm"}
-
-
-def test_channels_in_another_order_are_followed() -> None:
-    model = Strange(lambda y: y.flip(-1))
-    torch.manual_seed(0)
-    [kind] = structure.of_model(model.eval(), 16).kinds.values()
-    [exchange] = [e for e in kind if e.producer == "a"]
-    assert exchange.index == {"b": (5, 4, 3, 2, 1, 0)}
-
-
-def test_a_config_that_nobody_knows(tmp_path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "never_heard_of"}')
-    with pytest.raises(PatchError, match="cannot be examined"):
-        structure.of_directory(tmp_path)
+    @pytest.mark.parametrize("config", [{}, {"model_type": "never_heard_of"}, {"model_type": ["llama"]}])
+    def test_an_unknown_type_exchanges_nothing(self, config) -> None:
+        assert found(config, self.SHAPES) == {}

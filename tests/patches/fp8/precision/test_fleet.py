@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +10,7 @@ import warm
 from hypothesis import given
 from hypothesis import strategies as st
 from machine import limit
+from vllm_lab import environment
 
 from flashpatch import PatchError
 from flashpatch.patches.fp8.precision import fleet
@@ -215,8 +215,7 @@ def configured(tmp_path_factory) -> dict[str, dict]:
         "one": ([{"precision": "fp8_tensor"}], {}, {}),
         "none": ([], {}, {}),
     }
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLASHPATCH", "FLASHRL", "VERL"))}
-    environ = {**kept, **tiny.ENVIRONMENT, "FLASHPATCH_LEDGER": str(home / "ledger")}
+    environ = environment.clean(FLASHPATCH_LEDGER=str(home / "ledger"))
     asked = json.dumps([str(model), scenarios])
     done = warm.run(warm.VLLM, ["-c", CONFIGURE, asked], env=environ, cwd=home, timeout=limit(600))
     assert done.returncode == 0, done.stderr[-3000:]

@@ -122,6 +122,7 @@ def test_int8_from_the_trainers_bf16(models: Path, tmp_path: Path) -> None:
     assert updated[2] == fresh[0] != updated[0]
 
 
+@pytest.mark.full
 def test_stock_dies_of_it(models: Path, tmp_path: Path) -> None:
     """Without FlashPatch the scheduler ends with the first fused layer, and takes its parent with it."""
     a, b = (lab.checkpoint(models, "llama", seed) for seed in (0, 1))

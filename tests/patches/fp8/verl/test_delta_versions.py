@@ -22,7 +22,7 @@ class Process:
 
     def __init__(self, **attributes: Any) -> None:
         self.__dict__.update(attributes)
-        self.ends, self.rank, self.carries = delta_sync.Ends(), 0, True
+        self.ends, self.rank, self.carries = delta_sync.DeltaState(), 0, True
         self.__ray_call__ = SimpleNamespace(remote=self._call)
 
     async def _call(self, function: Any) -> Any:
@@ -33,12 +33,12 @@ class Process:
 
     async def within(self, coroutine: Any) -> Any:
         """Await to the end, with this process's ends in place."""
-        before = delta_sync.ENDS, delta_sync.is_on
-        delta_sync.ENDS, delta_sync.is_on = self.ends, lambda: self.carries
+        before = delta_sync.STATE, delta_sync.is_on
+        delta_sync.STATE, delta_sync.is_on = self.ends, lambda: self.carries
         try:
             return await coroutine
         finally:
-            delta_sync.ENDS, delta_sync.is_on = before
+            delta_sync.STATE, delta_sync.is_on = before
 
 
 class Transfer:

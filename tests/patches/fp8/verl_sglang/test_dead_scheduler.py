@@ -36,7 +36,7 @@ print("still there", flush=True)
 """
 
 
-@pytest.mark.parametrize("which", ["stock", "patched"])
+@pytest.mark.parametrize("which", [pytest.param("stock", marks=pytest.mark.full), "patched"])
 def test_a_server_that_ignores_the_watchdogs_signal_is_ended(which: str, tmp_path: Path) -> None:
     # Stock: seconds after which it is shown to live on. Patched: the watchdog ends it long before.
     seconds = 8.0 if which == "stock" else limit(60)

@@ -99,6 +99,7 @@ def test_without_the_refusal_both_answer_with_two_policies_mixed(
             assert not engines.difference(got[rank]["answers"], whole[rank]).exact
 
 
+@pytest.mark.full
 def test_what_no_update_could_bring_back_is_not_discarded(pair: tuple[str, str], want: list[Any]) -> None:
     got = group.run(one_discards, pair[0])
     for said in got[0]["said"]:

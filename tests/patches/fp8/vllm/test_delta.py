@@ -66,8 +66,8 @@ def followed(name: str, model: str, steps: int) -> dict[str, Any]:
     ("name", "family"),
     [
         ("bf16", "qwen2-tied"),
-        ("fp8_channel", "qwen2"),
-        ("fp8_tensor", "qwen2"),
+        pytest.param("fp8_channel", "qwen2", marks=pytest.mark.full),
+        pytest.param("fp8_tensor", "qwen2", marks=pytest.mark.full),
         ("int8", "qwen2"),
         pytest.param("bf16", "qwen3-moe", marks=pytest.mark.full),
     ],

@@ -194,7 +194,7 @@ def test_drafts_without_a_model_leave_the_update_the_targets(
     assert got["version"] == "flashpatch-1"
 
 
-@pytest.mark.parametrize("method", drafted.METHODS)
+@pytest.mark.parametrize("method", METHODS)
 def test_running_requests_meet_the_targets_update(
     runner: scenario.Runner, at: dict[str, str], fresh: Any, method: str
 ) -> None:
@@ -241,6 +241,7 @@ def test_in_processes_of_their_own(
     assert got["evening"]["tokens"] == got["morning"]["tokens"] == fresh["a"]
 
 
+@pytest.mark.full
 def test_a_drafters_replaced_embedding_is_freed(
     runner: scenario.Runner, at: dict[str, str], fresh: Any
 ) -> None:

@@ -288,8 +288,10 @@ def refusal_without_kernels(model: str, name: str) -> dict[str, Any]:
     ("family", "name"),
     [
         ("mixtral", "int8"),
-        ("mixtral", "fp8"),
-        *(pytest.param("qwen3-moe", name, marks=_FULL) for name in ("int8", "fp8")),
+        *(
+            pytest.param(*one, marks=_FULL)
+            for one in (("mixtral", "fp8"), ("qwen3-moe", "int8"), ("qwen3-moe", "fp8"))
+        ),
     ],
 )
 def test_where_no_kernel_is_experts_are_refused_before_anything_loads(

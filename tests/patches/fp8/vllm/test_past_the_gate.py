@@ -267,7 +267,9 @@ def test_weights_set_to_zero_are_no_policy(ab: tuple[str, str]) -> None:
     assert engines.difference(got["b"], oracle.answers(ab[1])).exact
 
 
-@pytest.mark.parametrize("processes", [False, True], ids=["in-process", "processes"])
+@pytest.mark.parametrize(
+    "processes", [False, pytest.param(True, marks=pytest.mark.full)], ids=["in-process", "processes"]
+)
 def test_an_engine_opened_before_enabling_takes_no_update(
     bare: scenario.Runner, ab: tuple[str, str], processes: bool
 ) -> None:

@@ -70,7 +70,7 @@ def synced(start: str, tied: str, full: str, options: dict[str, Any]) -> dict[st
     return found
 
 
-@pytest.mark.parametrize("atomic", ["layer", "model"])
+@pytest.mark.parametrize("atomic", ["layer", pytest.param("model", marks=pytest.mark.full)])
 def test_what_is_tied_again_comes_with_what_it_is_tied_to(runner, atomic: str) -> None:
     a, b = (updates.checkpoint("qwen2-tied", seed) for seed in (0, 1))
     want = oracle.answers(b)
@@ -116,8 +116,8 @@ def heads(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "family, kw",
     [
-        ("qwen2-tied", {}),
-        pytest.param("qwen2-tied", dict(load_format="dummy", quantization="fp8_per_channel")),
+        pytest.param("qwen2-tied", {}, marks=pytest.mark.full),
+        ("qwen2-tied", dict(load_format="dummy", quantization="fp8_per_channel")),
         pytest.param("gemma3", dict(load_format="dummy"), marks=pytest.mark.full),
     ],
 )

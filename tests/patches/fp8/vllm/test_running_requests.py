@@ -203,7 +203,9 @@ def test_a_request_that_begins_while_an_update_is_open(policies: tuple[str, str]
     assert got["b"] == new
 
 
-@pytest.mark.parametrize("mode", ["refuse", "abort", "recompute", "keep"])
+@pytest.mark.parametrize(
+    "mode", ["recompute", *(pytest.param(m, marks=pytest.mark.full) for m in ("refuse", "abort", "keep"))]
+)
 def test_each_way_while_paused_in_a_process_of_its_own(mode: str, policies: tuple[str, str]) -> None:
     got = scenario.run(apart, *policies, mode)
     old, new = (oracle.answers(policy)["tokens"][0] for policy in policies)

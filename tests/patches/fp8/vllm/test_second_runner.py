@@ -136,7 +136,7 @@ def test_it_answers_as_the_first_runner() -> None:
     assert gap.largest < CLOSE and gap.nan == gap.tokens == 0
 
 
-@pytest.mark.parametrize("mode", ["abort", "recompute"])
+@pytest.mark.parametrize("mode", [pytest.param("abort", marks=pytest.mark.full), "recompute"])
 def test_an_update_while_a_request_runs(runner: scenario.Runner, mode: str) -> None:
     a, b = checkpoints()
     got = runner(in_flight, a, b, mode)

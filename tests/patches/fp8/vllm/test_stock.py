@@ -18,7 +18,7 @@ from installed import version_of
 from packaging.version import Version
 from vllm_lab import engines, environment, models, oracle, quantized, scenario
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
 
 @dataclass(frozen=True)

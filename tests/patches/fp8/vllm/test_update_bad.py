@@ -97,15 +97,20 @@ BAD: dict[str, tuple[Callable[[Any, list[updates.Named]], None], str]] = {
 PASSED_OVER = {"unknown name"} if version_of("vllm") < Version("0.25") else set()
 
 
-def bad_updates(a: str, b: str, kw: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """Each bad update on an engine that serves A: its error, the refusal after it, what is answered after it,
+#: Those of `make test`, where the others are sent to toys (tests/patches/fp8/refit/test_bad_updates.py).
+FEW = ("missing shard", "NaN", "killed sender")
+
+
+def bad_updates(a: str, b: str, kw: dict[str, Any], names: list[str], **options: Any) -> dict[str, Any]:
+    """Bad updates on an engine that serves A: their errors, the refusal after each, what is answered after it,
     and what is answered once all of A came again."""
     import flashpatch
 
     flashpatch.enable("bf16", **options)
     found: dict[str, Any] = {}
     with engines.open_llm(a, **kw) as llm:
-        for how, (bad, _) in BAD.items():
+        for how in names:
+            bad, _ = BAD[how]
             error = updates.error(lambda: bad(llm, list(models.weights(b))))
             refusal = updates.refusal(llm)
             found[how] = dict(error=error, refusal=refusal, again=updates.refusal(llm))
@@ -253,14 +258,21 @@ def chosen() -> Iterator[scenario.Runner]:
 A, B = ("qwen2", 0), ("qwen2", 1)
 
 
-@pytest.mark.parametrize("kw", [{}, pytest.param(FP8, marks=pytest.mark.full)], ids=["bf16", "fp8"])
+SENT = [
+    pytest.param({}, FEW, id="bf16, some"),
+    pytest.param({}, tuple(BAD), marks=pytest.mark.full, id="bf16"),
+    pytest.param(FP8, tuple(BAD), marks=pytest.mark.full, id="fp8"),
+]
+
+
+@pytest.mark.parametrize(("kw", "names"), SENT)
 def test_by_layer_nothing_is_generated_until_a_complete_update(
-    chosen: scenario.Runner, kw: dict[str, Any]
+    chosen: scenario.Runner, kw: dict[str, Any], names: tuple[str, ...]
 ) -> None:
     a, b = updates.checkpoint(*A), updates.checkpoint(*B)
-    got = chosen(bad_updates, a, b, kw)
-    for how, (_, named) in BAD.items():
-        found = got[how]
+    got = chosen(bad_updates, a, b, kw, names)
+    for how in names:
+        found, named = got[how], BAD[how][1]
         assert engines.difference(found["mended"], oracle.answers(a, **kw)).exact, how
         if how in PASSED_OVER:
             assert found["error"] is found["refusal"] is None
@@ -273,12 +285,14 @@ def test_by_layer_nothing_is_generated_until_a_complete_update(
     assert engines.difference(got["b"], oracle.answers(b, **kw)).exact
 
 
-@pytest.mark.parametrize("kw", [{}, pytest.param(FP8, marks=pytest.mark.full)], ids=["bf16", "fp8"])
-def test_by_model_the_old_policy_stays(chosen: scenario.Runner, kw: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("kw", "names"), SENT)
+def test_by_model_the_old_policy_stays(
+    chosen: scenario.Runner, kw: dict[str, Any], names: tuple[str, ...]
+) -> None:
     a, b = updates.checkpoint(*A), updates.checkpoint(*B)
-    got = chosen(bad_updates, a, b, kw, atomic="model")
-    for how, (_, named) in BAD.items():
-        found = got[how]
+    got = chosen(bad_updates, a, b, kw, names, atomic="model")
+    for how in names:
+        found, named = got[how], BAD[how][1]
         if how in PASSED_OVER:
             assert found["error"] is None
         elif how != "killed sender":
@@ -321,7 +335,9 @@ def test_what_never_ran_beside_lora_is_refused_by_name(runner: scenario.Runner) 
     assert "enable_lora" in got["error"] and "fully_sharded_loras" in got["error"]
 
 
-@pytest.mark.parametrize("mode", ["refuse", "abort", "recompute", "keep"])
+@pytest.mark.parametrize(
+    "mode", ["refuse", "abort", pytest.param("recompute", marks=pytest.mark.full), "keep"]
+)
 def test_an_update_while_requests_run(chosen: scenario.Runner, mode: str) -> None:
     a, b = updates.checkpoint(*A), updates.checkpoint(*B)
     old, new = oracle.answers(a), oracle.answers(b)

@@ -278,9 +278,11 @@ def test_fp8_is_given_to_engines_that_ask_for_nothing(bare: scenario.Runner) -> 
     ("names", "options", "scheme", "kw", "name"),
     [
         (["fp8"], dict(exclude=["*/qwen2-0*"]), None, {}, None),
-        (["fp8"], dict(exclude=["*/reward*"]), None, {}, FP8),
+        pytest.param(["fp8"], dict(exclude=["*/reward*"]), None, {}, FP8, marks=pytest.mark.full),
         (["fp8"], dict(scheme="fp8_per_tensor"), None, {}, "fp8_per_tensor"),
-        (["fp8"], {}, None, dict(quantization="fp8_per_tensor"), "fp8_per_tensor"),
+        pytest.param(
+            ["fp8"], {}, None, dict(quantization="fp8_per_tensor"), "fp8_per_tensor", marks=pytest.mark.full
+        ),
         (["fp8"], {}, "int8", {}, "compressed-tensors"),
         (["bf16"], {}, None, {}, None),
     ],

@@ -167,30 +167,6 @@ def in_flight(a: str, folders: list[str]) -> dict[str, Any]:
     return found
 
 
-def undone() -> bool:
-    """Whether disabling puts vLLM's own functions back."""
-    import importlib
-
-    import flashpatch
-    from flashpatch.patches.fp8 import vllm_lora
-
-    def now() -> list[Any]:
-        found = []
-        for patch in vllm_lora.PATCHES:
-            module, _, path = patch.targets[0].partition(":")
-            holder, _, name = path.rpartition(".")
-            owner = importlib.import_module(module)
-            found.append(vars(getattr(owner, holder) if holder else owner)[name])
-        return found
-
-    before = now()
-    flashpatch.enable("bf16")
-    during = now()
-    flashpatch.disable("bf16")
-    after = now()
-    return all(a is not b for a, b in zip(before, during)) and all(a is b for a, b in zip(before, after))
-
-
 # --- the tests
 
 
@@ -239,9 +215,7 @@ def test_adapters_come_and_go_over_a_base(
         assert one.mean < apart.mean / 20 and not one.nan, one
 
 
-def test_a_bad_adapter_is_refused_by_name(
-    runner: scenario.Runner, stock: scenario.Runner, tmp_path: Any
-) -> None:
+def test_a_bad_adapter_is_refused_by_name(runner: scenario.Runner, tmp_path: Any) -> None:
     a = updates.checkpoint(*A)
     good = lora_lab.adapter(a, 1)
     got = runner(bad_adapters, a, good, str(tmp_path / "bad"), "bf16")
@@ -249,7 +223,12 @@ def test_a_bad_adapter_is_refused_by_name(
     for how, named in NAMED.items():
         assert got[how]["error"] is not None and named in got[how]["error"], (how, got[how]["error"])
         assert engines.difference(got[how]["answers"], kept).exact, how
-    taken = stock(stock_takes, a, good, str(tmp_path / "stock"))
+
+
+@pytest.mark.full
+def test_stock_takes_bad_adapters(stock: scenario.Runner, tmp_path: Any) -> None:
+    a = updates.checkpoint(*A)
+    taken = stock(stock_takes, a, lora_lab.adapter(a, 1), str(tmp_path))
     assert [how for how, found in taken.items() if found["error"] is None] == list(NAMED)
 
 
@@ -262,13 +241,19 @@ def test_an_adapter_that_cannot_be_put_in_place_is_taken_back(runner: scenario.R
     assert engines.difference(got["mended"], lora_lab.fresh(a, folders[1])).exact
 
 
+@pytest.mark.full
+def test_stock_uses_prefixes_of_what_a_name_meant_before(stock: scenario.Runner, tmp_path: Any) -> None:
+    a = updates.checkpoint(*A)
+    want = {str(seed): lora_lab.fresh(a, lora_lab.adapter(a, seed))["tokens"] for seed in (1, 2)}
+    assert stock(cached_by_stock, a, str(tmp_path)) != want
+
+
 def test_prefixes_under_a_name_that_means_something_else_are_not_used(
-    runner: scenario.Runner, stock: scenario.Runner, tmp_path: Any
+    runner: scenario.Runner, tmp_path: Any
 ) -> None:
     a = updates.checkpoint(*A)
     want = {str(seed): lora_lab.fresh(a, lora_lab.adapter(a, seed))["tokens"] for seed in (1, 2)}
     assert runner(cached, a, str(tmp_path / "one"), "bf16") == want
-    assert stock(cached_by_stock, a, str(tmp_path / "two")) != want
 
 
 def test_running_requests_keep_their_adapter(runner: scenario.Runner) -> None:
@@ -278,7 +263,3 @@ def test_running_requests_keep_their_adapter(runner: scenario.Runner) -> None:
     assert "requests are running under the LoRA adapter 1" in got["replaced"] and got["beside"] is None
     assert got["tokens"] == lora_lab.fresh(a, folders[0])["tokens"][0]
     assert engines.difference(got["next"], lora_lab.fresh(a, folders[1])).exact
-
-
-def test_disabling_puts_the_original_functions_back(stock: scenario.Runner) -> None:
-    assert stock(undone)

@@ -194,8 +194,16 @@ def folders(a: str) -> list[str]:
     return [lora_lab.adapter(a, seed) for seed in (1, 2)]
 
 
-@pytest.mark.parametrize("in_place", [True, False], ids=["in place", "plain"])
-@pytest.mark.parametrize("names", [("policy", "policy"), ("one", "two")], ids=["path", "name"])
+@pytest.mark.parametrize(
+    ("names", "in_place"),
+    [
+        (("policy", "policy"), True),
+        (("one", "two"), False),
+        pytest.param(("policy", "policy"), False, marks=pytest.mark.full),
+        pytest.param(("one", "two"), True, marks=pytest.mark.full),
+    ],
+    ids=["path in place", "name plain", "path plain", "name in place"],
+)
 def test_a_number_answers_as_what_was_sent_last(
     runner: scenario.Runner, a: str, folders: list[str], names: tuple[str, str], in_place: bool
 ) -> None:
@@ -205,7 +213,7 @@ def test_a_number_answers_as_what_was_sent_last(
     assert got["back"] == got["first"]
 
 
-@pytest.mark.parametrize("mode", ["recompute", "abort", "keep"])
+@pytest.mark.parametrize("mode", ["recompute", pytest.param("abort", marks=pytest.mark.full), "keep"])
 def test_a_request_that_runs_follows_the_option(
     runner: scenario.Runner, a: str, folders: list[str], mode: str
 ) -> None:
@@ -243,7 +251,7 @@ def test_an_adapter_is_not_of_its_file_once_it_was_sent(
     assert got["after"] == got["before"]
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_an_adapter_is_whole_after_a_sleep(
     runner: scenario.Runner, a: str, folders: list[str], level: int
 ) -> None:

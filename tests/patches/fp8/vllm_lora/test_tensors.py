@@ -79,6 +79,7 @@ def test_each_sending_is_the_adapter_whatever_was_there() -> None:
         assert engines.difference(got[step], fresh).exact, step
 
 
+@pytest.mark.full
 def test_stock_keeps_the_first_and_scales_the_senders_tensors() -> None:
     a = updates.checkpoint("qwen2", 0)
     got, want = scenario.run(sent, a, ""), wanted(a)

@@ -3,8 +3,6 @@ memory."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -125,29 +123,6 @@ def test_all_logits_never_exist(monkeypatch):
         found = token_logprobs(states, head, labels, entropy=True, tokens=50, vocabulary=500)
         (found.logprobs.sum() + found.entropy.sum()).backward()
     assert Largest.seen <= max(head.numel(), 50 * 500) < 400 * 5000 / 40
-
-
-def test_a_head_divided_over_ranks(ranks):
-    ranks(
-        """
-        import sys
-        sys.path.insert(0, os.environ["TESTS"])
-        from test_logprobs import case, through_logits
-        from flashpatch.patches.grpo.loss.logprobs import token_logprobs
-        states, head, labels = case(13, 5, 17)
-        rows = slice(0, 6) if rank == 0 else slice(6, 17)
-        part = head.detach()[rows].clone().requires_grad_()
-        found = token_logprobs(states, part, labels, temperature=0.8, entropy=True,
-                               group=dist.group.WORLD, tokens=4, vocabulary=3)
-        logprobs, entropy = through_logits(states, head, labels, 0.8)
-        torch.testing.assert_close(found.logprobs, logprobs)
-        torch.testing.assert_close(found.entropy, entropy)
-        mine = torch.autograd.grad((found.logprobs + 2 * found.entropy).sum(), (states, part))
-        into_states, into_head = torch.autograd.grad((logprobs + 2 * entropy).sum(), (states, head))
-        torch.testing.assert_close(mine, (into_states, into_head[rows]))
-    """,
-        TESTS=str(Path(__file__).parent),
-    )
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,7 @@ def test_stock_verl_divides_by_the_configured_number(seen, kind):
     assert found["stock, token-mean"] > 0.1
 
 
+@pytest.mark.full
 def test_stock_verls_constant_is_the_micro_batchs_width(scenario):
     scenario(
         """

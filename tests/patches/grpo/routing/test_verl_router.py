@@ -30,23 +30,29 @@ def phases(folder: Path, requests: int, *given, timeout: float = 400) -> list[di
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"ends"')]
 
 
+OURS = ["kill", {"router": True, "worker_tokens": 300}]
+
+
+def check(patched: dict, ours: bool) -> None:
+    assert patched["token router"] is ours and patched["happened"]["kill"] == 1, patched
+    assert patched["ends"] == {"result": 600}, patched
+    assert patched["status"]["active_servers"] == 3 and patched["status"]["total_inflight"] == 0
+
+
 def test_one_dead_server_and_what_becomes_of_its_requests(tmp_path):
-    stock, with_verls, with_ours = phases(
-        tmp_path,
-        600,
-        ["kill", None],
-        ["kill", {"router": False}],
-        ["kill", {"router": True, "worker_tokens": 300}],
-    )
+    (ours,) = phases(tmp_path, 600, OURS)
+    check(ours, True)
+    assert set(ours["status"]["tokens"].values()) == {0} and ours["status"]["waiting"] == 0
+    # verl's client told the length of every response.
+    assert ours["status"]["responses"] == 600
+
+
+@pytest.mark.full
+def test_one_dead_server_of_stock_and_of_verls_balancer(tmp_path):
+    stock, with_verls = phases(tmp_path, 600, ["kill", None], ["kill", {"router": False}])
     # The dead server has the fewest requests in flight, so verl sends it nearly all that follow.
     assert stock["happened"]["kill"] == 1 and stock["ends"]["ActorDiedError"] > 100, stock
-    for patched, ours in ((with_verls, False), (with_ours, True)):
-        assert patched["token router"] is ours and patched["happened"]["kill"] == 1, patched
-        assert patched["ends"] == {"result": 600}, patched
-        assert patched["status"]["active_servers"] == 3 and patched["status"]["total_inflight"] == 0
-    assert set(with_ours["status"]["tokens"].values()) == {0} and with_ours["status"]["waiting"] == 0
-    # verl's client told the length of every response.
-    assert with_ours["status"]["responses"] == 600
+    check(with_verls, False)
 
 
 @pytest.mark.full

@@ -1,7 +1,8 @@
 """The gradient of a streamed step against verl's own update of the whole batch, for each loss that verl knows.
 
 The combinations are generated from verl's registry of losses and its own list of aggregations: a new loss is either right,
-or refused by name, or it fails here. Each is streamed in an order, to a budget and with a rejection drawn at random.
+or refused by name, or it fails here. Each is streamed in an order, to a budget and with a rejection drawn at random. In
+`make test` the losses of ours and sapo meet every aggregation, the others a third of them, in turn.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ CODE = """
     batch = lab.rows(folder / "model")
     rejected = lab.corrected(batch)
     named = set(re.findall(r'"((?:seq|token)-[a-z-]+)"', inspect.getsource(agg_loss)))
+    EVERY = {"flowrl", "grpo_exact", "sapo"}
     TERMS = [dict(), dict(entropy=0.3), dict(kl=0.5), dict(entropy=0.3, kl=0.5)]
 
     def distance(engine, mode, aggregation, chance, terms):
@@ -57,7 +59,9 @@ CODE = """
 
     def drawn(engine, mode, seed):
         chance = random.Random(seed)
-        for aggregation in sorted(named):
+        for place, aggregation in enumerate(sorted(named)):
+            if not ALL and mode not in EVERY and (place + seed) % 3:
+                continue
             for terms in TERMS if ALL else [chance.choice(TERMS)]:
                 try:
                     found = distance(engine, mode, aggregation, chance, terms)
