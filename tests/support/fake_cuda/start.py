@@ -5,6 +5,8 @@ The environment's `fake_cuda.pth` imports this at start, before torch is there.
 
 from __future__ import annotations
 
+import functools
+
 import wrapt
 
 REDIRECTED: dict[str, object] = {}
@@ -103,3 +105,19 @@ def attend_in_plain_torch(backends) -> None:
     """torch's fused attention has kernels for CUDA alone."""
     for enable in (backends.enable_flash_sdp, backends.enable_mem_efficient_sdp, backends.enable_cudnn_sdp):
         enable(False)
+
+
+@wrapt.when_imported("torch.distributed.distributed_c10d")
+def group_over_gloo(groups) -> None:
+    """A trainer's groups over NCCL are gloo's, which takes tensors of a device through the host."""
+    original = groups._new_process_group_helper
+
+    @functools.wraps(original)
+    def helper(size, rank, ranks, backend, *arguments, **keywords):
+        if "nccl" in str(backend):
+            backend = groups.Backend(str(backend).replace("nccl", "gloo"))
+            keywords["backend_options"] = None
+        return original(size, rank, ranks, backend, *arguments, **keywords)
+
+    groups._new_process_group_helper = helper
+    groups.Backend.default_device_backend_map["cuda"] = groups.Backend.GLOO

@@ -44,3 +44,12 @@ int nvmlDeviceGetP2PStatus(void *a, void *b, int which, int *out) { return *out 
 int nvmlSystemGetDriverVersion(char *out, unsigned room) { return snprintf(out, room, "580.00"), OK; }
 int nvmlSystemGetCudaDriverVersion(int *out) { return *out = CUDA_VERSION_REPORTED, OK; }
 int nvmlSystemGetCudaDriverVersion_v2(int *out) { return *out = CUDA_VERSION_REPORTED, OK; }
+/* torch looks these up before it asks for any, which expandable segments do. */
+int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **out) {
+  unsigned slot = 4; /* as cudaDeviceGetPCIBusId names the first */
+  sscanf(bus, "%*x:%*x:%x", &slot);
+  return nvmlDeviceGetHandleByIndex_v2(slot - 4, out);
+}
+int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned link, void *out) { return NOT_SUPPORTED; }
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, void *out) { return NOT_SUPPORTED; }
+int nvmlDeviceGetComputeRunningProcesses(void *device, unsigned *count, void *out) { return *count = 0, OK; }

@@ -228,7 +228,7 @@ PyObject* install(PyObject*, PyObject*) {
     if (full.rfind("aten::", 0) != 0 || kept.count(full) || !op || !op->hasSchema()) continue;
     bool copies = full == "aten::copy_";  // it has one kernel for all devices
     if (!copies && !op->hasKernelForDispatchKey(c10::DispatchKey::CUDA)) continue;
-    if (!copies && !op->hasKernelForDispatchKey(c10::DispatchKey::CPU)) {
+    if (!copies && !op->hasComputedKernelForDispatchKey(c10::DispatchKey::CPU)) {
       PyObject* text = PyUnicode_FromString(full.c_str());
       PyList_Append(cuda_only, text);
       Py_DECREF(text);

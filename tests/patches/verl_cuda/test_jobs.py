@@ -1,0 +1,113 @@
+"""Whole jobs of verl as a GPU would run them: full graphs, sleep, FSDP2 offloaded, CUDA IPC, no padding, on the fake device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("verl")
+
+import cuda_job
+import verl_job
+from cuda_lab import runs
+from gpu_recipes import GPU, recorded
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not runs.is_built(), reason="the fake CUDA device is not built here"),
+]
+
+#: Largest difference between a token's probabilities in rollout and actor, which computes in float32.
+BOUND = {"bf16": 0.02, "fp8": 0.05}
+#: What a tiny model and two cores need of a recipe, and two steps of it.
+TINY = """
+data.train_batch_size=8 data.max_prompt_length=32 data.max_response_length=8 data.dataloader_num_workers=0
+actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.actor.ulysses_sequence_parallel_size=1
+actor_rollout_ref.ref.ulysses_sequence_parallel_size=1 actor_rollout_ref.rollout.tensor_model_parallel_size=1
+actor_rollout_ref.rollout.max_model_len=64 actor_rollout_ref.rollout.max_num_seqs=32
+actor_rollout_ref.rollout.max_num_batched_tokens=512 actor_rollout_ref.rollout.gpu_memory_utilization=0.3
+actor_rollout_ref.actor.use_torch_compile=False actor_rollout_ref.actor.fsdp_config.use_torch_compile=False
+trainer.val_before_train=False trainer.save_freq=-1 trainer.test_freq=-1 trainer.total_training_steps=2
+""".split()
+RECIPES = {
+    "gsm8k_fp8": ["critic.ppo_mini_batch_size=8", "critic.optim.lr=1e-3"],
+    "flowrl_7b": [],
+    "eagle_7b": ["data.max_response_length=24", "actor_rollout_ref.actor.optim.lr=1e-4"],
+}
+EAGLE = """
+[eagle]
+drafter = "new"
+train_seconds = 5.0
+trainer = ["rate=3e-3", "least=4", "batch=64", "dtype=float32"]
+"""
+
+
+@pytest.fixture
+def run(wide_world: Path, tmp_path: Path) -> Callable[..., str]:
+    """Run a job of two steps; return what it printed, once `--live` has found each of its patches proven."""
+
+    def run(*extra: str, options: str = "", **more: str) -> str:
+        if options:
+            (tmp_path / "flashpatch.toml").write_text(options)
+            more["FLASHPATCH_CONFIG"] = str(tmp_path / "flashpatch.toml")
+        done = cuda_job.train(wide_world, tmp_path, *extra, **more)
+        assert done.returncode == 0, done.stdout[-8000:]
+        verl_job.live(tmp_path)
+        return done.stdout
+
+    return run
+
+
+def agrees(output: str, bound: float) -> None:
+    """In both steps the engine gave its tokens the probabilities that the actor gives them."""
+    differences = verl_job.metrics(output, "training/rollout_probs_diff_max")
+    assert len(differences) == 2 and max(differences) < bound, differences
+
+
+def test_what_a_gpu_chooses_for_fp8(run):
+    agrees(run(FLASHPATCH="fp8"), BOUND["fp8"])
+
+
+def test_every_sync_audited_with_the_loss_of_grpo(run, tmp_path):
+    agrees(
+        run("actor_rollout_ref.model.use_fused_kernels=True", FLASHPATCH="fp8,grpo,fsdp"),
+        BOUND["fp8"],
+    )
+    (arrived,) = (note for note in verl_job.audits(tmp_path) if "audited" in note)
+    assert (arrived["sync"], arrived["audited"], arrived["failed"], arrived["not_audited"]) == (3, 3, 0, 0)
+
+
+def test_a_drafter_beside_fp8(run):
+    output = run(
+        "data.max_response_length=24",
+        "actor_rollout_ref.rollout.max_model_len=64",
+        options=EAGLE,
+        FLASHPATCH="eagle,fp8",
+    )
+    agrees(output, BOUND["fp8"])
+
+
+def test_flowrl(run):
+    output = run(FLASHPATCH="bf16,flowrl")
+    agrees(output, BOUND["bf16"])
+    assert len(verl_job.metrics(output, "actor/log_z")) == 2
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_for_gpus(name, wide_world, tmp_path, run):
+    from flashpatch.patches.eagle.verl import verl_config
+
+    given = {"MODEL": str(wide_world / "model"), "DATA": str(wide_world), "GPUS": "1"}
+    if name == "eagle_7b":
+        given["DRAFTER"] = str(tmp_path / "drafter")
+        options = {"drafter": "new", "trainer": ()}
+        verl_config._write_new(wide_world / "model", tmp_path / "drafter", options, "vllm")
+    recipe = recorded(GPU / f"{name}.sh", tmp_path, **given)
+    world = [
+        f"data.{which}_files={wide_world}/{file}.parquet"
+        for which, file in (("train", "train"), ("val", "test"))
+    ]
+    output = run(*TINY, *world, *RECIPES[name], like=list(recipe.overrides), **recipe.variables)
+    agrees(output, BOUND["fp8" if "fp8" in name else "bf16"])
