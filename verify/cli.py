@@ -17,9 +17,9 @@ from flashpatch import registry
 from flashpatch.commands.report import Table, emit, reader_left
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
-from flashpatch.ledger.nodes import gather
 from flashpatch.patch_status import absent_frameworks
 from flashpatch.record import Patch
+from flashpatch.verify import gather
 
 if TYPE_CHECKING:
     from flashpatch.verify.live import LiveReport, Process

@@ -213,12 +213,8 @@ class Manager:
                 member.site = Site(patch, member.target, module, options, member.counter)
             try:
                 by = patch.native(member.site)
-            except (
-                Exception
-            ) as error:  # what a framework's code raises when asked says nothing, so the patch acts
-                log.warning(
-                    "%s: cannot tell whether it is needed: %s: %s", patch.id, type(error).__name__, error
-                )
+            except Exception as error:  # from a framework's code: it tells nothing, so the patch acts
+                log.warning("%s: whether it is needed is not known: %r", patch.id, error)
                 by = None
             if by is not None:
                 return State("superseded", by)

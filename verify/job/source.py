@@ -9,9 +9,9 @@ from pathlib import Path
 from flashpatch.commands import original_env
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, read_events, runs
-from flashpatch.ledger.nodes import gather
 from flashpatch.ledger.read_events import ProcessEvents
 from flashpatch.ledger.runs import Row, Run
+from flashpatch.verify import gather
 
 _OUR_COMMANDS = frozenset({"flashpatch", "flashpatch-verify"})
 

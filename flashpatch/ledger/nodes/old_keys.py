@@ -17,37 +17,23 @@ _RECENT = 600.0
 
 
 def prune(store: Store, present: str, days: float, runs: int) -> list[str]:
-    """Remove runs that were last published to more than ``days`` ago, and all but the newest ``runs``.
-
-    Args:
-        store: where from.
-        present: id of the run that stays in any case, and counts as one of ``runs``.
-        days: 0 is no limit.
-        runs: 0, and more than `MOST_RUNS`, are `MOST_RUNS`.
-
-    Returns:
-        The ids of the runs removed.
-
-    Raises:
-        StoreError: Ray does not answer.
-    """
+    """Remove runs last published to more than ``days`` ago (0: no limit), and all but the newest ``runs`` (at most, and
+    for 0, `MOST_RUNS`), of which ``present`` is one and stays; return the ids of those removed. Raises StoreError."""
     limit, now = min(runs or MOST_RUNS, MOST_RUNS), time.time()
     others = [(written, run) for run, written in published(store).items() if run != present]
     removed = []
     for rank, (written, run) in enumerate(sorted(others, reverse=True), start=2):
         age = now - written
         if age > _RECENT and (rank > limit or (days and age > days * _DAY)):
-            remove(store, run)
+            for prefix in (keys.rows(run), keys.events(run)):
+                store.delete(prefix, prefix=True)
+            store.delete(keys.run(run))
             removed.append(run)
     return removed
 
 
 def published(store: Store) -> dict[str, float]:
-    """Return the runs in the store, each with when a node last published for it, seconds since 1970.
-
-    Raises:
-        StoreError: Ray does not answer.
-    """
+    """Return the runs in the store, each with when a node last published for it, seconds since 1970. Raises StoreError."""
     found = {}
     for key, value in store.get(store.keys(keys.run())).items():
         try:
@@ -55,10 +41,3 @@ def published(store: Store) -> dict[str, float]:
         except (ValueError, KeyError, TypeError):
             continue  # not ours, or of another format
     return found
-
-
-def remove(store: Store, run: str) -> None:
-    """Remove all keys of a run. Raises StoreError."""
-    for prefix in (keys.rows(run), keys.events(run)):
-        store.delete(prefix, prefix=True)
-    store.delete(keys.run(run))
