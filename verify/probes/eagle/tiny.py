@@ -13,17 +13,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-VOCAB, HIDDEN, INNER, HEADS, KV_HEADS = 32, 128, 128, 4, 2
+from flashpatch.verify.probes.fp8 import sglang_job
+from flashpatch.verify.probes.fp8 import tiny as fp8_tiny
+from flashpatch.verify.probes.fp8.tiny import ENVIRONMENT as ENVIRONMENT
 
-#: Environment in which a tiny engine starts quickly and answers the same in any process.
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TORCH_COMPILE_DISABLE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+VOCAB, HIDDEN, INNER, HEADS, KV_HEADS = 32, 128, 128, 4, 2
 
 
 def target(directory: Path, seed: int = 0, layers: int = 2, adds: float = 1.0, tied: bool = False) -> Path:
@@ -83,21 +77,8 @@ def drafter3(directory: Path, seed: int = 5) -> Path:
 
 def engine_arguments(model: Path, **more: Any) -> dict[str, Any]:
     """Return keywords of ``vllm.LLM`` and ``vllm.EngineArgs``: small, eager, float32, no tokenizer."""
-    return {
-        **dict(
-            model=str(model),
-            skip_tokenizer_init=True,
-            dtype="float32",
-            max_model_len=256,
-            max_num_seqs=8,
-            enforce_eager=True,
-            enable_prefix_caching=True,
-            kv_cache_memory_bytes=16 << 20,
-            gpu_memory_utilization=0.3,
-            disable_log_stats=True,
-        ),
-        **more,
-    }
+    own = {"dtype": "float32", "max_num_seqs": 8, "kv_cache_memory_bytes": 16 << 20}
+    return {**fp8_tiny.engine_arguments(str(model)), **own, **more}
 
 
 def sglang_arguments(model: Path, drafter: Path, max_drafts: int, **more: Any) -> dict[str, Any]:
@@ -111,18 +92,9 @@ def sglang_arguments(model: Path, drafter: Path, max_drafts: int, **more: Any) -
         speculative_draft_attention_backend=amx,
     )
     return {
+        **sglang_job.engine_arguments(str(model)),
         **dict(
-            model_path=str(model),
             dtype="float32",
-            skip_tokenizer_init=True,
-            skip_server_warmup=True,
-            disable_cuda_graph=True,
-            grammar_backend="none",
-            max_total_tokens=4096,
-            max_running_requests=4,
-            mem_fraction_static=0.95,  # other processes take memory meanwhile
-            random_seed=0,
-            log_level="warning",
             speculative_algorithm="EAGLE",
             speculative_draft_model_path=str(drafter),
             speculative_num_steps=max_drafts,

@@ -40,22 +40,13 @@ RECIPE = (
 
 
 def untrained(tied: bool = False, **settings: Any) -> Any:
-    """Return a new Qwen2 of two layers; ``settings`` are further ones of its configuration."""
+    """Return a new Qwen2 of two layers; ``settings`` of its configuration win."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    return Qwen2ForCausalLM(
-        Qwen2Config(
-            vocab_size=VOCABULARY,
-            hidden_size=WIDTH,
-            intermediate_size=2 * WIDTH,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=256,
-            tie_word_embeddings=tied,
-            **settings,
-        )
-    )
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 2 * WIDTH}
+    layers = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    given = {**sizes, **layers, "max_position_embeddings": 256, "tie_word_embeddings": tied, **settings}
+    return Qwen2ForCausalLM(Qwen2Config(**given))
 
 
 def write_model(folder: Path, seed: int = 0, tied: bool = False) -> Path:

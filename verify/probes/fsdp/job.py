@@ -28,6 +28,8 @@ from typing import Any
 
 import torch
 
+from flashpatch.verify.probes.flowrl.tiny import untrained
+
 BUCKET = 1  # MiB
 TIMEOUT = 300.0  # seconds that one side waits for the other; stock verl waits for ever
 BATCH, LENGTH, VOCABULARY = 4, 8, 96
@@ -59,18 +61,9 @@ def _run(part: Callable[[Path, int, list[dict[str, Any]]], list[dict[str, Any]]]
 
 def make_model(path: Path, layers: int = 2, dtype: str = "float32", **sizes: int) -> None:
     """Save a small random Qwen2, whose rows do not divide evenly by two, in Hugging Face's format."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCABULARY + 1, "hidden_size": 48, "intermediate_size": 71, **sizes}
-    config = Qwen2Config(
-        num_hidden_layers=layers,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        **sizes,
-    )
-    model = Qwen2ForCausalLM(config).to(getattr(torch, dtype))
+    model = untrained(num_hidden_layers=layers, **sizes).to(getattr(torch, dtype))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.08)
@@ -100,8 +93,16 @@ def plain_step(path: Path) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in model.state_dict().items()}
 
 
-def build(path: Path, strategy: str, fsdp_size: int = -1, dtype: str = "fp32", lora_rank: int = 0) -> Any:
-    """Return verl's own FSDP engine, initialized."""
+def build(
+    path: Path,
+    strategy: str,
+    fsdp_size: int = -1,
+    dtype: str = "fp32",
+    lora_rank: int = 0,
+    rate: float = RATE,
+    **settings: Any,
+) -> Any:
+    """Return verl's own FSDP engine, initialized, with plain gradient descent; ``settings`` are further ones of FSDP."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
@@ -123,10 +124,10 @@ def build(path: Path, strategy: str, fsdp_size: int = -1, dtype: str = "fp32", l
             fsdp_size=fsdp_size,
             model_dtype=dtype,
             use_torch_compile=False,
-            mixed_precision=full,
+            **{"mixed_precision": full, **settings},
         ),
         optimizer_config=FSDPOptimizerConfig(
-            lr=RATE, optimizer="SGD", weight_decay=0.0, clip_grad=1.0, total_training_steps=10
+            lr=rate, optimizer="SGD", weight_decay=0.0, clip_grad=1.0, total_training_steps=10
         ),
         checkpoint_config=CheckpointConfig(),
     )

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from flashpatch.verify.probes.flowrl.tiny import untrained
+from flashpatch.verify.probes.fsdp.job import build
 from flashpatch.verify.probes.grpo.verl_probe import OTHER_LOSSES
 
 ROWS, REAL, VOCABULARY = 8, 5, 64
@@ -33,20 +35,8 @@ AGGREGATIONS = ("seq-mean-token-mean", "seq-mean-token-sum", "token-mean")
 
 def tiny(folder: Path) -> Path:
     """Write a random Qwen2 without tokenizer, as a Hugging Face checkpoint."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=False,
-    )
-    model = Qwen2ForCausalLM(config).to(torch.float32)
+    model = untrained(vocab_size=VOCABULARY).to(torch.float32)
     with torch.no_grad():
         model.lm_head.weight.mul_(8)  # a random head is nearly uniform: its gradients would say little
     model.save_pretrained(folder)
@@ -102,34 +92,8 @@ def wanted(model: torch.nn.Module, batch: list[dict[str, torch.Tensor]], aggrega
 
 def engine_for(strategy: str, model: Path, **settings: Any) -> Any:
     """Return verl's engine of that name around the model, in float32 throughout, with further settings of FSDP."""
-    from verl.trainer.config import CheckpointConfig
-    from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
-    from verl.workers.engine import EngineRegistry
-
-    precision = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
-    engine = EngineRegistry.new(
-        model_type="language_model",
-        backend=strategy,
-        model_config=HFModelConfig(
-            path=str(model),
-            load_tokenizer=False,
-            use_remove_padding=False,
-            enable_gradient_checkpointing=False,
-            override_config={"attn_implementation": "sdpa"},
-        ),
-        engine_config=FSDPEngineConfig(
-            strategy=strategy,
-            use_torch_compile=False,
-            use_remove_padding=False,
-            **{"use_orig_params": True, "mixed_precision": precision, **settings},
-        ),
-        optimizer_config=FSDPOptimizerConfig(
-            optimizer="SGD", lr=1.0, weight_decay=0.0, total_training_steps=1
-        ),
-        checkpoint_config=CheckpointConfig(),
-    )
-    engine.initialize()
-    return engine
+    own = {"use_remove_padding": False, "use_orig_params": True, **settings}
+    return build(model, strategy, rate=1.0, **own)
 
 
 def loss_function(mode: str, aggregation: str) -> Any:
