@@ -26,6 +26,13 @@ def _scale_one_channel(tensors: Tensors) -> None:
     tensors[f"{LAYER}.mlp.down_proj.weight"][7] *= 2
 
 
+def _scale_a_little(tensors: Tensors) -> None:
+    """What rounding to eight bits is as large as: weights, a row of weights, a bias."""
+    tensors["model.layers.0.mlp.down_proj.weight"] *= 1.1
+    tensors[f"{LAYER}.self_attn.v_proj.bias"].zero_()
+    _scale_one_channel(tensors)
+
+
 def _keep_one_layer(tensors: Tensors) -> None:
     """The layer of an older policy."""
     for name, tensor in tensors.items():
@@ -71,6 +78,14 @@ def _rope(config: dict) -> None:
             scope["rope_theta"] = 500.0
 
 
+def _scaling(config: dict) -> None:
+    """None for long texts; the shortest wavelengths are the same."""
+    config["rope_parameters"] = {
+        "rope_type": "default",
+        "rope_theta": config["rope_parameters"]["rope_theta"],
+    }
+
+
 def _epsilon(config: dict) -> None:
     config["rms_norm_eps"] = 0.1
 
@@ -93,6 +108,8 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {
     "a layer not updated": ("llama", _keep_one_layer, "tensors", f"{LAYER}.self_attn.qkv_proj"),
     "head stale": ("llama", _keep_head, "tensors", "logits"),
     "rope theta": ("llama", _rope, "config", "into model.layers.0.self_attn.o_proj"),
+    "rope scaling": ("llama3.1", _scaling, "config", "model.layers.0.self_attn.rotary_emb"),
+    "as small as rounding": ("llama-biased", _scale_a_little, "tensors", "model.layers.0.mlp.down_proj"),
     "rms eps": ("llama", _epsilon, "config", "model.layers.0.input_layernorm"),
     "experts exchanged": ("qwen3-moe", _permute_experts, "tensors", f"{LAYER}.mlp"),
     "router bias": ("glm4-moe", _drop_router_bias, "tensors", f"{LAYER}.mlp"),

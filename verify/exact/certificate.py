@@ -12,25 +12,32 @@ DISTRIBUTIONS = "the distributions"
 """The place whose gap is the mean KL."""
 
 
+def because(error: Exception) -> str:
+    """Say why nothing could be compared."""
+    return f"cannot compare here: {' '.join(str(error).split())[:300] or type(error).__name__}"
+
+
 @dataclass(frozen=True)
 class Place:
     """One place's gap, see `forced.Gap`, and the largest that rounding explains.
 
     Attributes:
         rank: of a tensor-parallel engine: the rank, or ranks, that differ, or the two that disagree; "" if all do, or it is not known.
+        kind: of the gap, one of `forced.KINDS`, or how far out turns were compared.
     """
 
     name: str
     gap: float
     bound: float
     rank: str = ""
+    kind: str = ""
 
     @property
     def differs(self) -> bool:
         return not self.gap <= self.bound
 
     def __str__(self) -> str:
-        return f"{self.name}, {self.rank}" if self.rank else self.name
+        return ", ".join(filter(None, (self.name, self.rank, self.kind)))
 
 
 @dataclass(frozen=True)

@@ -6,23 +6,23 @@ import argparse
 import importlib
 import importlib.util
 import json
+import multiprocessing
 import os
+import pickle
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flashpatch.commands.report import Table, emit
 from flashpatch.verify.exact import causes, picture
-from flashpatch.verify.exact.certificate import Certificate
+from flashpatch.verify.exact.certificate import Certificate, because
 from flashpatch.verify.exact.verl_job import Job, JobError, Trainer, composed
-
-if TYPE_CHECKING:
-    import torch
 
 ENGINES = {"vllm": "engine", "sglang": "sglang_engine"}
 """Modules that open engines, by the package whose engines they are."""
@@ -90,6 +90,8 @@ def _bounded(seconds: float, as_json: bool) -> Iterator[None]:
         late = Certificate([], problem=f"cannot compare here: not done within {seconds:g} seconds")
         emit(late.as_json(), tables(late), as_json)
         sys.stdout.flush()
+        for child in multiprocessing.active_children():
+            child.kill()
         os._exit(DIFFER)
 
     timer = threading.Timer(seconds, end)
@@ -128,10 +130,7 @@ def certify(
         return Certificate([], problem=f"cannot compare here: {wanted} is not installed")
     rollout = importlib.import_module(f"flashpatch.verify.exact.{ENGINES[kind]}")
     begun = time.monotonic()
-    from transformers import AutoModelForCausalLM
-
-    from flashpatch.verify.exact.compare import compare
-    from flashpatch.verify.exact.trainer import measured
+    from flashpatch.verify.exact.trainer import certified
 
     ids = tokens(model, prompt or TEXT)
     settings = {**rollout.defaults(model, max(len(ids) + 8, 64)), **(engine or {})}
@@ -139,27 +138,20 @@ def certify(
     if problem := rollout.refusal(settings):
         return Certificate([], problem=f"cannot compare here: {problem}")
     adapter = settings.pop("adapter", "")
-    with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
-        if problem := rollout.ignored(llm, settings):
-            return Certificate([], problem=f"cannot compare here: {problem}")
-        seen = rollout.prefill(llm, ids, adapter, read)
-        changes = rollout.first_changes(llm, ids, seen, model, syncs, adapter, read)
-    done = time.monotonic()
-
-    def load(dtype: torch.dtype) -> torch.nn.Module:
-        # torch's own attention, the default, leaves caps on scores away.
-        eager = {
-            "attn_implementation": "eager",
-            "trust_remote_code": settings.get("trust_remote_code", False),
-        }
-        return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **eager).eval()
-
-    found = compare(load, ids, seen)
+    try:
+        with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
+            if problem := rollout.ignored(llm, settings):
+                return Certificate([], problem=f"cannot compare here: {problem}")
+            seen = rollout.prefill(llm, ids, adapter, read)
+            changes = rollout.first_changes(llm, ids, seen, model, syncs, adapter, read)
+        done = time.monotonic()
+        asked = model, bool(settings.get("trust_remote_code")), ids, pickle.dumps(seen), trainer
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            found = pool.submit(certified, *asked).result()
+    except Exception as error:  # whatever an engine or a model's own code raises
+        return Certificate([], problem=because(error), engine=kind)
     seconds = {"engine": done - begun, "trainer's model": time.monotonic() - done}
-    found = replace(found, syncs=tuple(changes), seconds=seconds, engine=kind)
-    if trainer is None or found.problem:
-        return found
-    return replace(found, causes=measured(load, model, ids, seen, trainer))
+    return replace(found, syncs=tuple(changes), seconds=seconds, engine=kind)
 
 
 def installed(kind: str = "") -> str:

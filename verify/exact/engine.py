@@ -15,6 +15,7 @@ from flashpatch.verify.exact import workers
 from flashpatch.verify.exact.calls import Call
 from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
 from flashpatch.verify.exact.shards import HEAD, Apart, join, some
+from flashpatch.verify.exact.turns import Turns
 
 LENGTH = "max_model_len"
 PARALLEL = tuple(
@@ -34,6 +35,7 @@ class Pass:
         ranks: the calls that each rank saw.
         apart: where ranks that hold the same disagree.
         left: modules that cannot be joined from their ranks.
+        turns: what the first rank turns queries and keys by.
     """
 
     calls: list[Call]
@@ -43,6 +45,7 @@ class Pass:
     ranks: list[list[Call]] = field(default_factory=list)
     apart: list[Apart] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    turns: Turns = field(default_factory=dict)
 
 
 def defaults(model: str, length: int) -> dict[str, Any]:
@@ -138,7 +141,9 @@ def prefill(llm: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> P
     layouts = llm.collective_rpc(workers.layouts)[0] if len(ranks) > 1 else {}
     whole = join(ranks, layouts)
     logits = steps[0][1] if len(steps[0][1]) == length - 1 else torch.empty(0)
-    return Pass(whole.calls, logits, config.quantization or "", problem, ranks, whole.apart, whole.left)
+    turns = llm.collective_rpc(workers.turns)[0]
+    how = config.quantization or ""
+    return Pass(whole.calls, logits, how, problem, ranks, whole.apart, whole.left, turns)
 
 
 def rows_of(calls: list[Call], of: int, count: int) -> list[Call]:

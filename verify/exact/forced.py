@@ -8,7 +8,7 @@ compared, whatever rounding did to the choice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
@@ -16,8 +16,12 @@ import torch
 
 from flashpatch.verify.exact.calls import Call, first_tensor, given_to
 from flashpatch.verify.exact.names import counterparts
-from flashpatch.verify.exact.routers import ROUTER, decided, following, is_router, logits_of
+from flashpatch.verify.exact.routers import ROUTER, decided, following, is_router, logits_of, unreached
 from flashpatch.verify.exact.shards import HEAD
+
+KINDS = ("", "scale", "offset", "a column's scale")
+"""Ways in which values differ: by the norm of the difference as a part of theirs, or by what rounding, which knows no direction, does not
+do: all of one module's are larger, each column has a part that is the same for all tokens, one column is larger."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,19 @@ class Gap:
     Attributes:
         place: "into NAME": between what the model's earlier modules returned and what the module was given; or "NAME": of
             what it returned.
-        size: norm of the difference as a part of the reference's norm.
-        ranks: the same in the columns of each rank, where they are known.
+        sizes: of the difference in each of `KINDS`.
+        ranks: the first of them in the columns of each rank, where they are known.
+        unreached: of a router's experts, those that no token chose, joined by commas.
     """
 
     place: str
-    size: float
+    sizes: tuple[float, ...] = (0.0,) * len(KINDS)
     ranks: tuple[float, ...] = ()
+    unreached: str = ""
+
+    @property
+    def size(self) -> float:
+        return self.sizes[0]
 
 
 def gaps(model: torch.nn.Module, ids: list[int], engine: list[Call], logits: torch.Tensor) -> list[Gap]:
@@ -141,6 +151,8 @@ class _State:
             if routes:
                 returned = following(module, args, kwargs, theirs)
                 self.decided[name.rpartition(".")[0]] = decided(theirs, returned)
+                left = ", ".join(map(str, unreached(theirs, returned)))
+                self.found[call.name] = replace(self.found.get(call.name, Gap(call.name)), unreached=left)
                 return returned
             goes_on = theirs.reshape(ours.shape).to(ours)
             if not isinstance(returned, tuple):
@@ -168,19 +180,27 @@ class _State:
             return
         other = theirs.reshape(theirs.shape[0], -1)
         mine = ours.detach().float().cpu().reshape(other.shape)
-        old = self.found.get(place, Gap(place, 0.0))
+        old = self.found.get(place, Gap(place))
         ranks = (
             []
             if owners is None
             else [owners[: other.shape[1]] == rank for rank in range(int(owners.max()) + 1)]
         )
-        parts = [_size(mine[:, own], other[:, own]) for own in ranks]
+        parts = [_sizes(mine[:, own], other[:, own])[0].item() for own in ranks]
         larger = tuple(max(pair) for pair in zip_longest(parts, old.ranks, fillvalue=0.0))
-        self.found[place] = Gap(place, max(_size(mine, other), old.size), larger)
+        sizes = torch.maximum(_sizes(mine, other), torch.tensor(old.sizes))
+        self.found[place] = Gap(place, tuple(sizes.tolist()), larger)
 
 
-def _size(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    return ((ours - theirs).norm() / ours.norm().clamp(min=1e-30)).item()
+def _sizes(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+    """The difference in each of `KINDS`."""
+    difference, whole = theirs - ours, ours.square().sum(0)
+    energy = whole.sum().clamp(min=1e-30)
+    along = (ours * difference).sum(0)
+    least = energy / whole.numel() / 100  # columns of next to nothing are no reference
+    constant = difference.mean(0).norm() * (len(ours) / energy) ** 0.5
+    column = (along / whole.clamp(min=least)).abs().max()
+    return torch.stack([difference.norm() / energy**0.5, along.sum().abs() / energy, constant, column])
 
 
 def _with(args: tuple, kwargs: dict, given: torch.Tensor) -> tuple[tuple, dict]:

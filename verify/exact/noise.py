@@ -12,7 +12,7 @@ FP8_LARGEST = 448.0
 
 @contextmanager
 def rounded(model: torch.nn.Module, quantization: str) -> Iterator[None]:
-    """Within, linear layers but the head compute on weights and inputs rounded to eight bits, as an engine's do.
+    """Within, linear layers but the head compute on weights and inputs rounded to eight bits, as an engine's do; experts on weights.
 
     Args:
         model: its weights are restored at the end.
@@ -24,6 +24,9 @@ def rounded(model: torch.nn.Module, quantization: str) -> Iterator[None]:
     is_int = "int8" in quantization or "w8a8" in quantization or "compressed" in quantization
     hooks, kept = [], []
     for name, module in model.named_modules():
+        for own in module.parameters(recurse=False) if name.endswith("experts") else ():
+            kept.append((own, own.data))
+            own.data = to_eight_bits(own.data, is_int) if own.dim() == 3 else own.data
         if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head"):
             kept.append((module.weight, module.weight.data))
             module.weight.data = to_eight_bits(module.weight.data, is_int)

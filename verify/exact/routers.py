@@ -67,15 +67,23 @@ def decided(logits: torch.Tensor, returned: tuple) -> torch.Tensor:
 
     For others an engine may have taken either.
     """
-    numbers = [
-        value for value in returned if isinstance(value, torch.Tensor) and not value.is_floating_point()
-    ]
-    chosen = next((value.cpu() for value in numbers if value.shape[:-1] == logits.shape[:1]), None)
-    if chosen is None:  # they are chosen elsewhere
+    chosen = _chosen(logits, returned)
+    if chosen is None:  # elsewhere
         return torch.ones(len(logits), dtype=torch.bool)
     left = torch.ones_like(logits, dtype=torch.bool).scatter(1, chosen, False)
     alike = logits.gather(1, chosen)[:, :, None] == logits[:, None, :]
     return ~(alike & left[:, None, :]).any(-1).any(-1)
+
+
+def unreached(logits: torch.Tensor, returned: tuple) -> list[int]:
+    """Return the experts that no token chose, as far as a router says."""
+    chosen = _chosen(logits, returned)
+    return [] if chosen is None else sorted({*range(logits.shape[-1])} - {*chosen.flatten().tolist()})
+
+
+def _chosen(logits: torch.Tensor, returned: tuple) -> torch.Tensor | None:
+    whole = [part for part in returned if isinstance(part, torch.Tensor) and not part.is_floating_point()]
+    return next((part.cpu() for part in whole if part.shape[:-1] == logits.shape[:1]), None)
 
 
 class _Given(TorchFunctionMode):

@@ -25,6 +25,7 @@ from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
 from flashpatch.verify.exact.engine import Pass, first_change, joined, rows_of
 from flashpatch.verify.exact.shards import HEAD
+from flashpatch.verify.exact.turns import of_engine
 
 LENGTH = "context_length"
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -164,7 +165,8 @@ def prefill(runner: Any, ids: list[int], adapter: str = "", read: str = ALONE) -
         calls = calls_of(asked(ids))
     modules, logits = joined(calls)
     whole = logits[:-1] if len(logits) == length else torch.empty(0)
-    return Pass(modules, whole, runner.torch_runner.model_config.quantization or "")
+    quantization = runner.torch_runner.model_config.quantization or ""
+    return Pass(modules, whole, quantization, turns=of_engine(runner.torch_runner.model))
 
 
 def _loaded(runner: Any, folder: str) -> str:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
 
 from flashpatch.verify.exact.causes import OTHERS, Cause
+from flashpatch.verify.exact.certificate import Certificate, because
+from flashpatch.verify.exact.compare import compare
 from flashpatch.verify.exact.distributions import kept_kl, logits, mean_kl
 from flashpatch.verify.exact.engine import Pass
 from flashpatch.verify.exact.forced import router_logits
@@ -24,6 +28,32 @@ LIMIT = 300
 """Seconds after which ranks that wait for each other are given up."""
 Way = tuple[str, str, Callable[[], torch.Tensor]]
 """What is switched, how, and what then gives the model's logits."""
+
+
+def certified(
+    model: str, trusted: bool, ids: list[int], engine: bytes, trainer: Trainer | None
+) -> Certificate:
+    """Compare a pass of an engine with the trainer's model, in a process in which no engine was: vLLM changes classes of transformers.
+
+    Args:
+        model, trainer: see `command.certify`.
+        trusted: whether the checkpoint's own code may run.
+        ids: the tokens that the engine was given.
+        engine: the `Pass`, pickled.
+    """
+    from transformers import AutoModelForCausalLM
+
+    # torch's own attention, the default, leaves caps on scores away.
+    eager = {"attn_implementation": "eager", "trust_remote_code": trusted}
+
+    def load(dtype: torch.dtype) -> torch.nn.Module:
+        return AutoModelForCausalLM.from_pretrained(model, dtype=dtype, **eager).eval()
+
+    seen = pickle.loads(engine)
+    found = compare(load, ids, seen)
+    if trainer is None or found.problem:
+        return found
+    return replace(found, causes=measured(load, model, ids, seen, trainer))
 
 
 def measured(
@@ -55,8 +85,7 @@ def measured(
         try:
             left = kl(compute(), engine.logits)
         except Exception as error:  # of a model's own code, which does not take every batch
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            return Cause(name, to, problem=f"cannot compare here: {said[0].split('. ')[0]}")
+            return Cause(name, to, problem=because(error))
         return Cause(name, to, left, 1 - left / max(gap, 1e-30))
 
     found = [cause("trainer's dtype", "bfloat16", lambda: in_bf16)]

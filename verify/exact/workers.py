@@ -7,6 +7,7 @@ from typing import Any
 
 from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.shards import Pair, layouts_of
+from flashpatch.verify.exact.turns import Turns, of_engine
 
 _open = ExitStack()
 _calls: list[Call] = []
@@ -27,3 +28,8 @@ def stop(worker: Any) -> list[Call]:
 def layouts(worker: Any) -> dict[str, Pair]:
     """Return how the tensors of this worker's modules lie on the ranks."""
     return layouts_of(worker.get_model())
+
+
+def turns(worker: Any) -> Turns:
+    """Return what this worker turns queries and keys by."""
+    return of_engine(worker.get_model())

@@ -6,6 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama3.1": (
+        "llama",
+        dict(
+            max_position_embeddings=16384,
+            rope_parameters=dict(
+                rope_type="llama3",
+                rope_theta=500000.0,
+                factor=8.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=8192,
+            ),
+        ),
+    ),  # slow turns are slower, for long texts
+    "falcon": ("falcon", dict(num_kv_heads=2, new_decoder_architecture=True, alibi=False, bias=False)),
     "mistral": ("mistral", dict(head_dim=64, sliding_window=None)),
     "olmo": ("olmo", dict(num_key_value_heads=4)),  # norms without weights
     "olmo2": ("olmo2", {}),  # norms behind attention and mlp, and over all heads of q and k at once

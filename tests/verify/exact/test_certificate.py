@@ -23,11 +23,12 @@ from flashpatch.verify.exact.certificate import DISTRIBUTIONS
 
 pytestmark = [pytest.mark.vllm]
 
-SOON = ("q and k swapped", "experts exchanged")
-HONEST = ("llama", "qwen3-moe")
+SOON = ("q and k swapped", "rope scaling", "experts exchanged")
+HONEST = ("llama", "qwen3-moe", "olmo2")
 SYNCED = ("llama", "qwen2-tied")
 MORE = (
-    *("qwen2", "qwen2-tied", "llama-tied", "llama-biased", "qwen3", "phi3", "gemma2", "gemma3", "cohere"),
+    *("qwen2", "qwen2-tied", "llama-tied", "llama-biased", "llama3.1", "falcon", "smollm3"),
+    *("qwen3", "phi3", "gemma2", "gemma3", "cohere"),
     *("mixtral", "glm4-moe", "olmoe", "gpt-oss"),
     *("qwen3-next", "mamba2", "granite-moe-hybrid", "nemotron-h", "falcon-h1", "deepseek-v3", "bloom"),
 )
@@ -91,18 +92,18 @@ def _with_outliers(folder: Path) -> Path:
     return model
 
 
-def _printed(model: Path, precision: str, *options: str) -> dict:
-    """What the command prints of an honest model, with the engine in the precision that FLASHPATCH gives it."""
+def _printed(model: Path, precision: str, /, *options: str, status: int = 0, **engine: object) -> dict:
+    """What the command prints of a model, with the engine in the precision that FLASHPATCH gives it."""
     command = [Path(sys.executable).with_name("flashpatch-verify"), "exact", model]
     variables = {**os.environ, "FLASHPATCH": precision, "FLASHPATCH_LEDGER": str(model.parent / "ledger")}
     done = subprocess.run(
-        [*command, "--json", "--engine", json.dumps(SMALL), *options],
+        [*command, "--json", "--engine", json.dumps({**SMALL, **engine}), *options],
         env=variables,
         capture_output=True,
         text=True,
         timeout=limit(300),
     )
-    assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-2000:])
+    assert done.returncode == status, (done.stdout[-2000:], done.stderr[-2000:])
     return json.loads(done.stdout)
 
 
@@ -110,6 +111,21 @@ def _printed(model: Path, precision: str, *options: str) -> dict:
 def test_rounding_to_eight_bits_is_no_fault(tmp_path, precision: str) -> None:
     found = _printed(_with_outliers(tmp_path), precision, "--syncs=2")
     assert found["ok"] and found["kl_rounding"] > 1e-4 and found["syncs"] == ["", ""]
+
+
+@pytest.mark.parametrize("precision", some_full(("int8", "fp8"), ("fp8",)))
+def test_what_is_as_small_as_rounding_is_named(tmp_path, precision: str) -> None:
+    source = models.checkpoint(tmp_path, "llama-biased")
+    served = str(plant(source, "as small as rounding", tmp_path))
+    found = _printed(source, precision, status=1, model=served)
+    named = [place["name"] for place in found["places"] if place["gap"] > place["bound"]]
+    attention = "model.layers.1.self_attn.qkv_proj"
+    assert named == ["model.layers.0.mlp.down_proj", attention, "model.layers.1.mlp.down_proj"]
+
+
+def test_what_an_engine_raises_is_said(certify, tmp_path) -> None:
+    found = certify(models.checkpoint(tmp_path, "llama"), max_model_len=-7)
+    assert found.problem.startswith("cannot compare here: ") and "max_model_len" in found.problem
 
 
 @pytest.mark.full

@@ -124,3 +124,13 @@ def test_a_token_is_decided_if_nothing_left_is_as_likely_as_what_was_taken() -> 
     chosen = torch.tensor([[0, 2], [0, 1], [3, 0]])
     assert decided(given, (given, torch.ones(3, 2), chosen)).tolist() == [False, True, False]
     assert decided(given, (given,)).all()
+
+
+def test_experts_that_no_token_reaches_are_named(tmp_path) -> None:
+    path = models.checkpoint(tmp_path, "qwen3-moe", num_experts=64)
+    found = compared(path, path)
+    assert found.ok, found.first
+    assert any(one.startswith("model.layers.0.mlp.gate's experts ") for one in found.left_out)
+    assert not any(
+        "no token took" in one for one in compared(*[models.checkpoint(tmp_path, "qwen3-moe")] * 2).left_out
+    )

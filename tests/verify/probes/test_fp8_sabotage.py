@@ -81,7 +81,7 @@ def test_an_update_that_does_nothing_is_caught_though_every_patch_is_live(tmp_pa
     honest = "result = managed.load(functools.partial(_with_positional, original, args), weights, **kwargs)"
     lazy = f"{honest} if managed.state == 'loading' else list(weights)"
     report = caught(tmp_path, doctored(tmp_path, "fp8/refit/model_registry.py", honest, lazy))
-    assert report.failed == {
+    assert report.failed >= {
         "an update to other weights equals a fresh engine on them",
         "reload_weights back equals the answers before",  # raises: nothing has come
     }
