@@ -213,9 +213,9 @@ class Manager:
                 member.site = Site(patch, member.target, module, options, member.counter)
             try:
                 by = patch.native(member.site)
-            except Exception as error:  # from a framework's code: it tells nothing, so the patch acts
-                log.warning("%s: whether it is needed is not known: %r", patch.id, error)
+            except Exception as error:  # a framework's, when it is asked, says nothing: so the patch acts
                 by = None
+                log.warning("%s may not be needed: %s: %s", patch.id, type(error).__name__, error)
             if by is not None:
                 return State("superseded", by)
             patch.apply(member.site)

@@ -52,10 +52,22 @@ class Own:
     runs: tuple[tuple[int, torch.Tensor], ...] = ()
     block: tuple[tuple[int, ...], torch.Tensor] | None = None
 
-    def sums(self, begin: int, end: int, dtype: torch.dtype) -> fingerprint.Sums:
-        """Return this rank's part of the fingerprint of the elements ``[begin, end)``, cast to ``dtype``."""
+    def sums(
+        self, begin: int, end: int, dtype: torch.dtype, device: torch.device | None = None
+    ) -> fingerprint.Sums:
+        """Return this rank's part of the fingerprint of the elements ``[begin, end)``, cast to ``dtype``.
+
+        What is offloaded to the host is read on ``device``, if one is given: a host's thread reads 3 GB/s.
+        """
+
+        def part(start: int, values: torch.Tensor) -> fingerprint.Sums:
+            values = values[max(begin - start, 0) : end - start]
+            return fingerprint.of(
+                values.to(device) if device and values.is_cpu else values, max(start - begin, 0), dtype
+            )
+
         return fingerprint.total(
-            fingerprint.of(values[max(begin - start, 0) : end - start], max(start - begin, 0), dtype)
+            part(start, values)
             for start, values in self._all_runs()
             if start < end and start + values.numel() > begin
         )

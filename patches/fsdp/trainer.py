@@ -159,7 +159,8 @@ class ShardFingerprints:
             if tuple(tensor.shape) != part.shape:
                 self._misshapen.append(f"{name} is exported as {list(tensor.shape)}, not {list(part.shape)}")
             mine = self._entries[part.of]
-            future = self._background.submit(tensor.nbytes, mine.sums, part.begin, part.end, tensor.dtype)
+            where = part.begin, part.end, tensor.dtype, tensor.device
+            future = self._background.submit(tensor.nbytes, mine.sums, *where)
             self._sent[name] = part, str(tensor.dtype), future
 
     def table(self) -> dict[str, Any]:

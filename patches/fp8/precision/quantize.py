@@ -19,7 +19,8 @@ DTYPES = {"int8": torch.int8, "fp8": FP8}
 
 _PATCH = "fp8.quantizer"
 BLOCK = 1 << 18  # elements that a thread has in float32 at once, so that they stay in its core's cache
-THREADS = 4  # as many threads share a block at most, and a GPU has as large a one
+THREADS = 4  # as many threads share a block at most
+ON_DEVICE = 1 << 25  # elements of a block on a GPU: 128 MiB, where each block costs launches
 _MAGNITUDE = {2: (torch.int16, 0x7FFF), 4: (torch.int32, 0x7FFFFFFF)}  # by bytes of a float: all but its sign
 _TINY = torch.finfo(torch.float32).tiny
 
@@ -87,9 +88,9 @@ def row_amax(w: torch.Tensor) -> torch.Tensor:
 
 
 def rows_at_once(w: torch.Tensor) -> int:
-    """Return how many entries of the first dimension make a block that stays in the cache in float32."""
-    threads = min(THREADS, torch.get_num_threads()) if w.is_cpu else THREADS
-    return max(1, BLOCK * threads * w.shape[0] // max(1, w.numel()))
+    """Return how many entries of the first dimension make a block: on a CPU one that stays in the cache in float32."""
+    size = BLOCK * min(THREADS, torch.get_num_threads()) if w.is_cpu else ON_DEVICE
+    return max(1, size * w.shape[0] // max(1, w.numel()))
 
 
 def _scale(amax: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

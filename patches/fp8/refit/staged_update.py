@@ -33,7 +33,7 @@ from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracke
 logger = logging.getLogger("flashpatch.fp8")
 
 #: Tensors of one call between two agreements of several ranks: bounds the memory that waits for them.
-_BETWEEN = 128
+_BETWEEN = 32
 
 
 class StagedUpdate:
@@ -100,15 +100,17 @@ class StagedUpdate:
 
     def drop(self) -> None:
         """Free everything staged and planned."""
-        self._plans.clear()
+        planned = bool(self._plans) and self._adapter.device.type != "cpu"
+        for one in (self._plans, self._queue, self.names):
+            one.clear()
         self._joined.restart()
         self._tied.restart()
         self._new = self._in_place = False
-        self._queue.clear()
-        self.names.clear()
         self._call = 0
         for layer in self._layers:
             layer.reset()
+        if planned:  # as large as a model, and what is woken next, such as the KV cache, may need it
+            torch.get_device_module(self._adapter.device).empty_cache()
 
     def preserve(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count the layers whose parameters are all among ``tensors`` as present until the next commit."""
@@ -134,11 +136,8 @@ class StagedUpdate:
             if not layer.processed_in and (layer.written or layer not in present)
         ]
         missing = [name for layer in waiting if layer.written or not partial for name in layer.missing()]
-        return (
-            self._tied.waiting
-            + missing
-            + [f"a part of {layer.name} on another rank" for layer in self._queue]
-        )
+        queued = [f"a part of {layer.name} on another rank" for layer in self._queue]
+        return self._tied.waiting + missing + queued
 
     def load(
         self, original: Callable, names: NamedWeights, constants: list[torch.Tensor], **kwargs: Any

@@ -74,3 +74,12 @@ def test_packed_experts_are_followed_into_their_parts():
         assert part.shape == tuple(value.shape)
         assert sums == fingerprint.of(value, dtype=torch.bfloat16), name
     assert set(known) == set(whole) | set(exported)
+
+
+def test_what_is_offloaded_is_read_on_the_device_that_it_is_exported_on(monkeypatch):
+    read = []
+    monkeypatch.setattr(fingerprint, "of", lambda tensor, *of: read.append(tensor.device.type) or (0, 0))
+    for values in (torch.ones(4), torch.ones(4, device="meta")):
+        for device in (None, torch.device("cpu"), torch.device("meta")):
+            shards.Own((4,), ((0, values),)).sums(0, 4, torch.bfloat16, device)
+    assert read == ["cpu", "cpu", "meta"] + ["meta"] * 3

@@ -5,6 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import fp8_toys as toys
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashpatch import PatchError
 from flashpatch.patches.fp8.refit import finite, layer
@@ -82,3 +83,26 @@ def test_no_sum_hides_what_is_not_finite(dtype, value):
 def test_a_sum_beyond_the_range_of_its_type_is_looked_at_again(dtype):
     values = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)
     assert not torch.isfinite(values.sum()) and finite.is_finite(values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz])
+def test_types_of_one_byte_are_looked_at_in_pieces(monkeypatch, dtype):
+    """However large the tensor is, what is made beside it is a piece's."""
+    largest = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            found = func(*args, **(kwargs or {}))
+            if isinstance(found, torch.Tensor) and not func.is_view:
+                largest.append(found.nbytes)
+            return found
+
+    monkeypatch.setattr(finite, "_PIECE", 64)
+    for values in (torch.ones(100, 8), torch.ones(8, 100).t(), torch.tensor(1.0)):
+        values = values.to(dtype)
+        with Watch():
+            assert finite.is_finite(values)
+        for byte in range(256) if values.dim() else ():
+            values.view(torch.uint8)[70, 3] = byte
+            assert finite.is_finite(values) == bool(values.float().isfinite().all())
+    assert max(largest) <= 64 * 4

@@ -1,11 +1,15 @@
 """Memory of staged tensors and of models that are gone."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import fp8_toys as toys
 
+from flashpatch import PatchError
 from flashpatch.patches.fp8.refit.managed_model import ManagedModel
 
 A, B = toys.checkpoint(0), toys.checkpoint(1)
@@ -40,6 +44,30 @@ def test_staged_memory_is_one_layers_at_a_time():
     largest = max(param.storage.nbytes for param in staged)
     assert max(held) <= largest + 2 * 4 * toys.HIDDEN
     engine.managed.finish()
+
+
+@pytest.mark.parametrize("atomic,times", [("model", 1), ("layer", 0)])
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_memory_of_a_second_model_is_given_back(monkeypatch, atomic, times, ends):
+    """An accelerator's allocator keeps what is freed, and a KV cache that is woken by the driver does not get it."""
+    engine, left = toys.engine("quantized", atomic=atomic), []
+    update = engine.managed._update
+    monkeypatch.setattr(update, "_adapter", replace(update._adapter, device=torch.device("cuda")))
+    staged = [param for layer in engine.managed.layers for param in layer.params]
+
+    def empty_cache():
+        left.append(len(update._plans) + sum(param.storage.get().nbytes() for param in staged))
+
+    monkeypatch.setattr(torch, "get_device_module", lambda of: SimpleNamespace(empty_cache=empty_cache))
+    engine.load(B[:-1])
+    assert not left
+    if ends:
+        engine.load(B[-1:])
+        engine.managed.finish()
+    else:
+        with pytest.raises(PatchError):
+            engine.load([(B[-1][0], B[-1][1] * float("nan"))])
+    assert left == [0] * times
 
 
 def test_temporaries_of_a_loader_are_not_taken_for_staged_tensors():
