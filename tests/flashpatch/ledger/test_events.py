@@ -246,7 +246,7 @@ def test_a_long_life_keeps_files_and_memory_bounded(start, home: Path) -> None:
                 if number % 1000 == 0:
                     signal.setitimer(signal.ITIMER_REAL, 1e-4)
                 ledger.sample("speculation", number=number)
-                    ledger.note(steps=number)
+                ledger.note(steps=number)
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         before = live(100, 20_000)
         print(live(10_000, 1_000_000) - before, len(os.listdir("/proc/self/task")))
