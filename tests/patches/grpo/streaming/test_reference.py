@@ -73,8 +73,8 @@ CODE = """
             reference.copy_policy(policy.module, ref.module)
             expect("refreshed", ref, new)
             worker.save_model_to_cpu(1)
-            for number, path in enumerate((old, new)):
-                worker.restore_model_from_cpu(number)
+            for at, path in enumerate((old, new)):
+                worker.restore_model_from_cpu(at)
                 expect("put back by verl", ref, path)
             reference.load(ref.module, saved, rank, world)
             expect("loaded", ref, old)
