@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ pytest.importorskip("torch")
 
 import flow_lab
 import torch
+
+from flashpatch.patches.flowrl.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.verl
 
@@ -185,3 +188,7 @@ def test_the_merged_model_is_the_policy_alone_and_an_actor_goes_on_from_it(done,
     again = flow_lab.result(folder, "again")["before"]
     assert all(torch.equal(again[f"proj_z.{n}"], tensor.float()) for n, tensor in beside.items())
     assert "the partition function is loaded from" in flow_lab.tail(folder)
+
+
+def test_a_stand_in_without_modules_loads_as_in_verl():
+    assert load_checkpoint(lambda self, path: path, SimpleNamespace(model=object()), "there") == "there"

@@ -28,7 +28,6 @@ def real(batches) -> list:
 
 
 def test_workers_that_share_a_ranks_samples_have_their_budgets_together():
-    """Ulysses: verl's own micro-batches hold the budget times the workers of a sequence."""
     for ranks, budget in (([0, 1, 2, 3], 100), ([0, 0, 1, 1], 200), ([0] * 4, 400)):
         rounds = Rounds(SimpleNamespace(_dispatch_info={"actor": ranks}), None, 100, 0.5, {})
         assert (rounds.packer.ranks, rounds.packer.budget) == (max(ranks) + 1, budget)

@@ -1,4 +1,5 @@
-"""The reference becomes the policy in place, whatever it has computed before, and comes back from a checkpoint."""
+"""The reference becomes the policy in place, whatever it has computed before, and comes back from a checkpoint; so does a model
+that verl's `separate_async` puts back in place."""
 
 from __future__ import annotations
 
@@ -10,11 +11,13 @@ pytest.importorskip("torch")
 CODE = """
     from itertools import product
     from pathlib import Path
+    from types import SimpleNamespace
     import flashpatch
     flashpatch.enable("cpu", "bf16", "grpo", "fsdp", "flowrl")
     import torch.distributed as dist
     import transformers
     import verl.workers.engine
+    from verl.experimental.separation.engine_workers import DetachActorWorker
     from flashpatch.errors import PatchError
     from flashpatch.patches._shared.context import holding
     from flashpatch.patches.flowrl.actor import BUILDING
@@ -63,8 +66,16 @@ CODE = """
         expect("at first", ref, old)
         expect("policy", policy, new)
         try:
+            worker = object.__new__(DetachActorWorker)
+            worker._strategy_handlers, worker.actor = None, SimpleNamespace(engine=ref)
+            worker.config = SimpleNamespace(actor=SimpleNamespace(strategy=strategy))
+            worker.save_model_to_cpu(0)
             reference.copy_policy(policy.module, ref.module)
             expect("refreshed", ref, new)
+            worker.save_model_to_cpu(1)
+            for at, path in enumerate((old, new)):
+                worker.restore_model_from_cpu(at)
+                expect("put back by verl", ref, path)
             reference.load(ref.module, saved, rank, world)
             expect("loaded", ref, old)
             reference.copy_policy(policy.module, ref.module)
