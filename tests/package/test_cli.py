@@ -159,7 +159,7 @@ class TestShow:
             ),
             (
                 "lora",
-                "It is part of fp8, bf16, fp8_channel, fp8_tensor, int8, int8_weight_only. `flashpatch list`",
+                "Did you mean fp8, bf16, fp8_channel, fp8_tensor, int8, int8_weight_only? 'lora' is part of what they change.",
             ),
             ("zzz", "no patch or family 'zzz'. `flashpatch list` shows all."),
         ],

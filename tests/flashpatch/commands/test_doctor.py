@@ -56,6 +56,12 @@ def test_two_owners_of_one_package(toys) -> None:
     ]
 
 
+def test_a_variable_that_nothing_reads(toys) -> None:
+    [found] = diagnosis(toys, fails=True, FLASHPATCH_STRIKT="1")["conflicts"][-1:]
+    assert found["what"].startswith("FLASHPATCH_STRIKT is no variable")
+    assert found["remedy"].endswith("did you mean FLASHPATCH_STRICT?")
+
+
 def test_a_ray_hook_of_another(toys) -> None:
     conflicts = diagnosis(toys, fails=True, RAY_RUNTIME_ENV_HOOK="other.package.hook")["conflicts"]
     assert any("RAY_RUNTIME_ENV_HOOK=other.package.hook" in one["what"] for one in conflicts)
