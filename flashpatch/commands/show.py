@@ -94,6 +94,7 @@ def _family(family: Family) -> dict[str, Any]:
         },
         "patches": [patch.id for patch in family.patches],
         "refuses": list(family.refuses),
+        "not_on": {package: list(names) for package, names in family.not_on.items()},
         "commands": dict(family.commands),
     }
 
