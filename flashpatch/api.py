@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 from flashpatch import engine, log, registry
-from flashpatch.arming import standby
+from flashpatch.arming import refusal_guards, standby
+from flashpatch.arming.group import Group
+from flashpatch.arming.import_hooks import when_ready
+from flashpatch.arming.preflight import module_of
 from flashpatch.errors import PatchError
 from flashpatch.patch_status import Status
-from flashpatch.record import Patch
+from flashpatch.record import Family, Patch
 from flashpatch.settings import selections
 
 _obeyed: tuple[int, str | None, str | None] | None = None
@@ -19,8 +24,8 @@ _obeyed: tuple[int, str | None, str | None] | None = None
 CHECKSUM = "flashpatch_checksum"
 """Name of a call to an engine's workers."""
 
-_refused: PatchError | None = None
-"""Why that environment cannot be obeyed, in strict mode: each front door raises it anew."""
+_environments = Group(Family("flashpatch", "", ()), "environment", ())
+"""Has why that environment cannot be obeyed: engines and trainers raise it, in strict mode each front door too."""
 
 
 def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
@@ -114,8 +119,8 @@ def start() -> None:
         if os.environ.get("FLASHPATCH", "") in ("", "0"):
             return
         if _environment() == _obeyed:
-            if _refused is not None:
-                raise _refused
+            if _environments.refusal is not None and _is_strict():
+                raise _environments.refusal
             engine.manager.sweep()
             return
         try:
@@ -133,18 +138,16 @@ def adopt(environment: tuple[str | None, str | None]) -> None:
     """Switch on what `flashpatch.arming.standby` exported, whatever the environment has become since.
 
     Modules that are loaded are not armed here. Names and options were checked; if something is wrong with
-    them nevertheless, it is logged, and in strict mode raised by the next front door.
+    them nevertheless, it is logged, and raised by the first engine, in strict mode by the next front door.
     """
-    global _obeyed, _refused
+    global _obeyed
     _obeyed = (os.getpid(), *environment)
     asked, resolved = environment
     try:
         log.configure()
         selection = selections.inherited(asked or "", resolved or "")
     except PatchError as error:
-        engine.problem = str(error)
-        _refused = error if os.environ.get("FLASHPATCH_STRICT", "") not in ("", "0") else None
-        log.log.error("%s", error)
+        _guard_all(error)
     else:
         engine.manager.activate(selection or selections.NOTHING, arm=False)
 
@@ -157,22 +160,38 @@ def _status(late: tuple[str, ...] = ()) -> Status:
 
 
 def _activate(selection: selections.Selection) -> None:
-    global _obeyed, _refused
-    engine.problem = _refused = None
+    global _obeyed
+    engine.problem = _environments.refusal = None
+    refusal_guards.remove(_environments)
     engine.manager.activate(selection)
     selections.export(selection)
     _obeyed = _environment()
 
 
 def _refuse(error: PatchError) -> None:
-    """The environment cannot be obeyed: say so once per process and setting, or raise in strict mode."""
-    global _obeyed, _refused
-    _obeyed, _refused = _environment(), None
-    engine.problem = str(error)
-    if os.environ.get("FLASHPATCH_STRICT", "") not in ("", "0"):
-        _refused = error
+    """The environment cannot be obeyed: say so once per process and setting, and raise in strict mode."""
+    global _obeyed
+    _obeyed = _environment()
+    _guard_all(error)
+    if _is_strict():
         raise error
+
+
+def _guard_all(error: PatchError) -> None:
+    """Let no engine and no trainer start without what was asked for: what families refuse raises ``error``."""
+    engine.problem, _environments.refusal = str(error), error
     log.log.error("%s", error)
+    for target in {target for family in registry.families().values() for target in family.refuses}:
+        when_ready(module_of(target), partial(_guard, target))
+
+
+def _guard(target: str, module: ModuleType) -> None:
+    if _environments.refusal is not None:
+        refusal_guards.install(_environments, target, module)
+
+
+def _is_strict() -> bool:
+    return os.environ.get("FLASHPATCH_STRICT", "") not in ("", "0")
 
 
 def _too_late(selection: selections.Selection) -> tuple[str, ...]:

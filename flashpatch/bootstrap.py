@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 def start() -> None:
     """Obey ``FLASHPATCH``. Later calls in a process reconcile; nothing is hooked or counted twice.
 
-    A setting that cannot be obeyed is logged as an error and leaves the environment's names off.
+    A setting that cannot be obeyed is logged as an error and leaves the environment's names off; the first engine or
+    trainer raises it.
 
     Raises:
         PatchError: the setting cannot be obeyed and ``FLASHPATCH_STRICT`` is on.

@@ -33,7 +33,7 @@ class PatchStatus:
 
 
 class Status(Mapping[str, PatchStatus]):
-    """All known patches by id; prints as a table.
+    """All known patches by id; prints as a table. Its ``repr`` has a row per name.
 
     Attributes:
         names: the names that are switched on.
@@ -75,7 +75,26 @@ class Status(Mapping[str, PatchStatus]):
         tail = [f"  error: {self.error}"] if self.error else []
         return "\n".join([head, *rows, *(f"  warning: {text}" for text in self.warnings), *tail])
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        """Return a row per name that is on, in at most ten lines; `str` has one per patch."""
+        head, *_ = str(self).splitlines()
+        rows = [f"  {name}: {self._counts(name)}" for name in self.names]
+        told = [f"  warning: {text}" for text in self.warnings] + (
+            [f"  error: {self.error}"] if self.error else []
+        )
+        lines = [*told, *rows, "  print() shows each patch"]
+        return "\n".join([head, *(lines if len(lines) < 10 else [*lines[:8], "  ..."])])
+
+    def _counts(self, name: str) -> str:
+        from flashpatch import registry
+
+        family = registry.family_of(name).name
+        here = [one for id, one in self._patches.items() if id.partition(".")[0] == family]
+        words = Counter(one.state.word for one in here if not is_absent(one.state.word, one.state.detail))
+        return (
+            ", ".join(f"{count} {word}" for word, count in words.items())
+            or "none of its frameworks is installed"
+        )
 
 
 def is_absent(word: str, detail: str) -> bool:

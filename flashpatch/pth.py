@@ -45,10 +45,11 @@ def _find(name):  # type: ignore[no-untyped-def]
 
 
 def _start() -> None:
-    """Report an error as Python does for a ``.pth`` file: printed, and the interpreter goes on."""
+    """Report an error as Python does for a ``.pth`` file: printed, and the interpreter goes on. Ours are logged already."""
     from flashpatch.bootstrap import start
 
     try:
         start()
-    except Exception:
-        sys.excepthook(*sys.exc_info())
+    except Exception as error:
+        if type(error).__name__ != "PatchError":
+            sys.excepthook(*sys.exc_info())

@@ -213,6 +213,7 @@ class Family:
         refuses: targets, as ``"package.module:Qual.name"``, that raise `PatchError` when called while the
             members for that package are switched on but cannot be armed; such as the engine's constructor,
             when weights are at stake. Without any, strict mode makes the members' own targets raise.
+        not_on: package to those of the names that are refused there.
         commands: subcommands of ``flashpatch`` that the family brings: name to the module that holds one, as
             `flashpatch.cli` describes it. Importing that module must import neither torch nor a framework.
     """
@@ -225,6 +226,7 @@ class Family:
     too_late: Callable[[], str | None] | None = None
     probe: Callable[..., Any] | None = None
     refuses: tuple[str, ...] = ()
+    not_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -120,8 +120,18 @@ def family_of(name: str) -> Family:
     known = names()
     if name not in known:
         broken = "".join(f" Not loaded: {where}: {why}." for where, why in problems().items())
-        raise PatchError(f"unknown name {name!r}.", advice=nearest(name, known) + broken)
+        raise PatchError(f"unknown name {name!r}.", advice=(meant(name) or nearest(name, known)) + broken)
     return known[name]
+
+
+def meant(word: str) -> str:
+    """Return which names ``word`` is made of, or else which have patches for it, as a question; empty for none."""
+    known, words = names(), word.lower().split()
+    if words and known.keys() >= {*words}:
+        return f"Did you mean {','.join(words)!r}?"
+    holders = {id.partition(".")[0] for id in patch_ids() if word.lower() in id.split(".")[1].split("_")}
+    found = [name for name, family in known.items() if family.name in holders]
+    return f"Did you mean {', '.join(found)}? {word!r} is part of what they change." if found else ""
 
 
 @functools.cache

@@ -19,4 +19,4 @@ def closest(name: str, known: Iterable[str]) -> str:
     """Return the known name that is spelt most like ``name``; empty if none is."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)), "")
+    return next(iter(difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.5)), "")

@@ -134,15 +134,17 @@ def _live(options: argparse.Namespace) -> int:
         print(f"flashpatch-verify: {error}", file=sys.stderr)
         return NOT_LIVE
     report = live.judge(chosen, registry.patches(), required)
-    names = typed_names.typed_names(chosen.rows, report, registry.patches())
+    names = typed_names.typed_names(chosen.rows, report)
+    problems = (*report.problems, *typed_names.idle(names))
     rows = [name.cells() for name in names]
     tables = [Table(f"Run {report.run}", typed_names.COLUMNS, rows, notes=_about(report, options.all))]
-    if report.problems:
-        tables.append(Table("Not proven", ("problem",), [(problem,) for problem in report.problems]))
+    if problems:
+        tables.append(Table("Not proven", ("problem",), [(problem,) for problem in problems]))
     if options.all:
         tables.append(_processes(report))
-    emit(report.as_json() | {"names": [name.as_json() for name in names]}, tables, options.json)
-    return OK if report.ok else NOT_LIVE
+    said = report.as_json() | {"ok": not problems, "problems": problems}
+    emit(said | {"names": [name.as_json() for name in names]}, tables, options.json)
+    return NOT_LIVE if problems else OK
 
 
 class _NothingWritten(Exception):
@@ -150,17 +152,16 @@ class _NothingWritten(Exception):
 
 
 def _read(directory: Path, options: argparse.Namespace) -> runs.Run:
-    """Return the run that is asked for. Raises LookupError for a run that there is not among others."""
-    from flashpatch.verify import live
-
+    """Return the run that is asked for. Raises PatchError for a run that there is not among others."""
     if options.ray is not None:
         try:
             options.run = gather.Gathered(directory, options.ray, options.run).folder.name
         except LookupError as error:
             raise _NothingWritten(str(error)) from None
-    if not (found := runs.read(directory)):
+    folder = runs.choose(directory, options.run)
+    if folder is None or (found := runs.read_run(folder)) is None:
         raise _NothingWritten(f"no process has written to the ledger {directory}")
-    return live.choose(found, options.run)
+    return found
 
 
 def _at_rest(read: Callable[[], runs.Run]) -> runs.Run:

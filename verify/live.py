@@ -70,23 +70,6 @@ class LiveReport:
         return {"ok": self.ok, **vars(self), "processes": [dict(vars(process)) for process in self.processes]}
 
 
-def choose(runs: Collection[Run], wanted: str | None = None) -> Run:
-    """The run ``wanted``, or the newest with a living process, or the newest.
-
-    Raises:
-        LookupError: no such run, or no run at all; the message lists the newest ones.
-    """
-    by_id = {run.id: run for run in runs}
-    if wanted is not None:
-        if wanted not in by_id:
-            raise LookupError(f"no run {wanted!r}; the newest are: {', '.join(list(by_id)[-5:]) or 'none'}")
-        return by_id[wanted]
-    if not by_id:
-        raise LookupError("no process has written to this ledger")
-    living = [run for run in runs if any(row.alive for row in run.rows)]
-    return (living or list(runs))[-1]
-
-
 def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | None = None) -> LiveReport:
     """Compare what each process shows with what is due in it.
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import registry
-from flashpatch.evidence import may_be_due
 from flashpatch.ledger.runs import Row
-from flashpatch.record import Patch
 
 if TYPE_CHECKING:
     from flashpatch.verify.live import LiveReport
@@ -44,7 +42,7 @@ class TypedName:
         versions: policy versions that processes hold in which it acted.
         precision: of the rollouts; empty if the family has none.
         problems: number of sentences about it.
-        verdict: ``proven``, ``not proven``, or ``never called``, if nothing of it was due yet.
+        verdict: ``proven``, ``not proven``, or ``never called``, though nothing of it was due yet.
     """
 
     name: str
@@ -74,16 +72,20 @@ class TypedName:
 COLUMNS = ("name", "acted in", "calls", "policy versions", "precision", "verdict")
 
 
-def typed_names(rows: list[Row], report: LiveReport, patches: Mapping[str, Patch]) -> list[TypedName]:
+def typed_names(rows: list[Row], report: LiveReport) -> list[TypedName]:
     """Return one entry per name that is on in the job, in the order of their families.
 
     Args:
         rows: the job's processes.
         report: the verdict on it.
-        patches: known patches by id.
     """
     there = Counter(kind for process in report.processes for kind in kinds(process.roles, process.title))
-    return [_name(family, rows, report, patches, there) for family in report.typed]
+    return [_name(family, rows, report, there) for family in report.typed]
+
+
+def idle(names: Iterable[TypedName]) -> list[str]:
+    """Return a sentence per name that is on and acted nowhere: nothing proves it."""
+    return [f"{name.name} was called in no process" for name in names if name.verdict == "never called"]
 
 
 def kinds(roles: Iterable[str], title: str) -> set[str]:
@@ -94,9 +96,7 @@ def kinds(roles: Iterable[str], title: str) -> set[str]:
     return found or {"process"}
 
 
-def _name(
-    family: str, rows: list[Row], report: LiveReport, patches: Mapping[str, Patch], there: Counter[str]
-) -> TypedName:
+def _name(family: str, rows: list[Row], report: LiveReport, there: Counter[str]) -> TypedName:
     calls, acted, versions = 0, Counter[str](), set[int]()
     for process in report.processes:
         mine = sum(patch["calls"] for id, patch in process.patches.items() if id.partition(".")[0] == family)
@@ -105,7 +105,6 @@ def _name(
             acted.update(kinds(process.roles, process.title))
             versions |= {process.version} - {None}
     problems = len(report.by_family.get(family, ()))
-    due = any(may_be_due(patch) for patch in patches.values() if patch.family == family)
     return TypedName(
         name=report.typed[family],
         family=family,
@@ -114,7 +113,7 @@ def _name(
         versions=tuple(sorted(versions)),
         precision=_precision(family, rows),
         problems=problems,
-        verdict="not proven" if problems else "proven" if calls or not due else "never called",
+        verdict="not proven" if problems else "proven" if calls else "never called",
     )
 
 

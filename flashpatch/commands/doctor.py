@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from packaging.version import Version
@@ -19,13 +19,14 @@ from flashpatch.settings import selections
 
 HELP = "what would work in this environment, what would not, the command that changes it, and where settings come from"
 FRAMEWORKS = ("vllm", "sglang", "verl", "trl", "torch", "transformers", "ray")
-LIBRARIES = frozenset({"torch", "transformers"})
+ENGINES = frozenset({"vllm", "sglang"})
+LIBRARIES = frozenset({"torch", "transformers", "ray"})
 """What engines and trainers are built on: alone they give a family nothing to act on."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Say whether one family would work on one framework.
+    """Say whether one name would work on one framework.
 
     Attributes:
         framework: package that the patches change, such as ``vllm``.
@@ -40,13 +41,13 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Outlook:
-    """Hold the verdicts of one family over the frameworks that are installed.
+    """Hold the verdicts of one name over the frameworks that are installed.
 
     Attributes:
-        names: the names that switch the family on.
-        asked: whether this environment, or the command line, asks for one of them.
-        verdicts: one per installed framework that the family patches.
-        remedy: what to install if none of its frameworks is installed; else empty.
+        names: the name.
+        asked: whether this environment, or the command line, asks for it.
+        verdicts: one per installed framework that its family patches.
+        remedy: what to install if what it needs is not installed; else empty.
     """
 
     names: tuple[str, ...]
@@ -72,10 +73,10 @@ def run(args: argparse.Namespace) -> int:
         PatchError: a name is unknown, or the environment or config file is wrong.
     """
     with original_env.environment():
-        asked = {registry.family_of(name).name for name in args.names} or set(
-            selections.from_environment(selections.NOTHING).choices
-        )
-    outlooks = [outlook(family, family.name in asked) for family in registry.families().values()]
+        asked = {*args.names} or {*selections.from_environment(selections.NOTHING).names}
+    for name in asked:
+        registry.family_of(name)
+    outlooks = [one for family in registry.families().values() for one in outlook(family, asked)]
     settings = in_force()
     conflicts = surroundings.conflicts()
     rows = [_framework_row(name) for name in FRAMEWORKS]
@@ -103,8 +104,8 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(conflicts) or any(one.asked and not one.works for one in outlooks))
 
 
-def outlook(family: Family, asked: bool) -> Outlook:
-    """Return what a family would do in this environment, without importing a framework."""
+def outlook(family: Family, asked: Collection[str]) -> Iterator[Outlook]:
+    """Yield what each name of a family would do in this environment, without importing a framework."""
     groups: dict[str, list[Patch]] = {}
     for patch in family.patches:
         groups.setdefault(patch.framework, []).append(patch)
@@ -113,11 +114,17 @@ def outlook(family: Family, asked: bool) -> Outlook:
         for group, members in groups.items()
         if _is_there(group, members) and preflight.other_generation(family.patches, group) is None
     }
-    found = [_verdict(_package(members[0]), members) for members in there.values()]
-    names = tuple(registry.family_names(family))
-    if all(verdict.framework in LIBRARIES for verdict in found):
-        return Outlook(names, asked, (), _to_install(family))
-    return Outlook(names, asked, tuple(_one_per_framework(found)))
+    found = _one_per_framework(_verdict(_package(members[0]), members) for members in there.values())
+    first = {target.partition(".")[0] for target in family.refuses[:1]}
+    needs = ENGINES if first & ENGINES else first
+    for name in registry.family_names(family):
+        refused = {package for package, names in family.not_on.items() if name in names}
+        verdicts = tuple(verdict for verdict in found if verdict.framework not in refused)
+        at = {verdict.framework for verdict in verdicts}
+        if at <= LIBRARIES or (needs and not at & needs):
+            yield Outlook((name,), name in asked, (), _to_install(family, refused))
+        else:
+            yield Outlook((name,), name in asked, verdicts)
 
 
 def _is_there(group: str, members: Sequence[Patch]) -> bool:
@@ -163,10 +170,10 @@ def _remedy(patch: Patch, found: preflight.Findings) -> str:
     return f"pip install {found.installed.distribution}=={best}"
 
 
-def _to_install(family: Family) -> str:
+def _to_install(family: Family, refused: Collection[str]) -> str:
     """Return the command that brings the framework whose use the family refuses if it cannot act, else its first."""
     guarded = [target.partition(".")[0] for target in family.refuses]
-    patches = [patch for patch in family.patches if _package(patch) not in LIBRARIES]
+    patches = [patch for patch in family.patches if _package(patch) not in LIBRARIES | {*refused}]
     patches.sort(key=lambda patch: (_package(patch) not in guarded[:1], _rank(_package(patch))))
     return f"pip install '{patches[0].requires}'" if patches else ""
 
@@ -188,7 +195,7 @@ def _name_rows(outlooks: Iterable[Outlook]) -> list[tuple[str, ...]]:
         good = ", ".join(verdict.framework for verdict in one.verdicts if not verdict.problem) or "-"
         bad = [verdict for verdict in one.verdicts if verdict.problem]
         if not one.verdicts:
-            rows.append((title, "-", "none of its frameworks is installed", one.remedy))
+            rows.append((title, "-", "no framework that it needs is installed", one.remedy))
         elif not bad:
             rows.append((title, good, "-", "-"))
         for number, verdict in enumerate(bad):

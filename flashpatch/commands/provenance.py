@@ -31,7 +31,8 @@ def in_force() -> list[Setting]:
 def _settings() -> Iterator[Setting]:
     selection = selections.from_environment(selections.NOTHING)
     if not selection.choices:
-        yield Setting("names", [], "FLASHPATCH" if "FLASHPATCH" in os.environ else "default")
+        asked = os.environ.get("FLASHPATCH")
+        yield Setting("names", [], {None: "default", "1": "config file"}.get(asked, "FLASHPATCH"))
         return
     loaded = config_file.load()
     file = os.environ.get("FLASHPATCH_CONFIG") or config_file.DEFAULT_FILE
@@ -51,7 +52,7 @@ def _settings() -> Iterator[Setting]:
 def _names_source(loaded: config_file.Config, file: str) -> str:
     if os.environ["FLASHPATCH"] != "1":
         return "FLASHPATCH"
-    return file if loaded.enable else "default"
+    return "default" if loaded.enable is None else file
 
 
 def _inherited() -> bool:

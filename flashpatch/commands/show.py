@@ -35,12 +35,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _hint(word: str) -> str:
-    """Return which names have patches for ``word``, or else what is spelt like it, as a sentence; empty if nothing is."""
-    ids = registry.patches()
-    families = dict.fromkeys(patch.family for id, patch in ids.items() if word in id.split(".")[1].split("_"))
-    names = [name for family in families for name in registry.family_names(registry.family(family))]
-    if names:
-        return f"It is part of {', '.join(names)}. "
+    """Return what may be meant by ``word``, as a question; empty if nothing is."""
+    if names := registry.meant(word):
+        return f"{names} "
+    ids = registry.patch_ids()
     close = closest(word, [*ids, *registry.names()])
     last = close.rpartition(".")[2]
     alike = [close, *(id for id in ids if id != close and id.rpartition(".")[2] == last)]
@@ -96,6 +94,7 @@ def _family(family: Family) -> dict[str, Any]:
         },
         "patches": [patch.id for patch in family.patches],
         "refuses": list(family.refuses),
+        "not_on": {package: list(names) for package, names in family.not_on.items()},
         "commands": dict(family.commands),
     }
 

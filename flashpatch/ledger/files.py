@@ -110,6 +110,11 @@ def row(
     }
 
 
+def is_own_command(argv0: str) -> bool:
+    """Whether a process that was started so is ``flashpatch`` or ``flashpatch-verify``, or a process of its own."""
+    return argv0.removesuffix("/__main__.py").rpartition("/")[2] in ("flashpatch", "flashpatch-verify")
+
+
 def actor() -> str:
     """Return the class of the actor of Ray that this process is, by the title that Ray gives it; else empty."""
     if "ray" not in sys.modules:

@@ -143,8 +143,7 @@ def _is_over(folder: str, by_age: bool) -> bool:
         elif not entry.is_file(follow_symlinks=False) or not (of or _TEMPORARY.fullmatch(entry.name)):
             return False
         elif of and of["kind"] in ("row", "expect"):
-            start = "" if of["start"] == "unknown" else of["start"]
-            alive.add(runs.is_alive(of["host"], int(of["pid"]), start))
+            alive.add(runs.is_alive_by_name(of))
             rows += [entry.path] if of["kind"] == "row" else []
     if not rows or True in alive or (None in alive and not by_age):
         return False

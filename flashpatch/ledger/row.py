@@ -52,7 +52,8 @@ class _Row:
 
     def boot(self) -> None:
         with self._facts:
-            if self.booted:
+            given = getattr(sys, "argv", None) or sys.orig_argv[1:]  # in a .pth file there is no argv yet
+            if self.booted or files.is_own_command("".join(given[:1])):
                 return
             self.booted = True
             self._dirty = True

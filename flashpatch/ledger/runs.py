@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from flashpatch.errors import PatchError
 from flashpatch.ledger import files, schema
-from flashpatch.ledger.nodes import node
+from flashpatch.ledger.nodes import keys, node
 
 _LARGEST = 4 << 20
 
@@ -109,6 +111,40 @@ def read(directory: Path) -> list[Run]:
     return sorted((run for run in runs if run is not None), key=lambda run: run.written)
 
 
+def choose(directory: Path, wanted: str | None = None) -> Path | None:
+    """Return the directory of the run ``wanted``, else of the newest with a living process, else of the newest.
+
+    None if the ledger has none. Raises PatchError for a run that is not among those there are.
+    """
+    found = [Path(entry.path) for entry in sorted(entries(directory), key=_written) if is_run(entry)]
+    if wanted is None or not found:
+        newest_first = sorted(found[::-1], key=_lives, reverse=True)
+        return next((folder for folder in newest_first if read_run(folder) is not None), None)
+    if directory / wanted not in found:
+        known = ", ".join(folder.name for folder in found[-5:])
+        raise PatchError(
+            f"there is no run {wanted} in {directory}.", advice=f"The newest runs there are: {known}."
+        )
+    return directory / wanted
+
+
+def _written(entry: os.DirEntry[str]) -> float:
+    try:
+        return entry.stat(follow_symlinks=False).st_mtime
+    except OSError:  # another process removed it
+        return 0.0
+
+
+def _lives(folder: Path) -> bool:
+    names = (keys.FILE.fullmatch(entry.name) for entry in entries(folder))
+    return any(of and of["kind"] == "row" and is_alive_by_name(of) for of in names)
+
+
+def is_alive_by_name(of: re.Match[str]) -> bool | None:
+    """Return `is_alive` of the process in the name of a file, a match of `keys.FILE`."""
+    return is_alive(of["host"], int(of["pid"]), "" if of["start"] == "unknown" else of["start"])
+
+
 def is_alive(host: str, pid: int, start: str) -> bool | None:
     """Return whether the process runs on this host; None when it belongs to another host."""
     if host != files.host():
@@ -123,14 +159,15 @@ def is_run(entry: os.DirEntry[str]) -> bool:
 
 
 def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
-    """Read one run of a ledger, with what was fetched from other nodes; None when there is nothing of a run in it.
-    Raises nothing, see `read`."""
+    """Read one run of a ledger, with what was fetched from other nodes, without FlashPatch's own commands; None when
+    there is nothing of a run in it. Raises nothing, see `read`."""
     run = _read_directory(folder)
     places, problems = node.places(Path(folder))
     run.problems += problems
     known = {row.key: number for number, row in enumerate(run.rows)}
     for place in places:
         _add(run, known, place)
+    run.rows = [row for row in run.rows if not files.is_own_command(row.argv0)]
     return run if run.rows or run.expected or run.problems else None
 
 

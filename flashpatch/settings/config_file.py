@@ -31,12 +31,12 @@ class Config:
     """Hold the checked content of a config file.
 
     Attributes:
-        enable: names to switch on with ``FLASHPATCH=1`` or ``enable()``; empty when the file does not say.
+        enable: names to switch on with ``FLASHPATCH=1`` or ``enable()``; None when the file does not say.
         strict: None when the file does not say.
         tables: family name to options.
     """
 
-    enable: tuple[str, ...] = ()
+    enable: tuple[str, ...] | None = None
     strict: bool | None = None
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -61,8 +61,10 @@ def load() -> Config:
 
 
 def _checked(data: dict[str, Any], source: str) -> Config:
-    enable = data.pop("enable", [])
-    if not isinstance(enable, list) or not all(isinstance(name, str) for name in enable):
+    enable = data.pop("enable", None)
+    if enable is not None and (
+        not isinstance(enable, list) or not all(isinstance(name, str) for name in enable)
+    ):
         raise PatchError(f"'enable' in {source} is {enable!r}.", advice="Give a list of names.")
     strict = data.pop("strict", None)
     if not isinstance(strict, (bool, type(None))):
@@ -77,4 +79,4 @@ def _checked(data: dict[str, Any], source: str) -> Config:
         key: options.checked(registry.family(key), table, f"[{key}] of {source}")
         for key, table in data.items()
     }
-    return Config(tuple(enable), strict, tables)
+    return Config(None if enable is None else tuple(enable), strict, tables)

@@ -59,7 +59,7 @@ class Selection:
 class _Config:
     """Stand for a config file that is not there, as `flashpatch.settings.config_file.Config`."""
 
-    enable: tuple[str, ...] = ()
+    enable: tuple[str, ...] | None = None
     strict: bool | None = None
     tables: Mapping[str, Mapping[str, Any]] = {}
 
@@ -93,7 +93,7 @@ def extend(
         PatchError: an unknown name or option, or two names of one family.
     """
     settings = _config()
-    chosen = _one_per_family(tuple(names) or settings.enable or variables.DEFAULT_NAMES)
+    chosen = _one_per_family(tuple(names) or _default_names(settings))
     _known_somewhere(values, chosen)
     choices = dict(current.choices)
     for family, name in chosen.items():
@@ -173,11 +173,15 @@ def _resolve(asked: str) -> Selection:
 
 
 def _of_names(asked: str, settings: Any, strict: bool) -> Selection:
-    names = (settings.enable or variables.DEFAULT_NAMES) if asked == "1" else variables.names(asked)
+    names = _default_names(settings) if asked == "1" else variables.names(asked)
     chosen = _one_per_family(names)
     return Selection(
         {f: Choice(name, _base_options(f, name, settings)) for f, name in chosen.items()}, strict
     )
+
+
+def _default_names(settings: Any) -> tuple[str, ...]:
+    return variables.DEFAULT_NAMES if settings.enable is None else settings.enable
 
 
 def _config() -> Any:

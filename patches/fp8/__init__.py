@@ -8,6 +8,7 @@ from flashpatch.decorate import collected
 from flashpatch.patches.fp8 import instances, prime_rl, swift, trl, vllm_0_24
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
+from flashpatch.patches.fp8.sglang.engine_args import QUANTIZATIONS
 from flashpatch.patches.fp8.sglang_0_5_12 import PATCHES as SGLANG_0_5_12
 from flashpatch.patches.fp8.sglang_lora import PATCHES as SGLANG_LORA
 from flashpatch.patches.fp8.verl import PATCHES as VERL
@@ -138,6 +139,7 @@ FAMILY = Family(
         ),
     },
     too_late=_too_late,
+    not_on={"sglang": tuple(name for name in fleet.SCHEMES if name not in QUANTIZATIONS)},
     commands={
         "profile": "flashpatch.patches.fp8.calibration.command",
     },

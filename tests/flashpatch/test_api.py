@@ -23,7 +23,8 @@ def test_status_prints_as_a_table_and_reads_as_a_mapping(toys):
             1, "fakefw.core:plain", "fakefw-cpu 1.2.0", True, None
         )
         lines = str(status).splitlines()
-        assert repr(status) == str(status) and lines[0] == "flashpatch: toy on"
+        assert repr(status).splitlines() == ["flashpatch: toy on", "  toy: 1 live", "  print() shows each patch"]
+        assert lines[0] == "flashpatch: toy on"
         assert any(line.split() == "toy.fakefw.plain live(1 call) fakefw-cpu 1.2.0".split() for line in lines)
         assert any(line.split() == ["other.fakefw.method", "disabled"] for line in lines)
         from flashpatch.registry import patches

@@ -23,6 +23,22 @@ def test_a_framework_that_is_not_installed_takes_one_line() -> None:
     assert len(status) == 5 and status["fam.ghost.run"].state == states["fam.ghost.run"]
 
 
+def test_a_session_shows_a_row_per_name() -> None:
+    ids = ("fp8.vllm.a", "fp8.vllm.b", "fp8.sglang.a", "grpo.verl.a")
+    states = [State("live", "1 call"), State("waiting"), State("skipped", "sglang is not installed")]
+    states.append(State("skipped", "verl is not installed"))
+    found = {id: PatchStatus(id, state) for id, state in zip(ids, states, strict=True)}
+    assert repr(Status(found, ("int8", "grpo"), warnings=("late",))).splitlines() == [
+        "flashpatch: int8, grpo on",
+        "  warning: late",
+        "  int8: 1 live, 1 waiting",
+        "  grpo: none of its frameworks is installed",
+        "  print() shows each patch",
+    ]
+    many = Status(found, ("int8",) * 12, error="wrong")
+    assert len(repr(many).splitlines()) == 10 and "error: wrong" in repr(many)
+
+
 def test_only_a_skip_for_want_of_the_framework_counts_as_absent() -> None:
     assert is_absent("skipped", "ghost is not installed")
     assert not is_absent("skipped", "needs a.b.c, which is not enabled")

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 
 def rows(world):
     """This world's ledger rows, by argv-independent pid."""
@@ -205,6 +207,46 @@ def test_bootstrap_that_cannot_obey_says_so_and_goes_on(toys):
         FLASHPATCH="tox",
     )
     assert done.stderr.count("unknown name 'tox'. Did you mean 'toy'?") == 1
+
+
+REFUSING = """
+import sys, flashpatch
+from flashpatch.bootstrap import start
+start()
+import fakefw.core as core
+try:
+    core.Thing().method(1)
+except flashpatch.PatchError as error:
+    print(error)
+flashpatch.enable("toy")
+print(core.Thing().method(1), core.plain(1))
+"""
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("tox", "'toy'"), ("TOY", "'toy'"), ("toy other", "'toy,other'"), ("fakefw", "toy, toy8, other")],
+)
+def test_an_engine_refuses_to_run_on_a_typing_error(toys, typed, meant):
+    toys.module(
+        "toys.py",
+        (toys.site / "toys.py")
+        .read_text()
+        .replace(
+            'options={"scale": Option(2', 'refuses=("fakefw.core:Thing.method",), options={"scale": Option(2'
+        ),
+    )
+    done = toys.run(REFUSING, FLASHPATCH=typed)
+    said, after = done.stdout.splitlines()
+    assert said.startswith(f"[flashpatch] unknown name {typed!r}. Did you mean {meant}?"), said
+    assert after == "2 ('patched', 2)", "what is switched on instead counts"
+    assert done.stderr.splitlines() == [said], done.stderr
+
+
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_a_plain_interpreter_goes_on_after_a_typing_error_with_one_line(toys, strict):
+    done = toys.run("print(1)", anew=True, FLASHPATCH="tox", FLASHPATCH_STRICT=strict)
+    assert done.stdout == "1\n" and len(done.stderr.splitlines()) == 1, done.stderr
 
 
 def test_bootstrap_that_cannot_obey_raises_in_strict_mode(toys):

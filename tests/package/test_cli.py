@@ -106,7 +106,7 @@ class TestList:
         assert found["drifted.packaging.well"]["detail"] == "family: drifted.packaging.ill failed"
 
     def test_a_framework_that_is_not_installed_takes_one_line_and_json_stays_complete(self, toys) -> None:
-        done = toys.run("flashpatch", "list", FLASHPATCH="haunted")
+        done = toys.run("flashpatch", "list", "haunted", FLASHPATCH="haunted")
         assert (done.returncode, done.stderr) == (0, "")
         assert [line for line in done.stdout.splitlines() if "ghost" in line] == [
             "ghost: not installed, 3 patches wait"
@@ -114,6 +114,15 @@ class TestList:
         found = read(toys.run("flashpatch", "list", "--json", FLASHPATCH="haunted"))["patches"]
         ghosts = [patch for patch in found if patch["framework"] == "ghost"]
         assert [patch["detail"] for patch in ghosts] == ["ghost is not installed"] * 3
+
+    def test_each_name_takes_one_row(self, toys) -> None:
+        done = toys.run("flashpatch", "list", FLASHPATCH="loud,drifted")
+        rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:-1]}
+        assert rows.keys() == registry.names().keys() | {"toy", "loud", "drifted", "haunted"}
+        assert (
+            "1 of 1 fit  waiting  " in rows["loud"] and "disabled" in rows["toy"] and "a toy" in rows["toy"]
+        )
+        assert done.returncode == 1 and "1 of 2 fit  skipped(contract: " in rows["drifted"]
 
     def test_a_wrong_name_is_reported_with_the_nearest(self, toys) -> None:
         done = toys.run("flashpatch", "list", FLASHPATCH="tyo")
@@ -159,7 +168,7 @@ class TestShow:
             ),
             (
                 "lora",
-                "It is part of fp8, bf16, fp8_channel, fp8_tensor, int8, int8_weight_only. `flashpatch list`",
+                "Did you mean fp8, bf16, fp8_channel, fp8_tensor, int8, int8_weight_only? 'lora' is part of what they change.",
             ),
             ("zzz", "no patch or family 'zzz'. `flashpatch list` shows all."),
         ],

@@ -115,6 +115,6 @@ def test_the_installed_wheel_works(installed, tree: Path) -> None:
     assert (installed.site / "flashpatch.pth").read_text() == (tree / "flashpatch.pth").read_text()
     code = "import flashpatch; print(flashpatch.__version__, *flashpatch.enable('fp8').names)"
     assert installed.python(code) == f"{__version__} fp8"
-    done = installed.run("flashpatch", "list")
+    done = installed.run("flashpatch", "list", "fp8")
     assert done.returncode == 0, done.stderr
     assert "vllm: not installed" in done.stdout

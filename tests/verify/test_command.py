@@ -1,6 +1,9 @@
 """The command from end to end, on a small framework in real processes, honest and sabotaged."""
 
 import json
+import os
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -254,6 +257,29 @@ def test_live_chooses_a_run(run, verify):
     assert verify("--live").stdout.startswith("Run second\n")
     assert verify("--live", "--run", "first").stdout.startswith("Run first\n")
     assert verify("--run", "third").returncode == 2
+
+
+def test_a_command_is_no_job(run, site, tmp_path):
+    """The variable that is left set from a job reaches our own commands too."""
+    run("-c", JOB, FLASHPATCH="toy", FLASHPATCH_RUN="job")
+    command = tmp_path / "flashpatch-verify"
+    command.write_text("import sys; from flashpatch.verify.cli import main; sys.exit(main())")
+    left = {"FLASHPATCH": "toy", "FLASHPATCH_LEDGER": str(tmp_path / "ledger"), "PYTHONPATH": str(site)}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, command, "--live"], env=os.environ | left, capture_output=True, text=True
+        )
+        assert done.returncode == 0 and done.stdout.startswith("Run job\n"), done.stdout + done.stderr
+    assert os.listdir(tmp_path / "ledger") == ["job"]
+
+
+def test_a_name_that_acted_nowhere_is_not_proven(run, verify):
+    """Even if nothing of it was due."""
+    run("-c", "import toyfw.engine", FLASHPATCH="toy")
+    done = verify("--live", "--json")
+    report = json.loads(done.stdout)
+    assert (done.returncode, report["ok"], report["names"][0]["verdict"]) == (1, False, "never called")
+    assert "toy was called in no process" in verify("--live").stdout
 
 
 def test_live_without_any_process(verify):

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 import pytest
 from live_rows import entry, row
 
-from flashpatch.ledger import files
 from flashpatch.ledger.runs import Expected, Row, Run
 from flashpatch.record import Patch
-from flashpatch.verify.live import choose, judge
+from flashpatch.verify.live import judge
 
 
 def patch(id: str, evidence: str, scope: set[str]) -> Patch:
@@ -172,16 +171,3 @@ def test_families_not_asked_for_are_left_out():
 def test_errors_and_unreadable_files_are_problems():
     run = Run("r", [row("worker", error="lost it")], [], ["r/row-x.json: broken"])
     assert judge(run, PATCHES).problems == ("worker far:10: lost it", "r/row-x.json: broken")
-
-
-def test_choose_prefers_a_running_job(monkeypatch):
-    me = files.host()
-    living = row(pid=1, host=me, start=files.process_start(1))
-    old, new = Run("old", [living]), Run("new", [row()])
-    assert choose([old, new]).id == "old"
-    assert choose([Run("older", [row()]), new]).id == "new"
-    assert choose([old, new], "new").id == "new"
-    with pytest.raises(LookupError, match="no run 'gone'; the newest are: old, new"):
-        choose([old, new], "gone")
-    with pytest.raises(LookupError, match="no process has written"):
-        choose([])

@@ -21,7 +21,7 @@ SHARDING = "fsdp.verl.get_sharding_strategy"
 def job(*rows, expected=(), required=None):
     run = Run("r", [replace(one, on=ON) for one in rows], list(expected))
     report = judge(run, PATCHES, required)
-    return {one.name: one for one in typed_names(run.rows, report, PATCHES)}, report
+    return {one.name: one for one in typed_names(run.rows, report)}, report
 
 
 def worker(pid: int, calls: int = 3, version: int = 2, **more):

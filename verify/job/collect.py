@@ -42,6 +42,8 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
     """
     now = time.time() if now is None else now
     report = live.judge(source.run, patches)
+    typed = typed_names.typed_names(source.run.rows, report)
+    idle = typed_names.idle(typed)
     named = names(source)
     events = [(named[row.key], source.of(row).events) for row in source.run.rows]
     rows = {row.key: row for row in source.run.rows}
@@ -49,9 +51,9 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "run": source.run.id,
         "version": __version__,
         "generated": now,
-        "verdict": "proven" if report.ok else "not proven",
-        "names": [_typed(name) for name in typed_names.typed_names(source.run.rows, report, patches)],
-        "problems": [*report.problems, *source.problems],
+        "verdict": "not proven" if report.problems or idle else "proven",
+        "names": [_typed(name) for name in typed],
+        "problems": [*report.problems, *idle, *source.problems],
         "processes": [
             _process(one, rows.get((one.host, one.pid, one.start)), named, source) for one in report.processes
         ],

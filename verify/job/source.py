@@ -13,15 +13,13 @@ from flashpatch.ledger.read_events import ProcessEvents
 from flashpatch.ledger.runs import Row, Run
 from flashpatch.verify import gather
 
-_OUR_COMMANDS = frozenset({"flashpatch", "flashpatch-verify"})
-
 
 @dataclass
 class Source:
     """Hold what the processes of one run wrote.
 
     Attributes:
-        run: their rows, without those of FlashPatch's own commands.
+        run: their rows.
         events: host, pid and start of a process to its events.
         problems: a sentence for each file that was not trusted or readable.
     """
@@ -62,16 +60,15 @@ def chosen(args: argparse.Namespace) -> Path:
         return _gathered(args, ledger)
     if args.run_id and ("/" in args.run_id or args.run_id in (".", "..")):
         folder = Path(args.run_id).resolve()
-    elif args.run_id:
-        folder = ledger / args.run_id
-    else:
-        return _newest(ledger)
-    if not folder.is_dir():
-        known = ", ".join(entry.name for entry in _by_age(ledger)[-5:]) or "none"
-        raise PatchError(
-            f"there is no run {args.run_id} in {ledger}.", advice=f"The newest runs there are: {known}."
-        )
-    return folder
+        if folder.is_dir():
+            return folder
+        raise PatchError(f"there is no directory {folder}.", advice="Name a run's directory, or its id.")
+    if (found := runs.choose(ledger, args.run_id)) is not None:
+        return found
+    raise PatchError(
+        f"there is no run in {ledger}: no process with FLASHPATCH set has reported there.",
+        advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR.",
+    )
 
 
 def renew(args: argparse.Namespace) -> None:
@@ -96,23 +93,5 @@ def load(folder: Path) -> Source:
     """Read a run's directory; what cannot be read is named in ``problems``."""
     found, problems = read_events.read(folder)
     run = runs.read_run(folder) or Run(folder.name)
-    run.rows = [row for row in run.rows if Path(row.argv0).name not in _OUR_COMMANDS]
     events = {(process.host, process.pid, process.start): process for process in found}
     return Source(run, events, problems)
-
-
-def _newest(ledger: Path) -> Path:
-    for entry in reversed(_by_age(ledger)):
-        run = runs.read_run(entry)
-        if run is not None and any(Path(row.argv0).name not in _OUR_COMMANDS for row in run.rows):
-            return entry
-    raise PatchError(
-        f"there is no run in {ledger}: no process with FLASHPATCH set has reported there.",
-        advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR.",
-    )
-
-
-def _by_age(ledger: Path) -> list[Path]:
-    """Runs of a ledger, the one written to last at the end."""
-    found = [entry for entry in runs.entries(ledger) if runs.is_run(entry)]
-    return [Path(entry.path) for entry in sorted(found, key=lambda entry: entry.stat().st_mtime_ns)]

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -9,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from flashpatch import ledger
-from flashpatch.ledger import files
+from flashpatch import PatchError, ledger
+from flashpatch.ledger import files, runs
 
 
 def row(pid: int = 1, start: str = "5", **values) -> dict:
@@ -49,6 +50,23 @@ def test_runs_come_oldest_first(tmp_path):
         path = put(tmp_path, run, "row-h-1-5", row())
         os.utime(path, (time.time() - age,) * 2)
     assert [run.id for run in ledger.read(tmp_path)] == ["b", "a", "c"]
+
+
+def test_one_choice_of_the_newest_job(tmp_path):
+    me = files.host()
+    living = {"pid": 1, "host": me, "start": files.process_start(1)}
+    assert runs.choose(tmp_path) is None is runs.choose(tmp_path, "any")
+    put(tmp_path, "old", f"row-{me}-1-{living['start']}", row(**living))
+    for age, name in ((30, "older"), (20, "new"), (10, "watched")):
+        put(tmp_path, name, "row-h-1-5", row(argv0="/usr/bin/flashpatch" if name == "watched" else "python"))
+        os.utime(tmp_path / name, (time.time() - age,) * 2)
+    os.utime(tmp_path / "old", (time.time() - 40,) * 2)
+    assert runs.choose(tmp_path) == tmp_path / "old", "its process lives"
+    shutil.rmtree(tmp_path / "old")
+    assert runs.choose(tmp_path) == tmp_path / "new", "a command of ours is no job"
+    assert runs.choose(tmp_path, "older") == tmp_path / "older"
+    with pytest.raises(PatchError, match=r"no run gone in .* The newest runs there are: older, new, watched"):
+        runs.choose(tmp_path, "gone")
 
 
 def test_no_directory_is_no_run(tmp_path):
