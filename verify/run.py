@@ -22,11 +22,11 @@ from flashpatch.arming.preflight import examine, packages
 from flashpatch.contracts import versions
 from flashpatch.evidence import explain
 from flashpatch.ledger.runs import Row, Run
-from flashpatch.proof import Proof
 from flashpatch.record import Family, Patch, State
 from flashpatch.settings import selections
 from flashpatch.verify import live, probes
 from flashpatch.verify.due import called as called_in
+from flashpatch.verify.proof import Proof
 
 Probe = Callable[[str, Path], list[Proof]]
 

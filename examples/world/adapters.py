@@ -17,7 +17,7 @@ sys.path[1:1] = [str(HERE.parent / "verl_cpu")]
 
 from watch import MISMATCH, REWARD, read  # noqa: E402
 
-from flashpatch.ledger import read_events  # noqa: E402
+from flashpatch.verify import read_events  # noqa: E402
 
 COLUMNS = ("job", "steps", "reward", "different adapters", "distance")
 

@@ -20,7 +20,7 @@ import warm
 from cpu_lab import environment, tail
 from machine import limit
 
-from flashpatch.ledger import read_events
+from flashpatch.verify import read_events
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verl_cpu"
 LIMIT = limit(1500)  # seconds

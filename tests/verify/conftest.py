@@ -24,7 +24,7 @@ class Engine:
 FAMILY = '''
 import os, subprocess, sys
 from flashpatch import ledger
-from flashpatch.proof import Proof
+from flashpatch.verify.proof import Proof
 from flashpatch.record import Contract, Family, Patch
 
 JOB = """

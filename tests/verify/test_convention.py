@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from flashpatch import registry
-from flashpatch.proof import Proof
 from flashpatch.record import Family
+from flashpatch.verify.proof import Proof
 from flashpatch.verify.run import find_probe
 
 

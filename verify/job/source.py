@@ -8,10 +8,10 @@ from pathlib import Path
 
 from flashpatch.commands import original_env
 from flashpatch.errors import PatchError
-from flashpatch.ledger import files, read_events, runs
-from flashpatch.ledger.read_events import ProcessEvents
+from flashpatch.ledger import files, runs
 from flashpatch.ledger.runs import Row, Run
-from flashpatch.verify import gather
+from flashpatch.verify import gather, read_events
+from flashpatch.verify.read_events import ProcessEvents
 
 
 @dataclass

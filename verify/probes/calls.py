@@ -8,9 +8,9 @@ from typing import Any
 
 from flashpatch import ledger
 from flashpatch.ledger.runs import Row
-from flashpatch.proof import Proof
 from flashpatch.settings import selections
 from flashpatch.verify import due
+from flashpatch.verify.proof import Proof
 
 
 def rows(nonce: str) -> list[Row]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from machine import limit
 
-from flashpatch.ledger import read_events
+from flashpatch.verify import read_events
 
 
 def only(home: Path) -> read_events.ProcessEvents:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from machine import limit
 
-from flashpatch.ledger import read_events
+from flashpatch.verify import read_events
 
 CODE = """
 from flashpatch import engine, ledger

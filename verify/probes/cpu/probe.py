@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashpatch.proof import Proof
 from flashpatch.verify.probes import calls, jobs
+from flashpatch.verify.proof import Proof
 
 _TIMEOUT = 300.0  # seconds for both ranks together
 _SGLANG = {"SGLANG_USE_CPU_ENGINE": "1"}  # as the family sets it for a job whose rollouts are SGLang's

@@ -16,12 +16,12 @@ from typing import Any
 
 from flashpatch.patches.eagle.capture import sample_queue
 from flashpatch.patches.eagle.drafter_refit.commands import ACCEPT_LENGTH
-from flashpatch.proof import Proof
 from flashpatch.settings import child_env, selections
 from flashpatch.verify import verl_sglang_server
 from flashpatch.verify.probes import calls, jobs
 from flashpatch.verify.probes.eagle.job import DRAFTERS, prompts
 from flashpatch.verify.probes.eagle.verl_job import VERSION
+from flashpatch.verify.proof import Proof
 
 _TIMEOUT = 300.0  # seconds
 _CLOSE = 2e-4  # between float32 kernels that add up in another order; values are of order 1

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flashpatch.proof import Proof
 from flashpatch.verify import processes
 from flashpatch.verify.probes import calls, jobs
+from flashpatch.verify.proof import Proof
 
 _TIMEOUT = 600.0  # seconds
 _NO_ACCELERATOR = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashpatch.proof import Proof
 from flashpatch.verify.probes import jobs
 from flashpatch.verify.probes.answers import TOKENS, Answers, equal, gap, pairs
 from flashpatch.verify.probes.fp8 import tiny
+from flashpatch.verify.proof import Proof
 
 _TIMEOUT = 300.0  # seconds for both processes together
 _SHARE = 0.1  # of what an adapter changes: rounding the merged weights to bf16 may change so much

@@ -14,10 +14,10 @@ from typing import Any
 
 from flashpatch import registry
 from flashpatch.arming.preflight import other_generation
-from flashpatch.proof import Proof
 from flashpatch.verify import verl_sglang_server
 from flashpatch.verify.probes import answers, calls, jobs
 from flashpatch.verify.probes.fp8 import tiny
+from flashpatch.verify.proof import Proof
 
 _TIMEOUT = 400.0  # seconds for both processes together
 _NARROW = ("float8", "float4", "int8", "uint8", "int4", "uint4")  # dtypes that mean quantized

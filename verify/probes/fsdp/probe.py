@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashpatch.proof import Proof
 from flashpatch.verify import verl_sglang_server
 from flashpatch.verify.probes import calls, jobs
+from flashpatch.verify.proof import Proof
 
 TIMEOUT = 600.0  # seconds for all processes together
 _CLOSE = 1e-5  # of weights after one step, against one process's

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashpatch.proof import Proof
 from flashpatch.verify.probes import calls, jobs
 from flashpatch.verify.probes.grpo.servers import REQUESTS, WANTED
+from flashpatch.verify.proof import Proof
 
 OTHER_LOSSES = ("gspo", "clip_cov")
 _TIMEOUT = 400.0  # seconds for all ranks together

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from flashpatch.ledger import files, old_runs, read_events, runs
+from flashpatch.ledger import files, old_runs, runs
 from flashpatch.ledger.nodes import keys
 from flashpatch.ledger.nodes.node import Node
+from flashpatch.verify import read_events
 
 
 def put(path: Path, value: object) -> None:

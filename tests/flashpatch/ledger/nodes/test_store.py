@@ -15,10 +15,11 @@ import pytest
 
 pytest.importorskip("ray")
 
-from flashpatch.ledger import events, files, read_events, runs
+from flashpatch.ledger import events, files, runs
 from flashpatch.ledger.nodes import fetch, keys, old_keys, publisher
 from flashpatch.ledger.nodes.publisher import Publisher
 from flashpatch.ledger.nodes.ray_store import Store
+from flashpatch.verify import read_events
 
 pytestmark = pytest.mark.verl
 

@@ -11,7 +11,7 @@ import warm
 from machine import limit
 from tree import TREE
 
-from flashpatch.ledger import read_events
+from flashpatch.verify import read_events
 
 BEGIN = """
 import fp8_toys as toys

@@ -14,7 +14,7 @@ import vllm_updates as updates
 from trainer_senders import PLUGINS
 from vllm_lab import engines, environment, oracle, quantized, scenario
 
-from flashpatch.ledger import read_events
+from flashpatch.verify import read_events
 
 pytestmark = [pytest.mark.trainer("trl"), pytest.mark.full]
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from verl_job import live, metrics, train
 
-from flashpatch.ledger import read_events
+from flashpatch.verify import read_events
 
 pytestmark = [
     pytest.mark.verl,
