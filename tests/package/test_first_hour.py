@@ -14,6 +14,8 @@ import pytest
 from machine import limit
 from tree import TREE
 
+from flashpatch import patches
+
 pytestmark = [pytest.mark.verl, pytest.mark.full]
 
 EXAMPLE = TREE / "examples" / "first_hour" / "run.sh"
