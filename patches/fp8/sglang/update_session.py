@@ -22,8 +22,9 @@ AGAIN = "end the update again"
 """In an answer that leaves the session open."""
 
 _NOTHING = (
-    "[flashpatch: fp8.sglang.end_weight_update] the session brought no weights through the model's loader. "
-    "Weights written straight into memory (P2P, RDMA) bypass quantization: send them as tensors."
+    "[flashpatch: fp8.sglang.end_weight_update] the session brought no weights that the model's loader knows. "
+    "Send the names of the checkpoint (strip a wrapper's prefix, such as 'module.'), as tensors: what is written straight "
+    "into memory (P2P, RDMA) bypasses quantization."
 )
 _NOT_FLUSHED = "the new weights are in place, but the old cache could not be flushed: requests are running"
 
