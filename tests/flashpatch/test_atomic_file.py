@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from flashpatch.atomic_file import replacing
+from flashpatch.patches._shared.atomic_file import replacing
 
 
 def test_the_content_is_replaced_when_the_block_ends(tmp_path):

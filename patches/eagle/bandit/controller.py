@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch import ledger
-from flashpatch.atomic_file import replacing
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.atomic_file import replacing
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.policy import Policy
 

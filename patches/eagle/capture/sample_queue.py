@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashpatch import user_directories
-from flashpatch.atomic_file import replacing
 from flashpatch.errors import PatchError
 from flashpatch.ledger.files import make_private
+from flashpatch.patches._shared.atomic_file import replacing
 
 if TYPE_CHECKING:
     from flashpatch.patches.eagle.capture.sample import Sample

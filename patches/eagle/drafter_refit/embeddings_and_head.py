@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from flashpatch.atomic_file import replacing
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.atomic_file import replacing
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashpatch.atomic_file import replacing
+from flashpatch.patches._shared.atomic_file import replacing
 from flashpatch.patches.fp8.calibration import untrusted
 from flashpatch.patches.fp8.calibration.structure import Exchange
 from flashpatch.patches.fp8.calibration.untrusted import refuse

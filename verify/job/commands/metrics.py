@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
     import json
 
     from flashpatch import registry
-    from flashpatch.atomic_file import replacing
     from flashpatch.errors import PatchError
+    from flashpatch.patches._shared.atomic_file import replacing
     from flashpatch.verify.job import collect, prometheus, source
 
     found = source.load(source.chosen(args))
