@@ -269,7 +269,7 @@ FAMILIES = {
         "patches": {
             "fsdp.verl.get_per_tensor_param": ("verl.workers.engine.fsdp.transformer_impl",),
             "fsdp.verl.get_sharding_strategy": ("verl.workers.engine.fsdp.utils",),
-            "fsdp.verl.get_strategy_handlers": ("verl.experimental.separation.engine_workers",),
+            "fsdp.verl_0_9.get_strategy_handlers": ("verl.experimental.separation.engine_workers",),
             "fsdp.verl.validate_config": ("verl.utils.config",),
             "fsdp.verl_vllm.receive_weights": ("verl.workers.rollout.vllm_rollout.bucketed_weight_transfer",),
             "fsdp.sglang.begin_weight_update": ("sglang.srt.managers.scheduler_components.weight_updater",),

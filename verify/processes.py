@@ -11,16 +11,16 @@ the end of that, the factor is measured once more: a machine that has become bus
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from tempfile import TemporaryFile
+
+from flashpatch.patches._shared.child import kill_group
 
 TAIL = 900  # characters at the end of a log that are shown
 _POLL = 0.1  # seconds
@@ -181,28 +181,6 @@ def run(
     }
 
 
-def alone(
-    arguments: Sequence[str | Path], env: Mapping[str, str] | None = None, timeout: float | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Run a Python in a process group of its own, for at most ``timeout`` seconds, and kill what it leaves behind.
-
-    What it prints goes to files: of a pipe, a process that it left would hold the other end.
-    """
-    with TemporaryFile() as out, TemporaryFile() as err:
-        command = [sys.executable, *arguments]
-        process = subprocess.Popen(
-            command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
-        )
-        try:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout)
-        finally:
-            _kill_group(process)
-            process.wait()
-        texts = [file.read().decode(errors="replace") for file in (out, err) if not file.seek(0)]
-        return subprocess.CompletedProcess(command, process.returncode, *texts)
-
-
 def _start(command: Command, workdir: Path) -> subprocess.Popen[bytes]:
     with (workdir / f"{command.name}.log").open("wb") as log:
         return subprocess.Popen(
@@ -249,23 +227,15 @@ def _status(process: subprocess.Popen[bytes]) -> int | None:
     """Return the exit status, None while it runs. What an ended one left behind is killed once, as soon as the end is
     seen: later its number may be another process's."""
     if process.returncode is None and process.poll() is not None:
-        _kill_group(process)
+        kill_group(process)
     return process.returncode
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     """Kill the process, if it still runs, and its children."""
     if _status(process) is None:
-        _kill_group(process)
+        kill_group(process)
         process.wait()
-
-
-def _kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill what there is of the process and of its children, which share its process group."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass  # nothing was left
 
 
 def _tail(log: Path) -> str:

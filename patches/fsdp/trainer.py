@@ -291,14 +291,13 @@ def get_sharding_strategy(original, device_mesh: Any, *args: Any, **kwargs: Any)
 WORKER = "verl.experimental.separation.engine_workers:DetachActorWorker"
 
 
-@patches.wrap(
+@Patches("fsdp", "verl>=0.9", framework="verl_0_9", scope="trainer").wrap(
     f"{WORKER}._get_strategy_handlers",
     relies_on=(
         f"{WORKER}.save_model_to_cpu",
         f"{WORKER}.restore_model_from_cpu",
         "self.config.actor.strategy",
     ),
-    requires="verl>=0.9",
     evidence="optional",  # of trainer modes with rollouts apart, and several updates between two syncs, alone
     why="FSDP keeps gathered weights after a forward. With those the next one computes old log-probabilities, though verl has "
     "put other shards in place; FSDP2 then has no shards to save.",

@@ -38,10 +38,10 @@ def lanes(target: str) -> set[tuple[str, str, str]]:
         there |= {"vllm_0_24": "0.24.0"} if there["vllm"] == "0.24.0" else {}
         there["vllm_lora"] = there["vllm"]
         has_verl = f"$({environment})/.ready: $({environment})/.verl" in MAKEFILE
-        there |= {"verl": verl, "verl_vllm": verl} if has_verl else {}
+        there |= {"verl": verl, "verl_0_9": verl, "verl_vllm": verl} if has_verl else {}
         if environment in sglang:
             version = sglang[environment]
-            there |= {"verl": verl, "sglang": version, "sglang_lora": version}
+            there |= {"verl": verl, "verl_0_9": verl, "sglang": version, "sglang_lora": version}
             old = "_0_5_12" if version == "0.5.12" else ""  # records of a generation of their own
             there |= {f"verl_sglang{old}": verl, f"sglang{old}": version}
         there |= {name: version for name, [version] in trainers.items()} if environment == "TRAINERS" else {}

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flashpatch.patches._shared.child import alone
 from flashpatch.variables import names
-from flashpatch.verify.processes import alone
 
 if TYPE_CHECKING:
     from flashpatch.verify.exact.certificate import Certificate

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from flashpatch.patches._shared.child import alone
 from flashpatch.verify.exact.causes import OTHERS, Cause
 from flashpatch.verify.exact.certificate import Certificate, because
 from flashpatch.verify.exact.compare import compare
@@ -20,7 +21,6 @@ from flashpatch.verify.exact.engine import Pass
 from flashpatch.verify.exact.forced import router_logits
 from flashpatch.verify.exact.routers import choosing
 from flashpatch.verify.exact.verl_job import Trainer
-from flashpatch.verify.processes import alone
 
 PADS = 8
 """Tokens of padding before the prompt."""

@@ -145,7 +145,7 @@ def certificate(policy: Any, seconds: float) -> tuple[bool, str]:
         policy: verl's ``actor_rollout_ref``.
         seconds: after which it gives up; 0: never.
     """
-    from flashpatch.verify.processes import alone
+    from flashpatch.patches._shared.child import alone
 
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "job.yaml").write_text(json.dumps({"actor_rollout_ref": policy}))

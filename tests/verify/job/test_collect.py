@@ -79,7 +79,7 @@ def test_what_a_file_had_no_room_for_is_said(tmp_path) -> None:
     path.write_text(json.dumps(dropped) + "\n" + path.read_text() + '{"n": 3, "t')
     found = collect.job(source.load(folder), registry.patches())
     assert found["recorded"] | {"events": 0} == {
-        **{"events": 0, "processes": 2, "dropped": 7, "dropped_samples": 2, "unreadable": 1}
+        **{"events": 0, "processes": 2, "dropped": 7, "dropped_samples": 2, "lost": 0, "unreadable": 1}
     }
     assert (
         sum(sentence.startswith(("7 old", "2 old samples", "1 lines")) for sentence in found["not_recorded"])
