@@ -36,6 +36,7 @@ class Controller:
 
     Attributes:
         recent: the last arms chosen, held ones included.
+        drafts: steps of single requests in which drafts were verified, since the start.
         drafted, accepted: draft tokens verified and accepted, since the start.
     """
 
@@ -47,10 +48,8 @@ class Controller:
     ) -> None:
         self.policy, self.clock, self._state = policy, clock, state
         self.recent: deque[Arm] = deque(maxlen=_RECENT)
-        self.drafted = self.accepted = 0
-        self._verified: deque[tuple[int, int]] = deque(
-            maxlen=_RECENT
-        )  # requests and accepted tokens of a step
+        self.drafts = self.drafted = self.accepted = 0
+        self._verified = deque[tuple[int, int]](maxlen=_RECENT)  # requests and accepted tokens of a step
         self._noted = self._saved = clock()
         if state is not None:
             ledger.note(eagle_state=restore(policy, state))
@@ -65,6 +64,7 @@ class Controller:
         """Add a step that verified ``drafted`` tokens over ``requests`` requests and accepted some of
         them."""
         self._verified.append((requests, accepted))
+        self.drafts += requests
         self.drafted += drafted
         self.accepted += accepted
 
