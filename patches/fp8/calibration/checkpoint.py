@@ -99,7 +99,7 @@ class Checkpoint:
         missing = sorted(set(promised or ()) - held)
         if missing:
             raise refuse(file, f"lacks {', '.join(missing[:4])}, which the index says it holds")
-        for name in held if promised is None else promised:
+        for name in sorted(held) if promised is None else promised:
             self.shapes[untrusted.tensor_name(name, file)] = tuple(opened.get_slice(name).get_shape())
             self._files[name] = file, opened
 

@@ -133,12 +133,12 @@ def _same_tensors(model: Checkpoint, other: Checkpoint) -> None:
             "Give it as --quantized, and the original as --model.",
         )
     wrong = []
-    for name, shape in model.shapes.items():
+    for name, shape in sorted(model.shapes.items()):
         if name not in other:
             wrong.append(f"{name} ({'packed, not 8-bit' if f'{name}_packed' in other else 'missing'})")
         elif other.shapes[name] != shape:
             wrong.append(f"{name} ({list(other.shapes[name])}, not {list(shape)})")
-    for name in other.shapes:
+    for name in sorted(other.shapes):
         extra = _EXTRA.match(name)
         belongs = extra is not None and (f"{extra[1]}.weight" in model or extra[2][0] in "kvq")
         tied = name == "lm_head.weight" and model.config.get("tie_word_embeddings")
