@@ -86,13 +86,17 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 	"$$python" -c '' >/dev/null 2>&1 && echo "$$python" && break; done)
 NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 
-.PHONY: demo demo-verl world demo-world pictures docs dist resolve check lint check-own test-for parts $(OTHER_PYTHONS:%=check-%) \
+.PHONY: help demo demo-verl world demo-world pictures docs dist resolve check lint check-own test-for parts $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-losses test-paired-rest test-sglang first-hour \
 	test-sglang-paired trainers test-trainers test-cuda test-cuda-0.24 test-cuda-sglang \
 	smoke-cuda test-gpu test-full clean \
 	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
+
+.DEFAULT_GOAL := help
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' Makefile
 
 demo: $(if $(REAL),$(PAIRED)/.world,$(NEWEST))
 	$(if $(REAL),$(PAIRED)/bin/python examples/demo_server.py,$(NEWEST)/bin/python examples/demo.py)

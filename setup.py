@@ -1,13 +1,17 @@
-"""What setup.cfg cannot say: the list of packages, two files at the top of site-packages, equal sdists."""
+"""What setup.cfg cannot say: packages, the description, two files at the top of site-packages, equal sdists."""
 
 import gzip
 import os
+import re
 import tarfile
 from distutils.command.install_data import install_data
 from pathlib import Path
 
 from setuptools import Distribution, find_packages, setup  # before distutils, which it provides
 from setuptools.command.sdist import sdist
+
+#: Where the project lives; a release puts its address here, in setup.cfg and in README.
+ADDRESS = "https://CLONE_ADDRESS"
 
 
 class FrontDoorDistribution(Distribution):
@@ -67,7 +71,16 @@ def packages():
         yield from (f"flashpatch.{folder}.{name}" for name in find_packages(folder))
 
 
+def long_description():
+    """README, with links that lead from anywhere to files of this project."""
+    text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"(!\[[^]]*\]\()(?=docs/)", rf"\1{ADDRESS}/raw/main/", text)
+    return re.sub(r"(\]\()(?!https?:|#)", rf"\1{ADDRESS}/blob/main/", text)
+
+
 setup(
+    long_description=long_description(),
+    long_description_content_type="text/markdown",
     distclass=FrontDoorDistribution,
     packages=list(packages()),
     cmdclass={"install_data": install_front_doors, "sdist": reproducible_sdist},

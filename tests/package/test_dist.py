@@ -99,6 +99,16 @@ def test_a_python_file_with_a_foreign_banner_would_be_found() -> None:
     assert BANNER.search(b'"""Do it.\n\nCopyright 2020 Somebody.\n"""')
 
 
+def test_the_description_has_no_link_that_leads_nowhere_elsewhere(metadata: Message) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
+    assert len(links) > 20 and all(link.startswith("https://") for link in links)
+    assert {label.partition(",")[0] for label in metadata.get_all("Project-URL")} >= {
+        "Documentation",
+        "Changelog",
+    }
+    assert metadata["Keywords"] and metadata["Author"]
+
+
 def test_an_extra_asks_for_what_its_patches_need(metadata: Message) -> None:
     """The oldest version that the fp8 family is for: an older one would install and do nothing."""
     asked = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
