@@ -20,7 +20,7 @@ from pymdownx.superfences import fence_code_format
 from tables import TOP, table
 
 LIST_OF_PAGES = "docs/README.md"
-LINK = re.compile(r"(?<![!`])\[([^\]\n]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+LINK = re.compile(r"(?<!`)\[([^\]\n]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 HELP = re.compile(r"^<!-- help: (.*) -->$", re.M)
 TABLE = re.compile(r"^<!-- (patches|messages) -->$", re.M)
 TABLE_BELOW_COMMENT = re.compile(r"^(<!-- .* -->\n)(?=\|)", re.M)

@@ -46,7 +46,8 @@ def test_the_list_of_pages_is_the_navigation():
 
 def test_a_page_needs_nothing_from_elsewhere():
     assert CONFIG["theme"]["font"] is False
-    assert not {"extra_css", "extra_javascript"} & CONFIG.keys()
+    assert "extra_javascript" not in CONFIG and {"search", "offline"} <= {str(one) for one in CONFIG["plugins"]}
+    assert all((TREE / "docs" / sheet).exists() for sheet in CONFIG["extra_css"])
 
 
 def test_no_kind_of_broken_link_is_passed_over():
