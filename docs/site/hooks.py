@@ -25,6 +25,30 @@ HELP = re.compile(r"^<!-- help: (.*) -->$", re.M)
 TABLE = re.compile(r"^<!-- (patches|messages) -->$", re.M)
 TABLE_BELOW_COMMENT = re.compile(r"^(<!-- .* -->\n)(?=\|)", re.M)
 MERMAID = "assets/mermaid.js"
+SHIM = re.compile(r'<script src="https://unpkg.com/iframe-worker/shim"></script>')
+#: A page opened from a disk may start no worker: the search's runs in a frame there.
+WORKER = """<script>
+if (location.protocol === "file:") window.IFrameWorker = window.Worker = class extends EventTarget {
+  constructor(url) {
+    super();
+    const frame = document.createElement("iframe");
+    frame.hidden = true;
+    document.body.append(frame);
+    this.window = frame.contentWindow;
+    this.window.postMessage = data => this.dispatchEvent(new MessageEvent("message", {data}));
+    this.ready = new Promise(resolve => {
+      const script = this.window.document.createElement("script");
+      script.src = url;
+      script.onload = resolve;
+      this.window.document.body.append(script);
+    });
+  }
+  postMessage(data) {
+    this.ready.then(() => this.window.dispatchEvent(new this.window.MessageEvent("message", {data})));
+  }
+  terminate() {}
+};
+</script>"""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -73,7 +97,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Load our copy of mermaid.js on pages with a diagram; the theme takes one that is there."""
+    """Load nothing from elsewhere: mermaid.js, on pages with a diagram, is our copy, the search's worker in the page."""
+    output = SHIM.sub(lambda _: WORKER, output)
     if 'class="mermaid"' not in output:
         return output
     depth = page.url.count("/")
