@@ -37,17 +37,17 @@ def progress(path: Path, steps: int) -> str:
 
 
 def main(steps: int, jobs: dict[int, Path]) -> None:
-    started, shown, told = time.monotonic(), "", -60.0
+    started, shown = time.monotonic(), ""
     while True:
         ended = not any(running(pid) for pid in jobs)
         said = "; ".join(progress(path, steps) for path in jobs.values())
         now = time.monotonic() - started
-        # One line that is written over on a terminal; a line each half minute in a log.
+        # One line that is written over on a terminal; a line per step in a log.
         if os.isatty(1):
             print(f"   {now:.0f} s: {said}", end="\n" if ended else "\r", flush=True)
-        elif ended or (said != shown and now - told >= 30):
+        elif said != shown:
             print(f"   {now:.0f} s: {said}", flush=True)
-            shown, told = said, now
+            shown = said
         if ended:
             return
         time.sleep(2)
