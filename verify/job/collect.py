@@ -17,6 +17,7 @@ from flashpatch.patch_status import is_absent
 from flashpatch.record import Patch
 from flashpatch.verify import live, typed_names
 from flashpatch.verify.job import gaps, lanes, series
+from flashpatch.verify.job.about import about
 from flashpatch.verify.job.source import Source
 
 PHASES = ("gather", "transfer", "load", "process")
@@ -35,7 +36,7 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         now: seconds since 1970; the time now if it is left out.
 
     Returns:
-        ``run``, ``version``, ``generated``, ``began``, ``ended``, ``alive`` (how many processes run), ``verdict`` (whether
+        ``run``, ``version``, ``generated``, ``about`` (what job it was: label, text), ``began``, ``ended``, ``alive`` (how many processes run), ``verdict`` (whether
         what is due was observed), ``names`` (one entry per name that the user typed), ``processes``, ``patches``,
         ``lanes``, ``updates``, ``syncs``, ``incidents``, ``charts``, ``recorded`` (how many events were read, and how
         many were not kept) and ``not_recorded`` (sentences). Times are seconds since 1970.
@@ -51,6 +52,7 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "run": source.run.id,
         "version": __version__,
         "generated": now,
+        "about": about(source.run.rows),
         "verdict": "not proven" if report.problems or idle else "proven",
         "names": [_typed(name) for name in typed],
         "problems": [*report.problems, *idle, *source.problems],

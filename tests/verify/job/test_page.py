@@ -64,6 +64,7 @@ def test_the_page_shows_the_job_without_an_error(page: Path) -> None:
         (tag, attrs.get("id")) for tag, attrs in read.elements if "hidden" not in attrs
     ]
     assert "3 processes, 4 recorded weight updates, 2 syncs" in read.text("")
+    assert all(word in read.text("") for word in ("proven", "command", "machines", "python"))
     assert read.text("updates").count("committed") == 3 and read.text("updates").count("abandoned") == 1
     assert "gathering" in read.text("syncs") and "1.5" in read.text("syncs")
     assert "</script><b>rank 0 cannot serve & waits</b>" in read.text("incidents")
@@ -76,7 +77,7 @@ def test_the_page_shows_the_job_without_an_error(page: Path) -> None:
 @needs_browser
 def test_charts_are_drawn_and_told_to_who_does_not_see_them(page: Path) -> None:
     canvases = [attrs for tag, attrs in Reader(dump(BROWSER, page)).elements if tag == "canvas"]
-    assert len(canvases) == 3 + 8
+    assert len(canvases) == 3 + 9
     for canvas in canvases:
         assert canvas["role"] == "img" and len(canvas["aria-label"]) > 20
         assert int(canvas["height"]) > 50 and int(canvas["width"]) > 200

@@ -56,6 +56,18 @@ function versionColour(version) {
   return PALETTE[version % PALETTE.length];
 }
 
+// Writes its version on each bar of a lane that has room for it.
+const VERSIONS = { id: "versions", afterDatasetsDraw: (chart) => {
+  const pen = chart.ctx;
+  pen.save();
+  Object.assign(pen, { font: "11px system-ui, sans-serif", fillStyle: "#ffffff", textAlign: "center", textBaseline: "middle" });
+  chart.getDatasetMeta(1).data.forEach((bar, index) => {
+    const text = chart.data.datasets[1].data[index].short;
+    if (Math.abs(bar.x - bar.base) > pen.measureText(text).width + 6) pen.fillText(text, (bar.x + bar.base) / 2, bar.y);
+  });
+  pen.restore();
+} };
+
 // Lanes of policy versions: one row per process, one bar per version that it held.
 function laneChart(where, lanes, job, unit) {
   const labels = lanes.map((lane) => lane.label);
@@ -64,7 +76,7 @@ function laneChart(where, lanes, job, unit) {
   lanes.forEach((lane, row) => {
     for (const [begin, end, first, last] of lane.segments) {
       const text = first === last ? "version " + first : "versions " + first + " to " + last;
-      bars.push({ x: [at(begin), at(end)], y: labels[row], text: text, colour: versionColour(last) });
+      bars.push({ x: [at(begin), at(end)], y: labels[row], text: text, short: String(last), colour: versionColour(last) });
     }
     for (const [t, text] of lane.marks) marks.push({ x: at(t), y: labels[row], text: text });
   });
@@ -72,8 +84,8 @@ function laneChart(where, lanes, job, unit) {
     { type: "scatter", label: "update refused, abandoned or replaced", data: marks, indexAxis: "x", pointStyle: "triangle",
       radius: 6, backgroundColor: "#c2272d", borderColor: "#ffffff" },
     { type: "bar", label: "policy version held (a colour each)", data: bars, pointStyle: "rect", grouped: false, minBarLength: 1,
-      barPercentage: 0.8, categoryPercentage: 0.9, backgroundColor: bars.map((bar) => bar.colour) }] };
-  return draw(where, () => ({ type: "bar", data: data, options: base({ indexAxis: "y",
+      barThickness: 22, backgroundColor: bars.map((bar) => bar.colour) }] };
+  return draw(where, () => ({ type: "bar", data: data, plugins: [VERSIONS], options: base({ indexAxis: "y",
     scales: { x: axis(unit.name + " since the job began", { min: 0 }),
       y: axis("", { type: "category", labels: labels, title: { display: false }, ticks: { color: css("--text"),
         autoSkip: false } }) },
@@ -96,7 +108,7 @@ function joined(rows, names, most) {
 function stackedChart(where, what, rows, names) {
   const data = { labels: rows.map((row) => row.label), datasets: Object.keys(names).map((name, index) => ({
     label: names[name], data: rows.map((row) => row.mean[name]), backgroundColor: PALETTE[index],
-    barPercentage: 1, categoryPercentage: 0.92 })) };
+    barPercentage: 1, categoryPercentage: 0.92, maxBarThickness: 56 })) };
   return draw(where, () => ({ type: "bar", data: data, options: base({
     scales: { x: axis(what, { stacked: true }), y: axis("seconds", { stacked: true, beginAtZero: true }) } }) }));
 }

@@ -118,7 +118,7 @@ function details(parent, title) {
 }
 
 function counted(states) {
-  return Object.entries(states).map(([state, count]) => count + " " + state).join(", ");
+  return Object.entries(states).filter(([state]) => state !== "skipped").map(([state, count]) => count + " " + state).join(", ");
 }
 
 function columnsToRows(packed) {
@@ -128,11 +128,18 @@ function columnsToRows(packed) {
 function header() {
   document.getElementById("run").textContent = job.run;
   const line = document.getElementById("summary");
-  line.append(make("span", job.verdict, job.verdict === "proven" ? "good" : "bad"), job.alive ? ", and running. " : ", and ended. ",
+  document.getElementById("verdict").append(make("span", job.verdict, job.verdict === "proven" ? "good" : "bad"));
+  line.append(job.alive ? "Running. " : "Ended. ",
     job.processes.length + (job.processes.length === 1 ? " process" : " processes") + (job.alive ? ", " + job.alive + " of them alive" : "") + ", ",
     job.updates.rows.length + " recorded weight updates, " + job.syncs.rows.length + " syncs. Refusals and problems: " + job.incidents.length +
     ". Begun " + date(job.began) + ", " +
     (job.alive ? "still running after " : "last heard of after ") + since(job.ended).slice(1) + ".");
+  const alive = job.processes.filter((row) => row.alive === "yes");
+  const about = document.getElementById("about");
+  for (const [what, text] of [...job.about, ["alive", alive.slice(0, 8).map((row) => row.name).join(", ") +
+      (alive.length > 8 ? " and " + (alive.length - 8) + " more" : "")]]) {
+    if (text) about.append(make("dt", what), make("dd", text));
+  }
   document.getElementById("made").textContent = "Made by FlashPatch " + job.version + ", " + date(job.generated) +
     ", from what the job's processes wrote. Charts: Chart.js (MIT).";
 }
