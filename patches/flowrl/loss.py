@@ -115,6 +115,13 @@ def register_policy_loss(site: Any) -> Callable[[], None]:
     return take_away
 
 
+def clip_range(config: Any) -> dict[str, float]:
+    """Return ``low`` and ``high`` of the importance weight's clip; ``clip_ratio`` stands for one that is not set, as in
+    verl's own losses."""
+    both = {"low": config.clip_ratio_low, "high": config.clip_ratio_high}
+    return {name: config.clip_ratio if value is None else value for name, value in both.items()}
+
+
 def trajectory_balance(
     old_log_prob: Any,
     log_prob: Any,
@@ -153,8 +160,7 @@ def trajectory_balance(
         beta=chosen.beta,
         length=chosen.length,
         weight=chosen.weight,
-        low=config.clip_ratio_low,
-        high=config.clip_ratio_high,
+        **clip_range(config),
         cap=chosen.weight_cap,
         correction=rollout_is_weights,
     )

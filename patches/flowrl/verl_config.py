@@ -17,7 +17,7 @@ from flashpatch.patches.flowrl import options
 ACTOR = "actor_rollout_ref.actor"
 LOSS_MODE = f"{ACTOR}.policy_loss.loss_mode"
 USE_KL, KL_COEF = f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef"
-CLIP_LOW = f"{ACTOR}.clip_ratio_low"
+CLIP, CLIP_LOW = f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_low"
 LORA_ONLY = f"{ACTOR}.checkpoint.save_lora_only"
 SAMPLES = "actor_rollout_ref.rollout.n"
 TRAINER_MODE = "trainer.v1.trainer_mode"
@@ -84,9 +84,9 @@ def validate_config(
     refused = [*options.contradictions(), *published_refusals(job.get, chosen)]
     take_published(job, chosen)
     refused += refusals(job.get, job.overrides)
-    clip_low = job.get(CLIP_LOW)
-    if chosen.weight == "clip" and not 0 <= (clip_low or 0) < 1:
-        refused.append(f"{CLIP_LOW}={clip_low} (the lower bound of the importance weight is 1 minus that)")
+    where = CLIP if job.get(CLIP_LOW) is None else CLIP_LOW
+    if chosen.weight == "clip" and not 0 <= job.get(where) < 1:
+        refused.append(f"{where}={job.get(where)} (the lower bound of the importance weight is 1 minus that)")
     refused += (group_refusals if chosen.log_z == "group" else learned_refusals)(job.get)
     job.refuse(refused, "cannot train with", "Change these settings, or take flowrl out of FLASHPATCH.")
     for path, value in REQUIRED.items():

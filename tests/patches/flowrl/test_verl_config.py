@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.flowrl import FAMILY, verl_config
+from flashpatch.patches.flowrl.loss import clip_range
 from flashpatch.settings.options import checked, defaults
 
 ACTOR = verl_config.ACTOR
@@ -47,6 +50,11 @@ def test_verls_own_values_are_accepted():
 def test_what_contradicts_flowrl_is_refused_by_name(path, value):
     (refusal,) = verl_config.refusals(reader(**{path: value}))
     assert refusal.startswith(f"{path}={value} (")
+
+
+def test_a_clip_range_that_is_not_set_is_clip_ratio():
+    config = SimpleNamespace(clip_ratio=0.3, clip_ratio_low=None, clip_ratio_high=0.4)
+    assert clip_range(config) == {"low": 0.3, "high": 0.4}
 
 
 def test_checkpoints_of_adapters_alone_are_refused_where_there_is_a_partition_function():
