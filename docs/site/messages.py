@@ -6,6 +6,7 @@ A message is made by a call of ``PatchError``, or of a maker: a function that pu
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,11 @@ ERRORS = ("PatchError", "RequestLost")
 REASONS = ("str | None", "Iterator[str]")
 """What functions return, or yield, that give reasons: a refusal, or a state such as ``skipped``, is made of them."""
 NO_REASONS = ("remarks",)
+SILENT = frozenset(
+    "str repr type sorted map join list tuple len set dict max min sum filter get self for in if or and not else is None True False "
+    "f r items keys values partition removeprefix removesuffix strip split splitlines __name__ __qualname__".split()
+)
+"""Names in expressions that say nothing to a reader of a message."""
 LISTED = "The error or state that has this reason in it says what to do."
 SUPERSEDED = "Nothing: the patch stands aside (superseded)."
 RELAYED = "The message is another process's, with its own remedy."
@@ -98,9 +104,24 @@ def _of_family(family: str, ours: Iterable[Message]) -> str:
 
 
 def _cell(said: str) -> str:
+    said = re.sub(r"‹(.*?)›", lambda match: f"‹{word(match[1])}›", said)
     for sign, escaped in (("|", "\\|"), ("<", "&lt;"), ("*", "\\*"), ("[", "\\["), ("`", "")):
         said = said.replace(sign, escaped)
     return " ".join(said.split())
+
+
+def word(expression: str) -> str:
+    """Return what to call a value that varies: the last name in its expression that says something."""
+    bare = (
+        re.sub(r"(?<![\w.])[rf]?'[^']*'|\"[^\"]*\"", " ", expression)
+        if re.search(r"[(\[]", expression)
+        else expression
+    )
+    found = [one for one in re.findall(r"[A-Za-z_]\w*", bare) if one not in SILENT]
+    found = (
+        found or [one for one in re.findall(r"[A-Za-z_]\w*", expression) if one not in SILENT] or ["value"]
+    )
+    return found[-1].strip("_").replace("_", " ").lower()
 
 
 def _makers(places: Mapping[str, list[Place]]) -> list[Maker]:
