@@ -217,7 +217,7 @@ def _process_row(process: Process) -> tuple[str, ...]:
 
 
 def _against(options: argparse.Namespace) -> int:
-    from flashpatch.verify.drift import survey
+    from flashpatch.verify.against import survey
 
     patches = _patches(options.names)
     if not patches:
