@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,8 +14,12 @@ DISTRIBUTIONS = "the distributions"
 
 
 def because(error: Exception) -> str:
-    """Say why nothing could be compared."""
-    return f"cannot compare here: {' '.join(str(error).split())[:300] or type(error).__name__}"
+    """Say why nothing could be compared; where the error says nothing, the line that raised it."""
+    said = " ".join(str(error).split())[:300]
+    if not said:
+        frames = traceback.extract_tb(error.__traceback__)
+        said = type(error).__name__ + (f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else "")
+    return f"cannot compare here: {said}"
 
 
 @dataclass(frozen=True)
