@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flashpatch.verify.exact.causes import Cause
@@ -14,11 +15,12 @@ DISTRIBUTIONS = "the distributions"
 
 
 def because(error: Exception) -> str:
-    """Say why nothing could be compared; where the error says nothing, the line that raised it."""
+    """Say why nothing could be compared; of an error without words its kind and the line that raised it, too."""
     said = " ".join(str(error).split())[:300]
-    if not said:
-        frames = traceback.extract_tb(error.__traceback__)
-        said = type(error).__name__ + (f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else "")
+    if " " not in said:  # nothing, or a key
+        said = ": ".join(filter(None, (type(error).__name__, said)))
+        for frame in traceback.extract_tb(error.__traceback__)[-1:]:
+            said += f" at {'/'.join(Path(frame.filename).parts[-3:])}:{frame.lineno}"
     return f"cannot compare here: {said}"
 
 
