@@ -6,7 +6,6 @@ configured by verl's own configuration files. For a machine without an accelerat
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 import time
@@ -138,18 +137,11 @@ async def answers(actor: Any, prompts: Sequence[list[int]], tokens: int = 8) -> 
 
 def write_tokenizer(folder: Path, size: int) -> None:
     """Write a tokenizer of ``size`` numbered words beside a model, which verl's server reads and the probe does not use."""
+    from tokenizers import Tokenizer, models
+    from transformers import PreTrainedTokenizerFast
+
     words = {f"w{number}": number for number in range(size - 1)} | {"<end>": size - 1}
-    tokenizer = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": None,
-        "pre_tokenizer": {"type": "Whitespace"},
-        "post_processor": None,
-        "decoder": None,
-        "model": {"type": "WordLevel", "vocab": words, "unk_token": "<end>"},
-    }
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<end>", "pad_token": "<end>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    plain = Tokenizer(models.WordLevel(words, unk_token="<end>"))
+    PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<end>", pad_token="<end>").save_pretrained(
+        folder
+    )

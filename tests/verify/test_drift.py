@@ -5,7 +5,7 @@ import json
 import pytest
 from toy_sources import DRIFTED, HOLDS, PATCH, sdist, wheel
 
-from flashpatch.verify.drift import survey
+from flashpatch.verify.against import survey
 
 
 def damaged(tmp_path, kind):

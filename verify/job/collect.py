@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flashpatch import __version__
@@ -61,8 +61,8 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         ],
         "patches": _patches(source.run.rows, patches),
         "lanes": lanes.lanes(source, named, now),
-        "updates": _updates(events),
-        "syncs": _syncs(events),
+        "updates": _of_kind(events, "update", _update),
+        "syncs": _of_kind(events, "sync", _sync),
         "charts": series.charts(events),
         "recorded": _recorded(source),
     }
@@ -121,11 +121,11 @@ def _process(one: live.Process, row: Row | None, named: Mapping[_Key, str], sour
         "node": one.node,
         "roles": list(one.roles),
         "rank": dict(one.rank),
-        "alive": {True: "yes", False: "no", None: "unknown"}[one.alive],
+        "alive": one.lives,
         "names": list(one.names),
         "states": dict(states),
         "calls": one.calls,
-        "verdict": "missing" if not one.present else "not proven" if one.problems else "ok",
+        "verdict": one.verdict,
         "problems": list(one.problems),
         "began": row.first_written if row is not None else 0.0,
         "ended": lanes.ended(row, events.events) if row is not None and events else 0.0,
@@ -164,42 +164,41 @@ def _patches(rows: list[Row], patches: Mapping[str, Patch]) -> list[dict[str, An
     return [{**entry, "states": dict(entry["states"])} for entry in order]
 
 
-def _updates(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
+def _of_kind(
+    events: list[tuple[str, list[dict[str, Any]]]],
+    kind: str,
+    shown: Callable[[dict[str, Any]], dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """Return what is shown of each event of a kind, with its time and its process, the oldest first."""
     found = [
-        {
-            "t": event["t"],
-            "process": process,
-            "role": event.get("role", "target"),
-            "outcome": event.get("outcome", "committed"),
-            "version": event.get("version"),
-            "seconds": event.get("seconds"),
-            "load": event.get("load_seconds"),
-            "commit": event.get("commit_seconds"),
-            "buckets": event.get("buckets"),
-        }
+        {"t": event["t"], "process": process, **shown(event)}
         for process, mine in events
         for event in mine
-        if event["event"] == "update"
+        if event["event"] == kind
     ]
-    return sorted(found, key=lambda update: update["t"])
+    return sorted(found, key=lambda one: one["t"])
 
 
-def _syncs(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
-    found = [
-        {
-            "t": event["t"],
-            "process": process,
-            "step": event.get("step"),
-            **{name: event.get(f"timing_s/sync/{name}") for name in (*PHASES, "total")},
-            "bytes": event.get("sync/bytes"),
-            "share": event.get("sync/wire_share"),
-            "version": event.get("sync/policy_version"),
-        }
-        for process, mine in events
-        for event in mine
-        if event["event"] == "sync"
-    ]
-    return sorted(found, key=lambda sync: sync["t"])
+def _update(event: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "role": event.get("role", "target"),
+        "outcome": event.get("outcome", "committed"),
+        "version": event.get("version"),
+        "seconds": event.get("seconds"),
+        "load": event.get("load_seconds"),
+        "commit": event.get("commit_seconds"),
+        "buckets": event.get("buckets"),
+    }
+
+
+def _sync(event: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "step": event.get("step"),
+        **{name: event.get(f"timing_s/sync/{name}") for name in (*PHASES, "total")},
+        "bytes": event.get("sync/bytes"),
+        "share": event.get("sync/wire_share"),
+        "version": event.get("sync/policy_version"),
+    }
 
 
 def _incidents(

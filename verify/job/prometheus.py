@@ -12,54 +12,33 @@ from flashpatch.ledger.runs import Row
 from flashpatch.verify.job.collect import PHASES
 from flashpatch.verify.job.source import Source
 
+_TABLE = """
+flashpatch_process_alive gauge 1 while the process runs, 0 after; absent for processes of other hosts.
+flashpatch_process_proven gauge 1 if all that is due in the process was observed, else 0.
+flashpatch_processes_missing gauge Processes that were expected and wrote nothing.
+flashpatch_patch_calls_total counter Calls of a patch in a process.
+flashpatch_policy_version gauge Version of the policy that the process holds.
+flashpatch_weight_updates_total counter Weight updates by outcome: committed, abandoned or replaced.
+flashpatch_weight_update_seconds gauge Seconds of the last weight update by phase: total, load or commit.
+flashpatch_weight_update_timestamp_seconds gauge When the last weight update ended, since 1970.
+flashpatch_refusals_total counter Refused updates, requests or engines; equal ones within a second count once.
+flashpatch_errors_total counter Syncs after which the rollouts did not hold one policy.
+flashpatch_syncs_total counter Syncs of trainer and rollouts.
+flashpatch_sync_seconds gauge Seconds of the last sync by phase, of the slowest rank.
+flashpatch_sync_bytes gauge Bytes that the last sync sent.
+flashpatch_audits_failed_total counter Audits that found weights other than the trainer's.
+flashpatch_draft_tokens_total counter Draft tokens that were verified.
+flashpatch_accepted_draft_tokens_total counter Draft tokens that were accepted.
+flashpatch_speculative_step_tokens gauge Mean tokens of a request's speculative step since the start.
+flashpatch_speculation_choices_total counter Steps measured by speculative configuration (arm).
+flashpatch_mismatch_k3_nats gauge Gap between rollout and trainer, an estimate of KL, at the last step.
+flashpatch_staleness_versions gauge Mean age of the tokens trained on, in policy versions, last step.
+flashpatch_step_seconds gauge Seconds of the trainer's last step.
+flashpatch_resident_memory_bytes gauge Resident memory of the process at its last weight update.
+flashpatch_events_dropped_total counter Events that a process had no room to keep.
+"""
 METRICS = {
-    "flashpatch_process_alive": (
-        "gauge",
-        "1 while the process runs, 0 after; absent for processes of other hosts.",
-    ),
-    "flashpatch_process_proven": ("gauge", "1 if all that is due in the process was observed, else 0."),
-    "flashpatch_processes_missing": ("gauge", "Processes that were expected and wrote nothing."),
-    "flashpatch_patch_calls_total": ("counter", "Calls of a patch in a process."),
-    "flashpatch_policy_version": ("gauge", "Version of the policy that the process holds."),
-    "flashpatch_weight_updates_total": (
-        "counter",
-        "Weight updates by outcome: committed, abandoned or replaced.",
-    ),
-    "flashpatch_weight_update_seconds": (
-        "gauge",
-        "Seconds of the last weight update by phase: total, load or commit.",
-    ),
-    "flashpatch_weight_update_timestamp_seconds": ("gauge", "When the last weight update ended, since 1970."),
-    "flashpatch_refusals_total": (
-        "counter",
-        "Refused updates, requests or engines; equal ones within a second count once.",
-    ),
-    "flashpatch_errors_total": ("counter", "Syncs after which the rollouts did not hold one policy."),
-    "flashpatch_syncs_total": ("counter", "Syncs of trainer and rollouts."),
-    "flashpatch_sync_seconds": ("gauge", "Seconds of the last sync by phase, of the slowest rank."),
-    "flashpatch_sync_bytes": ("gauge", "Bytes that the last sync sent."),
-    "flashpatch_audits_failed_total": ("counter", "Audits that found weights other than the trainer's."),
-    "flashpatch_draft_tokens_total": ("counter", "Draft tokens that were verified."),
-    "flashpatch_accepted_draft_tokens_total": ("counter", "Draft tokens that were accepted."),
-    "flashpatch_speculative_step_tokens": (
-        "gauge",
-        "Mean tokens of a request's speculative step since the start.",
-    ),
-    "flashpatch_speculation_choices_total": ("counter", "Steps measured by speculative configuration (arm)."),
-    "flashpatch_mismatch_k3_nats": (
-        "gauge",
-        "Gap between rollout and trainer, an estimate of KL, at the last step.",
-    ),
-    "flashpatch_staleness_versions": (
-        "gauge",
-        "Mean age of the tokens trained on, in policy versions, last step.",
-    ),
-    "flashpatch_step_seconds": ("gauge", "Seconds of the trainer's last step."),
-    "flashpatch_resident_memory_bytes": (
-        "gauge",
-        "Resident memory of the process at its last weight update.",
-    ),
-    "flashpatch_events_dropped_total": ("counter", "Events that a process had no room to keep."),
+    name: (kind, help) for name, kind, help in (row.split(" ", 2) for row in _TABLE.split("\n") if row)
 }
 """Name to type and help of every metric that there may be. What a job did not record has no line."""
 

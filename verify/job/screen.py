@@ -10,15 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 _STYLES = {
-    "ok": "green",
-    "proven": "green",
-    "committed": "green",
-    "not proven": "red",
-    "missing": "red",
-    "abandoned": "red",
+    **dict.fromkeys(("ok", "proven", "committed"), "green"),
+    **dict.fromkeys(("not proven", "missing", "abandoned"), "red"),
 }
-
-
 _FLEXIBLE = frozenset({"acted in", "process", "text", "line", "measurement"})
 """Columns that are cut if the terminal is narrow."""
 
@@ -50,13 +44,7 @@ def _names(found: dict[str, Any]) -> Panel:
     for one in found["names"]:
         versions = ", ".join(map(str, one["versions"]))
         _add(
-            table,
-            one["name"],
-            one["acted"],
-            str(one["calls"]),
-            versions,
-            one["precision"],
-            _word(one["verdict"]),
+            table, one["name"], one["acted"], one["calls"], versions, one["precision"], _word(one["verdict"])
         )
     return _panel("What was switched on", table, 0)
 
@@ -70,20 +58,9 @@ def _processes(found: dict[str, Any], rows: int) -> Panel:
     table = _table("process", "replica", "policy", "for", "calls", "memory", "alive", "verdict")
     for one in order[:rows]:
         replica, segment = held.get(one["name"], ("", None))
-        version = "" if segment is None else str(segment[3])
-        age = "" if segment is None else _span(segment[1] - segment[0])
+        policy = ("", "") if segment is None else (segment[3], _span(segment[1] - segment[0]))
         memory = f"{one['rss_bytes'] / 2**30:.2f} GiB" if one["rss_bytes"] else ""
-        _add(
-            table,
-            one["name"],
-            str(replica),
-            version,
-            age,
-            str(one["calls"]),
-            memory,
-            one["alive"],
-            _word(one["verdict"]),
-        )
+        _add(table, one["name"], replica, *policy, one["calls"], memory, one["alive"], _word(one["verdict"]))
     idle = len(found["processes"]) - len(order)
     return _panel("Processes", table, len(order) - rows, f"{idle} that called no patch" if idle else "")
 
@@ -95,7 +72,7 @@ def _updates(found: dict[str, Any], rows: int) -> Panel:
             f"{update[name]:.3f}" if update[name] is not None else ""
             for name in ("seconds", "load", "commit")
         )
-        version = "" if update["version"] is None else str(update["version"])
+        version = "" if update["version"] is None else update["version"]
         age = f"{_span(found['generated'] - update['t'])} ago"
         _add(table, age, update["process"], _word(update["outcome"]), version, *numbers)
     return _panel("Weight updates, newest first", table, len(found["updates"]) - rows)
@@ -105,13 +82,7 @@ def _incidents(found: dict[str, Any], rows: int) -> Panel:
     table = _table("when", "process", "what", "text")
     for one in found["incidents"][::-1][:rows]:
         when = "-" if one["t"] is None else f"{_span(found['generated'] - one['t'])} ago"
-        _add(
-            table,
-            when,
-            one["process"],
-            Text(one["kind"], "red"),
-            Text(one["text"][:200], overflow="ellipsis"),
-        )
+        _add(table, when, one["process"], Text(one["kind"], "red"), one["text"][:200])
     return _panel("Refusals and problems, newest first", table, len(found["incidents"]) - rows)
 
 
@@ -134,9 +105,10 @@ def _table(*columns: str) -> Table:
     return table
 
 
-def _add(table: Table, *cells: str | Text) -> None:
+def _add(table: Table, *cells: object) -> None:
     """Add a row. What processes wrote is text, whatever rich would take for markup in it."""
-    table.add_row(*(cell if isinstance(cell, Text) else Text(cell, overflow="ellipsis") for cell in cells))
+    texts = (cell if isinstance(cell, Text) else Text(str(cell), overflow="ellipsis") for cell in cells)
+    table.add_row(*texts)
 
 
 def _panel(title: str, table: Table, left_out: int, also: str = "") -> Panel:

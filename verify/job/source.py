@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from flashpatch.commands import original_env
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
 from flashpatch.ledger.runs import Row, Run
+from flashpatch.patches._shared.atomic_file import replacing
 from flashpatch.verify import gather, read_events
 from flashpatch.verify.read_events import ProcessEvents
 
@@ -46,6 +48,25 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--ledger", metavar="DIR", type=Path, help="look in this ledger instead of the user's"
     )
     parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=gather.HELP)
+
+
+def output(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add what names the file to be written."""
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=help)
+
+
+def save(path: Path, text: str) -> None:
+    """Write a file, a regular one atomically.
+
+    Raises:
+        PatchError: it cannot be written.
+    """
+    is_special = path.exists() and not path.is_file()  # as /dev/stdout is
+    try:
+        with nullcontext(path) if is_special else replacing(path, private=False) as opened:
+            opened.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise PatchError(f"{path} cannot be written: {error}", advice="Name another file by -o.") from None
 
 
 def chosen(args: argparse.Namespace) -> Path:

@@ -84,15 +84,7 @@ def _event(number: int, event: dict[str, Any], zero: float) -> Iterator[dict[str
     elif seconds:
         yield _slice(number, _EVENTS, kind, end - seconds, seconds, facts)
     else:
-        yield {
-            "ph": "i",
-            "s": "p",
-            "pid": number,
-            "tid": _EVENTS,
-            "name": kind,
-            "ts": _us(end),
-            "args": facts,
-        }
+        yield dict(ph="i", s="p", pid=number, tid=_EVENTS, name=kind, ts=_us(end), args=facts)
 
 
 def _seconds(event: dict[str, Any]) -> float:
@@ -111,15 +103,7 @@ def _times(event: dict[str, Any]) -> dict[str, float]:
 def _slice(
     number: int, track: int, name: str, begin: float, seconds: float, facts: dict[str, Any]
 ) -> dict[str, Any]:
-    return {
-        "ph": "X",
-        "pid": number,
-        "tid": track,
-        "name": name,
-        "ts": _us(begin),
-        "dur": _us(seconds),
-        "args": facts,
-    }
+    return dict(ph="X", pid=number, tid=track, name=name, ts=_us(begin), dur=_us(seconds), args=facts)
 
 
 def _meta(what: str, number: int, track: int, name: str) -> dict[str, Any]:

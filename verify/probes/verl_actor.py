@@ -48,14 +48,20 @@ def untrained(**settings: Any) -> Any:
 
 
 def write_model(
-    folder: Path, seed: int = 0, std: float = 0.2, dtype: str = "float32", **settings: Any
+    folder: Path,
+    seed: int = 0,
+    std: float = 0.2,
+    dtype: str = "float32",
+    norms: float = 0.0,
+    **settings: Any,
 ) -> Path:
-    """Write a Qwen2 of random weights in Hugging Face's format; ``settings`` as for `untrained`."""
+    """Write a Qwen2 of random weights, those of norms around ``norms``, in Hugging Face's format; ``settings`` as for
+    `untrained`."""
     torch.manual_seed(seed)
     model = untrained(**settings).to(getattr(torch, dtype))
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(std=std)
+        for name, parameter in model.named_parameters():
+            parameter.normal_(norms if "norm" in name else 0.0, std)
     model.save_pretrained(folder)
     return folder
 

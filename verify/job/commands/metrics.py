@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 HELP = "a job's state in Prometheus's text format"
 
@@ -13,13 +12,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     from flashpatch.verify.job import source
 
     source.arguments(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        type=Path,
-        help="replace this file atomically; unset: standard output",
-    )
+    source.output(parser, "replace this file atomically; unset: standard output")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,8 +24,6 @@ def run(args: argparse.Namespace) -> int:
     import json
 
     from flashpatch import registry
-    from flashpatch.errors import PatchError
-    from flashpatch.patches._shared.atomic_file import replacing
     from flashpatch.verify.job import collect, prometheus, source
 
     found = source.load(source.chosen(args))
@@ -40,12 +31,6 @@ def run(args: argparse.Namespace) -> int:
     text = json.dumps(collect.finite(job), indent=2) + "\n" if args.json else prometheus.text(found, job)
     if args.output is None:
         sys.stdout.write(text)
-        return 0
-    try:
-        with replacing(args.output, private=False) as temporary:
-            temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise PatchError(
-            f"{args.output} cannot be written: {error}", advice="Name another file by -o."
-        ) from None
+    else:
+        source.save(args.output, text)
     return 0

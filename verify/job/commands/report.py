@@ -14,9 +14,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     from flashpatch.verify.job import source
 
     source.arguments(parser)
-    parser.add_argument(
-        "-o", "--output", metavar="FILE", type=Path, help="where to write the page; unset: RUN.html, here"
-    )
+    source.output(parser, "where to write the page; unset: RUN.html, here")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -26,7 +24,6 @@ def run(args: argparse.Namespace) -> int:
         PatchError: there is no such run, or the page cannot be written.
     """
     from flashpatch import registry
-    from flashpatch.errors import PatchError
     from flashpatch.verify.job import collect, page, source
 
     folder = source.chosen(args)
@@ -36,9 +33,6 @@ def run(args: argparse.Namespace) -> int:
         print()
         return 0
     output = args.output or Path(f"{folder.name}.html")
-    try:
-        output.write_text(page.render(found), encoding="utf-8")
-    except OSError as error:
-        raise PatchError(f"the page cannot be written: {error}", advice="Name another file by -o.") from None
+    source.save(output, page.render(found))
     print(output)
     return 0
