@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -231,6 +232,28 @@ def test_live_judges_a_finished_job(run, verify):
         == "0 of 1 processes alive: it has ended; patches acted in 1, 0 called none (--all shows each)"
     )
     assert len(lines) == 4 and "Processes" in verify("--live", "--all").stdout
+
+
+def test_live_names_what_a_job_left_behind(run, verify):
+    driver = """
+import subprocess, sys
+import toyfw.engine
+code = "import sys; from toyfw.engine import Engine; Engine().update(41); print('up', flush=True); sys.stdin.read()"
+child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+assert child.stdout.readline() == "up\\n"
+import os, time
+keeper = os.fork()  # holds the child's pipes
+if not keeper:
+    os.close(1), os.close(2), os.setsid(), time.sleep(600)
+print(child.pid, keeper)
+os._exit(0)
+"""
+    child, keeper = map(int, run("-c", driver, FLASHPATCH="toy").stdout.split())
+    try:
+        said = verify("--live").stdout
+    finally:
+        os.kill(keeper, signal.SIGKILL)
+    assert f"left behind by this job, still alive: {child} (worker)" in said, said
 
 
 def test_live_names_the_process_that_the_environment_did_not_reach(run, verify):
