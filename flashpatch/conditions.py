@@ -22,7 +22,13 @@ JOB = "anywhere"
 """The key of terms that speak of the whole job."""
 
 _TERM = re.compile(r"(?P<key>\w+)(?P<negated>!?)=(?P<values>[^\s|=]+(?:\|[^\s|=]+)*)")
-_FACTS = ("called", JOB, "child", "uses")
+_CLAUSES = {
+    "called": ("{} was called", "{} was not called"),
+    JOB: ("{} was called in this job", "{} was not called in this job"),
+    "child": ("it started a process of role {}", "it started no process of role {}"),
+    "uses": ("it used {}", "it did not use {}"),
+}
+"""What a term says, and what it says negated, by its key; others are options."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ def parse(text: str) -> tuple[Term, ...]:
 
 def options(text: str) -> tuple[str, ...]:
     """Return the names of the options that a condition asks for."""
-    return tuple(term.key for term in parse(text) if term.key not in _FACTS)
+    return tuple(term.key for term in parse(text) if term.key not in _CLAUSES)
 
 
 def is_of_the_job(text: str) -> bool:
@@ -88,12 +94,12 @@ def hold(text: str, facts: Facts) -> bool:
 
 
 def words(text: str) -> str:
-    """Return a condition as the end of a sentence that begins with "though"; empty for an empty one."""
-    return " and ".join(_words(term) for term in parse(text))
+    """Return a condition as a clause, such as ``precision is int8 and fp8.vllm.worker_sleep was called``; empty for none."""
+    return " and ".join(map(_words, parse(text)))
 
 
 def _holds(term: Term, facts: Facts) -> bool:
-    if term.key in _FACTS:
+    if term.key in _CLAUSES:
         return not set(term.values).isdisjoint(getattr(facts, term.key))
     value = facts.options.get(term.key)
     written = [_plain(item) for item in value] if isinstance(value, (list, tuple)) else [_plain(value)]
@@ -101,13 +107,8 @@ def _holds(term: Term, facts: Facts) -> bool:
 
 
 def _words(term: Term) -> str:
-    wanted, no = " or ".join(term.values), " not" if term.negated else ""
-    return {
-        "called": f"{wanted} was{no} called",
-        JOB: f"{wanted} was{no} called in this job",
-        "child": f"a process of role {wanted} was{no} started by it",
-        "uses": f"{wanted} was{no} used",
-    }.get(term.key, f"{term.key} is{no} {wanted}")
+    said, denied = _CLAUSES.get(term.key, (f"{term.key} is {{}}", f"{term.key} is not {{}}"))
+    return (denied if term.negated else said).format(" or ".join(term.values))
 
 
 def _plain(value: Any) -> str:

@@ -13,12 +13,12 @@ from flashpatch.record import WHEN_DUE, Patch
 EVERYTHING = frozenset({"install", "update", "step"})
 """What happens in a process that loads a model, takes steps and gets new weights."""
 
-_HAPPENED: Mapping[str, str] = {
+_HAPPENED = {
     "install": "it acts in this role from the start",
     "update": "there were updates",
     "step": "there were steps",
-    "optional": "",
 }
+"""By ``evidence``: why it is due by now, as the clause behind "though"."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Due:
     Attributes:
         patch: its record.
         alternatives: ids of which one must have been called; the patch itself is the first.
-        reason: why, as the end of a sentence that begins with "though".
+        reason: why, as the clause behind "though": ``there were updates and precision is int8``.
         in_job: whether one process of the job is enough.
     """
 
@@ -63,16 +63,11 @@ def due(
     """
     for patch in records:
         in_job = conditions.is_of_the_job(patch.when)
-        if not in_job and not (set(roles) & patch.scope if patch.scope else roles):
-            continue
-        if patch.evidence == "optional" and not patch.when or patch.evidence == "fault":
-            continue
-        if patch.evidence != "optional" and patch.evidence not in happened:
-            continue
-        if not conditions.hold(patch.when, replace(facts, options=options.get(patch.family, {}))):
-            continue
-        reasons = (_HAPPENED[patch.evidence], conditions.words(patch.when))
-        yield Due(patch, (patch.id, *patch.one_of), " and ".join(filter(None, reasons)), in_job)
+        acts_here = in_job or (set(roles) & patch.scope if patch.scope else roles)
+        is_time = may_be_due(patch) and patch.evidence in ("optional", *happened)
+        told = replace(facts, options=options.get(patch.family, {}))
+        if acts_here and is_time and conditions.hold(patch.when, told):
+            yield Due(patch, (patch.id, *patch.one_of), _reason(patch), in_job)
 
 
 def may_be_due(patch: Patch) -> bool:
@@ -81,9 +76,19 @@ def may_be_due(patch: Patch) -> bool:
 
 
 def explain(patch: Patch) -> str:
-    """Return when evidence of a patch is due, and what shows it; completes a sentence that begins with "due"."""
+    """Return when evidence of a patch is due, and what shows it: what stands behind "due" in a sentence."""
+    condition = conditions.words(patch.when)
+    if not condition:
+        text = WHEN_DUE[patch.evidence]
+    elif patch.evidence == "optional":
+        text = f"if {condition}"
+    else:
+        text = f"{WHEN_DUE[patch.evidence]}, if {condition}"
+    return f"{text}; {' or '.join(patch.one_of)} shows it too" if patch.one_of else text
 
-    said = WHEN_DUE[patch.evidence] if patch.evidence != "optional" or not patch.when else ""
-    when = f"if {conditions.words(patch.when)}" if patch.when else ""
-    other = f"; {' or '.join(patch.one_of)} shows it too" if patch.one_of else ""
-    return ", ".join(filter(None, (said, when))) + other
+
+def _reason(patch: Patch) -> str:
+    condition = conditions.words(patch.when)
+    if patch.evidence == "optional":
+        return condition
+    return f"{_HAPPENED[patch.evidence]} and {condition}" if condition else _HAPPENED[patch.evidence]

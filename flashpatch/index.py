@@ -43,20 +43,16 @@ class IndexedFamily:
         name: the family's name.
         names: names a user may type, each with the options it presets.
         options: option name to `IndexedOption`.
-        patches: patch id to the modules of its targets, newest first.
+        modules: those whose import is the moment to load the family.
     """
 
-    __slots__ = ("name", "names", "options", "patches")
+    __slots__ = ("modules", "name", "names", "options")
 
     def __init__(self, name: str, data: Mapping[str, Any]) -> None:
         self.name = name
         self.names: Mapping[str, Mapping[str, Any]] = data["names"]
-        self.options = {option: IndexedOption(*facts) for option, facts in data["options"].items()}
-        self.patches: Mapping[str, tuple[str, ...]] = data["patches"]
-
-    def modules(self) -> set[str]:
-        """Modules whose import is the moment to load the family."""
-        return {module for modules in self.patches.values() for module in modules}
+        self.options = {option: IndexedOption(*facts) for option, facts in data.get("options", {}).items()}
+        self.modules: set[str] = {module for modules in data["patches"] for module in modules.split()}
 
 
 def family_of(name: str) -> str | None:
@@ -76,22 +72,26 @@ def families() -> tuple[str, ...]:
 
 def patch_ids() -> tuple[str, ...]:
     """Ids of the built-in families' patches."""
-    return tuple(patch_id for data in _DATA.values() for patch_id in data["patches"])
+    return tuple(id for data in _DATA.values() for ids in data["patches"].values() for id in ids)
 
 
 def owners(part: str) -> dict[str, str]:
     """Each key of the built-in families' ``names`` or ``commands``, to the family that has it."""
-    return {key: family for family, data in _DATA.items() for key in data[part]}
+    return {key: family for family, data in _DATA.items() for key in data.get(part, {})}
 
 
 def merged(part: str) -> dict[str, Any]:
     """The built-in families' ``names`` or ``commands`` in one dictionary."""
-    return {key: value for data in _DATA.values() for key, value in data[part].items()}
+    return {key: value for data in _DATA.values() for key, value in data.get(part, {}).items()}
 
 
 def entry(record: Family) -> dict[str, Any]:
-    """What the index should say about a family."""
-    return {
+    """What the index should say about a family; ``patches`` are modules of targets to the patches that have just these."""
+    patches: dict[str, tuple[str, ...]] = {}
+    for patch in record.patches:
+        modules = " ".join(dict.fromkeys(target.partition(":")[0] for target in patch.targets))
+        patches[modules] = (*patches.get(modules, ()), patch.id)
+    parts = {
         "names": {name: dict(preset) for name, preset in {record.name: {}, **record.names}.items()},
         "options": {
             name: (
@@ -103,12 +103,10 @@ def entry(record: Family) -> dict[str, Any]:
             )
             for name, option in record.options.items()
         },
-        "patches": {
-            patch.id: tuple(dict.fromkeys(target.partition(":")[0] for target in patch.targets))
-            for patch in record.patches
-        },
+        "patches": patches,
         "commands": dict(record.commands),
     }
+    return {part: table for part, table in parts.items() if table}
 
 
 def is_stale(record: Family) -> bool:

@@ -45,20 +45,19 @@ def fallback() -> str:
         os.mkdir(folder, 0o700)
     except OSError:  # it is there; or it cannot be made, which the writer will say
         pass
-    if _is_private(folder):
-        _warn(folder)
+    try:
+        check_private(folder)
+    except OSError:
+        return folder
+    _warn(folder)
     return folder
 
 
 def check(path: str) -> None:
-    """Raise PermissionError if ``path`` is in a `fallback` that others may write to: its owner is another user,
-    its mode is not 0700, or it is a link."""
+    """Raise PermissionError if ``path`` is in a `fallback` that is not `check_private`."""
     folder = _fallback()
-    if path.startswith(folder + os.sep) and not _is_private(folder):
-        raise PermissionError(
-            f"{folder} is not a private directory of this user (0700), and there is no home directory to use; "
-            "set XDG_CACHE_HOME to a directory that this user may write to"
-        )
+    if path.startswith(folder + os.sep):
+        check_private(folder)
 
 
 def check_private(folder: str, forbidden: int = 0o077) -> None:
@@ -70,7 +69,8 @@ def check_private(folder: str, forbidden: int = 0o077) -> None:
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & forbidden:
         return
     raise PermissionError(
-        f"{folder} is not a private directory of this user (mode 0700, no link): chmod 700 it, or name another"
+        f"{folder} is not a private directory of this user (mode 0700, no link): chmod 700 it, or name another; "
+        "XDG_CACHE_HOME names one for the cache"
     )
 
 
@@ -88,15 +88,6 @@ def is_writable(folder: str) -> bool:
     while not os.path.lexists(folder) and folder != os.path.dirname(folder):
         folder = os.path.dirname(folder)
     return os.access(folder, os.W_OK | os.X_OK)
-
-
-def _is_private(folder: str) -> bool:
-    try:
-        found = os.lstat(folder)
-    except OSError:
-        return False
-    mode = stat.S_IMODE(found.st_mode)
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and mode == 0o700
 
 
 def _warn(folder: str) -> None:

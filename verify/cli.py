@@ -137,7 +137,9 @@ def _live(options: argparse.Namespace) -> int:
     names = typed_names.typed_names(chosen.rows, report)
     problems = (*report.problems, *typed_names.idle(names))
     rows = [name.cells() for name in names]
-    tables = [Table(f"Run {report.run}", typed_names.COLUMNS, rows, notes=_about(report, options.all))]
+    tables = [
+        Table(f"Run {report.run}", typed_names.COLUMNS, rows, notes=_about(report, chosen, options.all))
+    ]
     if problems:
         tables.append(Table("Not proven", ("problem",), [(problem,) for problem in problems]))
     if options.all:
@@ -176,19 +178,21 @@ def _at_rest(read: Callable[[], runs.Run]) -> runs.Run:
     return run
 
 
-def _about(report: LiveReport, all: bool) -> list[str]:
-    """Return a line on the processes, and one on the nodes of Ray if there are some."""
+def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
+    """Return a line on the processes, one on those that the job left behind, and one on the nodes of Ray, if there are some."""
     alive, acted = Counter(process.alive for process in report.processes), Counter()
     acted.update(
         "missing" if not one.present else "acted" if one.calls else "idle" for one in report.processes
     )
-    runs = f"{alive[True]} of {len(report.processes)} processes alive" + (
+    said = f"{alive[True]} of {len(report.processes)} processes alive" + (
         "" if alive[True] or alive[None] else ": it has ended"
     )
-    said = f"{runs}; patches acted in {acted['acted']}, {acted['idle']} called none"
+    said += f"; patches acted in {acted['acted']}, {acted['idle']} called none"
     said += f", {acted['missing']} are missing" if acted["missing"] else ""
     nodes = sorted({process.node for process in report.processes if process.node})
     lines = [said + ("" if all else " (--all shows each)")]
+    if left := [f"{row.pid} ({', '.join(row.roles) or row.argv0})" for row in run.left_behind]:
+        lines.append(f"left behind by this job, still alive: {', '.join(left)}")
     return lines + ([f"nodes: {', '.join(nodes)}"] if nodes else [])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flashpatch.errors import PatchError
-from flashpatch.ledger.nodes import fetch, ray_store
+from flashpatch.ledger.nodes import fetch, published, ray_store
 
 HELP = (
     "first copy the run from the Ray cluster at this address (default: RAY_ADDRESS, or the cluster running here) into "
@@ -29,7 +29,7 @@ class Gathered:
         """
         try:
             self._store = ray_store.Store(ray_store.address(address))
-            found = fetch.run_ids(self._store)
+            found = published.run_ids(self._store)
         except ray_store.StoreError as error:
             raise _unreachable(error) from error
         if not found or (run is not None and run not in found):

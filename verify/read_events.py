@@ -55,7 +55,7 @@ def read(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
             problems.append(schema.text(f"{folder.name}/{entry.name}: {error}"))
     for place in node.places(folder)[0]:  # what is wrong with them, the reader of rows says
         there: dict[tuple[str, int, str], ProcessEvents] = {}
-        for name, text in sorted(place.events().items()):
+        for name, text in sorted(place.events.items()):
             _add(there, name, text.encode(errors="replace"))
         here = {**there, **here}
     return [_finished(process) for _, process in sorted(here.items())], problems

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -42,21 +41,21 @@ changes = Changes()
 class CallCounter:
     """Count the calls of one patch, and enable or disable its wrapper.
 
-    ``next()`` on an `itertools.count` is atomic, so concurrent calls are counted exactly. Reading takes a
-    number too; the numbers taken by readers are subtracted.
+    ``next()`` on an `itertools.count` is atomic, so concurrent calls are counted exactly. Its ``repr`` says how far it
+    has come without taking a number, and without a lock, which a signal handler might meet held.
 
     Attributes:
         patch_id: whose calls these are.
         open: while False the replacement passes calls through to the original, uncounted.
     """
 
-    __slots__ = ("__weakref__", "_baseline", "_called", "_reads", "_tick", "open", "patch_id")
+    __slots__ = ("__weakref__", "_baseline", "_called", "_count", "_tick", "open", "patch_id")
 
     def __init__(self, patch_id: str) -> None:
         self.patch_id = patch_id
         self.open = True
-        self._tick = itertools.count().__next__
-        self._reads = 0
+        self._count = itertools.count()
+        self._tick = self._count.__next__
         self._baseline = 0
         self._called = False
         _counters.add(self)
@@ -72,19 +71,15 @@ class CallCounter:
 
     def calls(self) -> int:
         """Return the calls counted in this process."""
-        with _reading:
-            return self._raw() - self._baseline
+        return self._so_far() - self._baseline
 
     def reset(self) -> None:
         """Count from zero again, as a forked child must."""
-        with _reading:
-            self._baseline = self._raw()
+        self._baseline = self._so_far()
         self._called = False
 
-    def _raw(self) -> int:
-        value = self._tick() - self._reads
-        self._reads += 1
-        return value
+    def _so_far(self) -> int:
+        return int(repr(self._count).removeprefix("count(").removesuffix(")"))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a new counter: counts belong to one process."""
@@ -92,13 +87,10 @@ class CallCounter:
 
 
 _counters: weakref.WeakSet[CallCounter] = weakref.WeakSet()
-_reading = threading.Lock()
 
 
 def after_fork() -> None:
-    """Reset every count in a forked child, whatever other threads held in the parent."""
-    global _reading
-    _reading = threading.Lock()
+    """Reset every count in a forked child."""
     changes.settle()
     for counter in list(_counters):
         counter.reset()

@@ -99,7 +99,7 @@ def _on_module(module: ModuleType) -> None:
 
 
 def _watched(selection: Selection) -> set[str]:
-    return set().union(*(index.family(name).modules() for name in selection.choices))
+    return set().union(*(index.family(name).modules for name in selection.choices))
 
 
 def _environment() -> tuple[str | None, str | None]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from flashpatch import registry
 from flashpatch.commands import original_env
 from flashpatch.ledger import files
-from flashpatch.settings import config_file, selections
+from flashpatch.settings import selections
 
 
 class Setting(NamedTuple):
@@ -34,8 +34,8 @@ def _settings() -> Iterator[Setting]:
         asked = os.environ.get("FLASHPATCH")
         yield Setting("names", [], {None: "default", "1": "config file"}.get(asked, "FLASHPATCH"))
         return
-    loaded = config_file.load()
-    file = os.environ.get("FLASHPATCH_CONFIG") or config_file.DEFAULT_FILE
+    loaded = selections.config()
+    file = os.environ.get("FLASHPATCH_CONFIG") or selections.CONFIG
     inherited = "FLASHPATCH_RESOLVED" if _inherited() else ""
     yield Setting("names", list(selection.names), inherited or _names_source(loaded, file))
     strict = "FLASHPATCH_STRICT" if "FLASHPATCH_STRICT" in os.environ else ""
@@ -49,7 +49,7 @@ def _settings() -> Iterator[Setting]:
             yield Setting(f"{family}.{option}", value, inherited or source)
 
 
-def _names_source(loaded: config_file.Config, file: str) -> str:
+def _names_source(loaded: selections.Config, file: str) -> str:
     if os.environ["FLASHPATCH"] != "1":
         return "FLASHPATCH"
     return "default" if loaded.enable is None else file

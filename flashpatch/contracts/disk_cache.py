@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -54,7 +53,7 @@ def read(name: str) -> Any:
     if folder is None:
         return None
     try:
-        written = json.loads(_own(folder / name))
+        written = json.loads(files.load_bytes(str(folder / name), _LARGEST, forbidden=0o022)[0])
         return written["body"] if written["sum"] == digest(json.dumps(written["body"])) else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
@@ -80,16 +79,6 @@ def _drop_old(folder: Path) -> None:
         found.sort(key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
         for entry in found[: len(found) // 2]:
             os.unlink(entry.path)
-
-
-def _own(path: Path) -> bytes:
-    """Content of a plain file that belongs to this user and that no other user may write; else OSError."""
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        found = os.fstat(file.fileno())
-        private = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
-        if not private or found.st_size > _LARGEST:
-            raise PermissionError(f"{path} is not a file of this user alone")
-        return file.read(_LARGEST)
 
 
 def _is_fresh(found: Stamp) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,10 +14,8 @@ from urllib.parse import unquote, urlparse
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from flashpatch.contracts import disk_cache
 from flashpatch.contracts.contract import installed_root
 from flashpatch.contracts.source import RootFor
-from flashpatch.ledger import files
 
 
 @dataclass(frozen=True)
@@ -53,52 +52,9 @@ def satisfies(requirement: str, version: str) -> bool:
 
 @functools.cache
 def _owner(package: str, root: Path) -> Installed:
-    found = _kept(package, root.parent)
-    if found is not None:
-        return found
-    for distribution in _beside(package, root.parent):
-        return _keep(package, root.parent, distribution)
-    for distribution in _editable(package, root):
-        return _installed(distribution)
+    for distribution in itertools.chain(_beside(package, root.parent), _editable(package, root)):
+        return Installed(distribution.metadata["Name"], distribution.metadata["Version"])
     raise LookupError(package)
-
-
-def _installed(distribution: metadata.Distribution) -> Installed:
-    fields = distribution.metadata
-    return Installed(fields["Name"], fields["Version"])
-
-
-def _kept(package: str, site: Path) -> Installed | None:
-    """The owner that `_keep` kept, if the directory has the same entries, and the owner the same metadata."""
-    body = disk_cache.read(_cache_name(package, site))
-    try:
-        if body is None or body["package"] != package or body["site"] != str(site):
-            return None
-        if any(list(disk_cache.stamp(path)) != stamp for path, stamp in body["files"].items()):
-            return None
-        name, version = body["owner"]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    return Installed(name, version) if isinstance(name, str) and isinstance(version, str) else None
-
-
-def _keep(package: str, site: Path, distribution: metadata.Distribution) -> Installed:
-    home: Path = distribution._path  # type: ignore[attr-defined]  # set by Distribution.at()
-    paths = [site, home, *(path for path in sorted(home.iterdir()) if path.is_file())]
-    stamps = {str(path): disk_cache.stamp(path) for path in paths}
-    found = _installed(distribution)
-    body = {
-        "package": package,
-        "site": str(site),
-        "owner": [found.distribution, found.version],
-        "files": {path: list(stamp) for path, stamp in stamps.items()},
-    }
-    disk_cache.keep(_cache_name(package, site), body, stamps.values())
-    return found
-
-
-def _cache_name(package: str, site: Path) -> str:
-    return f"owner-{files.plain(package)}-{disk_cache.digest(str(site))[:16]}.json"
 
 
 def _beside(package: str, site: Path) -> Iterator[metadata.Distribution]:

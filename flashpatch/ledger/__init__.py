@@ -5,33 +5,20 @@ The functions are those of `flashpatch.ledger.row`, which is loaded when one of 
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from flashpatch.ledger.row import boot as boot
-    from flashpatch.ledger.row import event as event
-    from flashpatch.ledger.row import expect as expect
-    from flashpatch.ledger.row import flush as flush
-    from flashpatch.ledger.row import nonce as nonce
-    from flashpatch.ledger.row import note as note
-    from flashpatch.ledger.row import notes as notes
-    from flashpatch.ledger.row import problem as problem
-    from flashpatch.ledger.row import read as read
-    from flashpatch.ledger.row import role as role
-    from flashpatch.ledger.row import sample as sample
-    from flashpatch.ledger.row import touch as touch
+    from flashpatch.ledger import row
 
-__all__ = [
-    "boot",
-    "event",
-    "expect",
-    "flush",
-    "nonce",
-    "note",
-    "notes",
-    "problem",
-    "read",
-    "role",
-    "sample",
-    "touch",
-]
+    boot, event, expect, flush, nonce, note = row.boot, row.event, row.expect, row.flush, row.nonce, row.note
+    notes, problem, read, role, sample, touch = (
+        row.notes,
+        row.problem,
+        row.read,
+        row.role,
+        row.sample,
+        row.touch,
+    )
+
+__all__ = ["boot", "event", "expect", "flush", "nonce", "note"]
+__all__ += ["notes", "problem", "read", "role", "sample", "touch"]
 
 
 def __getattr__(name: str) -> object:

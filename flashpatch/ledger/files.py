@@ -52,25 +52,19 @@ def row_path() -> str:
 def identity() -> tuple[int, str]:
     """Pid and start of this process; if the platform does not say when it began, the time now stands in,
     once per process."""
-    global _identity
+    return _known()[:2]
+
+
+def _known() -> tuple[int, str, float]:
+    """Return `identity`, and when it was first asked for: when this process's first row was made, seconds since 1970."""
+    global _process
     pid = os.getpid()
-    if _identity is None or _identity[0] != pid:
-        _identity = pid, process_start(pid) or str(time.time_ns())
-    return _identity
+    if _process is None or _process[0] != pid:
+        _process = pid, process_start(pid) or str(time.time_ns()), round(time.time(), 3)
+    return _process
 
 
-_identity: tuple[int, str] | None = None
-
-
-def first_written() -> float:
-    """When this process's first row was made, seconds since 1970."""
-    global _first
-    if _first is None or _first[0] != os.getpid():
-        _first = os.getpid(), round(time.time(), 3)
-    return _first[1]
-
-
-_first: tuple[int, float] | None = None
+_process: tuple[int, str, float] | None = None
 
 
 def row(
@@ -82,13 +76,12 @@ def row(
     """A row of this process, now.
 
     Args:
-        engine: ``patches`` (id to state, detail, calls, target, tested), ``versions`` (distribution to
-            version, those already known), ``on`` (family to name and options) and ``error`` (the last one, or None).
+        engine: see `flashpatch.engine.snapshot`.
         roles: see `flashpatch.ledger.role`.
         rank: likewise.
         notes: see `flashpatch.ledger.note`.
     """
-    pid, start = identity()
+    pid, start, first_written = _known()
     return {
         "kind": "row",
         "run": run_id(),
@@ -105,7 +98,7 @@ def row(
         "on": engine.get("on", {}),
         "notes": dict(notes or {}),
         "error": engine.get("error"),
-        "first_written": first_written(),
+        "first_written": first_written,
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
 
@@ -159,20 +152,21 @@ def process_start(pid: int) -> str | None:
         with open(f"/proc/{pid}/stat", errors="replace") as file:
             text = file.read()
     except OSError:
-        return None if os.path.exists("/proc/self/stat") else _signalled(pid)
+        if os.path.exists("/proc/self/stat"):
+            return None
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:  # of another user
+            pass
+        return ""
     fields = text.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else fields[19]
 
 
 def write_row(value: Mapping[str, Any]) -> bool:
-    """Write ``value`` as this process's row.
-
-    Returns:
-        Whether this process begins the run, and so removes old ones: `old_runs.prune_once`.
-
-    Raises:
-        OSError: the row cannot be written.
-    """
+    """Write ``value`` as this process's row; return whether it begins the run, see `write_bytes`."""
     return write(row_path(), value)
 
 
@@ -207,12 +201,13 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> bool:
     return made
 
 
-def load_bytes(path: str, largest: int) -> tuple[bytes, float]:
-    """Return content and time of modification of a plain file of this user.
+def load_bytes(path: str, largest: int, end: bool = False, forbidden: int = 0) -> tuple[bytes, float]:
+    """Return content and time of modification of a plain file of this user; with ``end`` its last ``largest`` bytes.
 
     Raises:
         OSError: it cannot be read, or is a link.
-        ValueError: it is no plain file, another user's, or of more than ``largest`` bytes.
+        ValueError: it is no plain file, another user's, has one of the ``forbidden`` bits of mode, or, without ``end``,
+            is of more than ``largest`` bytes.
     """
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         found = os.fstat(file.fileno())
@@ -220,8 +215,11 @@ def load_bytes(path: str, largest: int) -> tuple[bytes, float]:
             raise ValueError("not a plain file")
         if found.st_uid != os.geteuid():
             raise ValueError(f"owned by user {found.st_uid}, not trusted")
-        if found.st_size > largest:
+        if found.st_mode & forbidden:
+            raise ValueError(f"others may write to it (mode {stat.S_IMODE(found.st_mode):o}), not trusted")
+        if found.st_size > largest and not end:
             raise ValueError(f"{found.st_size} bytes, more than {largest}")
+        file.seek(max(found.st_size - largest, 0))
         return file.read(), found.st_mtime
 
 
@@ -232,14 +230,7 @@ def make_private(folder: str) -> bool:
         OSError: it is another user's, or a link.
     """
     user_directories.check(folder)
-    made = False
-    if not os.path.exists(folder):
-        missing, above = [folder], os.path.dirname(folder)
-        while above and not os.path.exists(above):
-            missing.append(above)
-            above = os.path.dirname(above)
-        for path in reversed(missing):
-            made = _make(path)
+    made = _make(folder or ".")
     found = os.lstat(folder or ".")
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PermissionError(f"{folder} is not a directory of this user")
@@ -247,23 +238,15 @@ def make_private(folder: str) -> bool:
 
 
 def _make(folder: str) -> bool:
+    """Make a directory, and those above it, if it is missing; return whether it was made."""
     try:
         os.mkdir(folder, 0o700)
     except FileExistsError:
-        if not os.path.isdir(folder):
-            raise
         return False
+    except FileNotFoundError:
+        _make(os.path.dirname(folder) or ".")
+        return _make(folder)
     return True
-
-
-def _signalled(pid: int) -> str | None:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        return ""
-    return ""
 
 
 def plain(text: str) -> str:

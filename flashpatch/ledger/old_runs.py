@@ -8,6 +8,7 @@ of it.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import stat
@@ -31,24 +32,16 @@ _TEMPORARY = re.compile(r"\.(?:row|expect)-.*\.json\.\d+|\.publisher-[0-9a-f]+")
 _DAY = 86400.0
 _RECENT = 3600.0  # seconds
 _MOST = 20  # runs removed in one go; the rest is left to the next start
-_done = False
 
 
-def prune_once() -> None:
-    """Remove old runs as ``FLASHPATCH_KEEP_DAYS`` and ``FLASHPATCH_KEEP_RUNS`` say; later calls do nothing.
+def prune_ledger() -> None:
+    """Remove old runs as ``FLASHPATCH_KEEP_DAYS`` and ``FLASHPATCH_KEEP_RUNS`` say.
 
     Raises nothing: a value that is no number, and a failure, are logged as a warning.
     """
-    global _done
-    if _done:
-        return
-    _done = True
     try:
-        days, runs = limits()
-        prune(files.directory(), files.run_id(), days, runs)
+        prune(files.directory(), files.run_id(), *limits())
     except Exception as error:
-        import logging
-
         logging.getLogger("flashpatch").warning("flashpatch: old runs are not removed: %s", error)
 
 
@@ -78,13 +71,11 @@ def prune(directory: Path, present: str, days: float, runs: int) -> list[str]:
     now, removed = time.time(), list[str]()
     found = _own_directories(directory)
     old = [run for run in found if days and now - found[run] > days * _DAY]
-    young, surplus = [run for run in found if run not in old], len(found) - len(old) - runs
-    if runs and surplus > 0:
-        others = (run for run in young if os.path.basename(run) != present)
-        old_or_idle = [*old, *sorted(others, key=lambda run: (_has_events(run), found[run]))[:surplus]]
-    else:
-        old_or_idle = old
-    for run in old_or_idle:
+    young = [run for run in found if run not in old]
+    surplus = max(len(young) - runs, 0) if runs else 0
+    others = [run for run in young if surplus and os.path.basename(run) != present]
+    idle_first = sorted(others, key=lambda run: (_has_events(run), found[run]))
+    for run in [*old, *idle_first[:surplus]]:
         name = os.path.basename(run)
         may_go = name != present and now - found[run] > _RECENT and _is_over(run, by_age=run in old)
         if may_go and len(removed) < _MOST and _remove(run):
@@ -148,7 +139,7 @@ def _is_over(folder: str, by_age: bool) -> bool:
     if not rows or True in alive or (None in alive and not by_age):
         return False
     try:
-        row = json.loads(files.load_bytes(rows[0], 4 << 20)[0])
+        row = json.loads(files.load_bytes(rows[0], runs.LARGEST)[0])
         return row["run"] == os.path.basename(folder)  # a copy under another name was made to be kept
     except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return False

@@ -1,7 +1,7 @@
 """Write this process's row in the ledger: its roles, and the state and call count of its patches.
 
 The row is written at `boot`, in a forked child at its first role, note, event or call; at a patch's first call, and from
-then on at most once a second; a change that falls between two writes is written by a timer, so an idle process loses nothing, and engines that die by
+then on at most once a second; a change that falls between two writes is written by the writer's thread, so an idle process loses nothing, and engines that die by
 SIGKILL lose at most the last second; after an event, a tenth of one. No failure to write reaches the caller: it is logged once and kept in
 `problem`. Everything here may be called from any thread and, by the engine, under the engine's own lock.
 """
@@ -39,8 +39,7 @@ class _Row:
     def __init__(self) -> None:
         self._facts = threading.RLock()
         self._writing = threading.Lock()
-        self._timer: threading.Timer | None = None
-        self._timer_due = 0.0
+        self._due = float("inf")  # when the writer calls `_on_time`
         self._dirty = self._begins = False
         self._last = 0.0
         self._exit_is_watched = False
@@ -73,11 +72,11 @@ class _Row:
         if not self.booted:
             return
         self._dirty = True
-        if not now and self._timer is not None and within == _INTERVAL:
+        due = 0.0 if now else self._last + within
+        if self._due <= due:
             return
         self.watch_exit()
-        wait = 0.0 if now else self._last + within - time.monotonic()
-        if wait <= 0 or not self._write_later(wait):
+        if due <= time.monotonic() or not self._write_later(due):
             self._write()
 
     def flush(self) -> None:
@@ -96,27 +95,19 @@ class _Row:
         if multiprocessing_util is not None:
             multiprocessing_util.Finalize(None, flush, exitpriority=-100)
 
-    def _write_later(self, wait: float) -> bool:
-        due = time.monotonic() + wait
-        with self._facts:
-            if self._timer is not None and self._timer_due <= due:
-                return True
-            timer = threading.Timer(wait, self._on_timer)
-            timer.daemon = True
-            timer.name = "flashpatch-ledger"
-            try:
-                timer.start()
-            except RuntimeError:  # the interpreter is shutting down: no new threads
-                return False
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer, self._timer_due = timer, due
+    def _write_later(self, due: float) -> bool:
+        self._due = due
+        if writer.later(due, self._on_time):
             return True
+        self._due = float("inf")
+        return False
 
-    def _on_timer(self) -> None:
-        with self._facts:
-            self._timer = None
-        self._write()
+    def _on_time(self) -> None:
+        self._due = float("inf")
+        try:
+            self._write()
+        except Exception as error:
+            self._tell(error)
 
     def _write(self) -> None:
         """Write what is dirty, unless another thread is at it: that thread looks again when it is done."""
@@ -138,22 +129,25 @@ class _Row:
             self._begins = False
             from flashpatch.ledger import old_runs
 
-            writer.do(old_runs.prune_once)
+            writer.do(old_runs.prune_ledger, wait=False)
         return taken
 
     def _store(self, value: dict[str, Any]) -> None:
         try:
             self._begins = files.write_row(value)
         except Exception as error:
-            if self.problem is None:
-                _log.warning("flashpatch: the ledger row of this process cannot be written: %s", error)
-            self.problem = str(error)
+            self._tell(error)
         else:
             self.problem = None
         finally:
             self._writing.release()
         if self._dirty:  # who handed it over may have given up waiting
-            self._write_later(_INTERVAL)
+            self._write_later(time.monotonic() + _INTERVAL)
+
+    def _tell(self, error: Exception) -> None:
+        if self.problem is None:
+            _log.warning("flashpatch: the ledger row of this process cannot be written: %s", error)
+        self.problem = str(error)
 
     def _content(self) -> dict[str, Any]:
         engine = _engine_snapshot()
@@ -239,7 +233,8 @@ def expect(
         "by": os.getpid(),
     }
     try:
-        files.write(_run_directory() / files.file_name("expect", at, pid, start), value)
+        folder = os.path.dirname(files.row_path())
+        files.write(os.path.join(folder, files.file_name("expect", at, pid, start)), value)
     except OSError as error:
         _log.warning("flashpatch: the expected row of process %s cannot be written: %s", pid, error)
 
@@ -266,13 +261,8 @@ def read(directory: str | os.PathLike[str] | None = None) -> list[Run]:
     return read_runs(Path(directory) if directory is not None else files.directory())
 
 
-def _run_directory() -> Path:
-    return files.directory() / files.run_id()
-
-
 def _engine_snapshot() -> dict[str, Any]:
-    """``engine.snapshot()``: keys ``patches`` (id to state, detail, calls, target, tested), ``versions``
-    (distribution to version, those already known) and ``error`` (the last one, or None)."""
+    """Return `flashpatch.engine.snapshot`, if the engine is loaded."""
     engine = sys.modules.get("flashpatch.engine")
     if engine is None:
         return {}

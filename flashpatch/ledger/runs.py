@@ -13,7 +13,8 @@ from flashpatch.errors import PatchError
 from flashpatch.ledger import files, schema
 from flashpatch.ledger.nodes import keys, node
 
-_LARGEST = 4 << 20
+LARGEST = 4 << 20
+"""Bytes of a row that is read."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,14 @@ class Run:
             starts.setdefault((row.host, row.pid), set()).add(row.start)
         found = [(wanted, starts.get((wanted.host, wanted.pid), set())) for wanted in self.expected]
         return [wanted for wanted, there in found if not there or wanted.start not in {"", *there}]
+
+    @property
+    def left_behind(self) -> list[Row]:
+        """Processes that are alive though what started them has ended, or every driver of the job."""
+        ended = {(row.host, row.pid): row for row in self.rows if row.alive is False}
+        drivers = [row for row in self.rows if "driver" in row.roles]
+        is_over = bool(drivers) and all((row.host, row.pid) in ended for row in drivers)
+        return [row for row in self.rows if row.alive and (is_over or (row.host, row.ppid) in ended)]
 
 
 def read(directory: Path) -> list[Run]:
@@ -206,8 +215,8 @@ def _read_directory(folder: os.DirEntry[str] | Path) -> Run:
         if not _is_of_a_row(entry.name):
             continue
         try:
-            value, modified = _load(entry.path)
-            _take(run, entry.name, value)
+            content, modified = files.load_bytes(entry.path, LARGEST)
+            _take(run, entry.name, schema.loads(content))
         except _BROKEN as error:
             run.problems.append(schema.text(f"{folder.name}/{entry.name}: {_reason(error)}"))
             continue
@@ -237,11 +246,6 @@ def entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
             return list(found)
     except OSError:
         return []
-
-
-def _load(path: str) -> tuple[Any, float]:
-    content, modified = files.load_bytes(path, _LARGEST)
-    return schema.loads(content), modified
 
 
 def _reason(error: Exception) -> str:

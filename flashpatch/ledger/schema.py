@@ -18,6 +18,9 @@ from flashpatch.record import StateWord
 BROKEN = (OSError, ValueError)
 """What reading a damaged file may raise; the functions here raise ValueError alone."""
 
+Check = Callable[[Any, str], Any]
+"""Return a value, given its name, as it is to be used; raise ValueError if it is not what it must be."""
+
 _STATES = frozenset(get_args(StateWord))
 _DEEPEST = 10
 _LARGEST = 1 << 63  # of any number
@@ -97,9 +100,23 @@ def _of(value: Any, kind: Any, name: str) -> Any:
     return value
 
 
-def _fields(value: Any, checks: Mapping[str, Callable[[Any, str], Any]], name: str) -> dict[str, Any]:
+def _is(*kinds: type) -> Check:
+    """Return a check for values of some types."""
+    return lambda value, name: _of(value, kinds, name)
+
+
+def _each(check: Check, or_none: bool = False) -> Check:
+    """Return a check for mappings whose values all pass ``check``; with ``or_none`` those that are None are left out."""
+    return lambda value, name: {
+        key: check(one, f"{name}.{key}")
+        for key, one in _mapping(value, name).items()
+        if one is not None or not or_none
+    }
+
+
+def _fields(value: Any, checks: Mapping[str, Check], name: str) -> dict[str, Any]:
     """Return the values of a mapping under these names, checked."""
-    absent = [repr(key) for key in checks if key not in _of(value, dict, name)]
+    absent = [repr(key) for key in checks if key not in _mapping(value, name)]
     if absent:
         raise ValueError(f"no key {', '.join(absent)}: it is of another version of FlashPatch")
     return {key: check(value[key], key) for key, check in checks.items()}
@@ -113,43 +130,15 @@ def _fact(name: str, value: Any) -> Any:
     return value if check is None or value is None else check(value, name)
 
 
-def _text(value: Any, name: str) -> str:
-    return _of(value, str, name)
+_text, _mapping, _measured = _is(str), _is(dict), _is(int, float)
 
 
 def _texts(value: Any, name: str) -> tuple[str, ...]:
     return tuple(_text(one, name) for one in _of(value, list, name))
 
 
-def _text_or_none(value: Any, name: str) -> str | None:
-    return None if value is None else _text(value, name)
-
-
-def _named_texts(value: Any, name: str) -> dict[str, str]:
-    return {key: _text(one, f"{name}.{key}") for key, one in _mapping(value, name).items()}
-
-
-def _mapping(value: Any, name: str) -> dict[str, Any]:
-    return _of(value, dict, name)
-
-
-def _measured(value: Any, name: str) -> float | int:
-    return _of(value, (int, float), name)
-
-
-def _measurements(value: Any, name: str) -> dict[str, float | int]:
-    """Return names to numbers, without those that are not finite."""
-    return {
-        key: _measured(one, f"{name}.{key}") for key, one in _mapping(value, name).items() if one is not None
-    }
-
-
 def _count(value: Any, name: str) -> int:
     return _between(_of(value, int, name), 0, _LARGEST, f"{name} is no count")
-
-
-def _counts(value: Any, name: str) -> dict[str, int]:
-    return {key: _count(one, f"{name}.{key}") for key, one in _mapping(value, name).items()}
 
 
 def _time(value: Any, name: str) -> float:
@@ -166,11 +155,8 @@ def _between(value: Any, least: float, end: float, problem: str) -> Any:
     raise ValueError(problem)
 
 
-def _ranks(value: Any, name: str) -> dict[str, Any]:
-    return {
-        key: str(rank) if isinstance(rank, (list, dict)) else rank
-        for key, rank in _mapping(value, name).items()
-    }
+def _rank(value: Any, name: str) -> Any:
+    return str(value) if isinstance(value, (list, dict)) else value
 
 
 def _notes(value: Any, name: str) -> dict[str, Any]:
@@ -180,11 +166,7 @@ def _notes(value: Any, name: str) -> dict[str, Any]:
     return value
 
 
-def _patches(value: Any, name: str) -> dict[str, Any]:
-    return {id: _patch(patch) for id, patch in _mapping(value, name).items()}
-
-
-def _patch(value: Any) -> dict[str, Any]:
+def _patch(value: Any, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {"state": "", "detail": "", "calls": None, "target": "", "tested": None}
     for key, one in _mapping(value, "a patch").items():
         if key in _OF_A_PATCH and one is not None:
@@ -195,32 +177,36 @@ def _patch(value: Any) -> dict[str, Any]:
     return found
 
 
-def _on(value: Any, name: str) -> dict[str, Any]:
-    choice = {"name": _text, "options": _mapping}
-    return {family: _fields(one, choice, name) for family, one in _mapping(value, name).items()}
+def _choice(value: Any, name: str) -> dict[str, Any]:
+    return _fields(value, {"name": _text, "options": _mapping}, name)
 
 
 _OF_A_PATCH = {"state": str, "detail": str, "calls": int, "target": str, "tested": bool}
 _PROCESS = {"host": _text, "pid": _pid, "start": _text}
 _EXPECTED = {**_PROCESS, "roles": _texts, "families": _texts, "by": _pid}
-_ROW: Mapping[str, Callable[[Any, str], Any]] = {
+_ROW: Mapping[str, Check] = {
     **_PROCESS,
     **dict.fromkeys(("argv0", "written"), _text),
-    **{"ppid": _pid, "roles": _texts, "rank": _ranks, "versions": _named_texts, "patches": _patches},
-    **{"notes": _notes, "error": _text_or_none},
+    **{
+        "ppid": _pid,
+        "roles": _texts,
+        "rank": _each(_rank),
+        "versions": _each(_text),
+        "patches": _each(_patch),
+    },
+    **{"notes": _notes, "error": _is(str, type(None))},
 }
-_LATER = {"run": _text, "first_written": _time, "title": _text, "on": _on}
+_LATER = {"run": _text, "first_written": _time, "title": _text, "on": _each(_choice)}
 """What rows of earlier versions have not."""
 
-_FACTS: Mapping[str, Callable[[Any, str], Any]] = {
+_FACTS: Mapping[str, Check] = {
     **dict.fromkeys(
         ("n", "version", "buckets", "rss_bytes", "failed", "repeats", "repeated", "events", "lost"), _count
     ),
     **dict.fromkeys(("samples", "drafted", "accepted"), _count),
     **dict.fromkeys(("seconds", "load_seconds", "commit_seconds", "acceptance_length"), _measured),
     **dict.fromkeys(("outcome", "role"), _text),
-    "values": _measurements,
-    "arms": _counts,
-    "by": _counts,
+    "values": _each(_measured, or_none=True),
+    **dict.fromkeys(("arms", "by"), _each(_count)),
 }
 """Facts of events that are computed with, to what checks them. Others are shown as they are."""

@@ -13,44 +13,19 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from flashpatch import registry
 from flashpatch.errors import PatchError
 from flashpatch.settings import options
+from flashpatch.settings.selections import CONFIG, Config
 from flashpatch.suggest import nearest
-
-DEFAULT_FILE = "flashpatch.toml"
-
-
-@dataclass(frozen=True)
-class Config:
-    """Hold the checked content of a config file.
-
-    Attributes:
-        enable: names to switch on with ``FLASHPATCH=1`` or ``enable()``; None when the file does not say.
-        strict: None when the file does not say.
-        tables: family name to options.
-    """
-
-    enable: tuple[str, ...] | None = None
-    strict: bool | None = None
-    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 def load() -> Config:
-    """Read the file named by ``FLASHPATCH_CONFIG``, else ``./flashpatch.toml`` if there is one, else nothing.
-
-    Raises:
-        PatchError: a named file is missing, not TOML, or has an unknown key or wrong value.
-    """
-    named = os.environ.get("FLASHPATCH_CONFIG", "")
-    path = Path(named or DEFAULT_FILE)
-    if not named and not path.is_file():
-        return Config()
+    """Read the file for `flashpatch.settings.selections.config`."""
+    path = Path(os.environ.get("FLASHPATCH_CONFIG") or CONFIG)
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -44,20 +44,16 @@ def _checked_one(family: Family | IndexedFamily, name: str, value: Any, source: 
         raise PatchError(
             f"unknown option {name!r} in {source}.", patch=family.name, advice=nearest(name, family.options)
         )
-    if not _fits(option, value):
-        wanted = f"one of {list(option.choices)}" if option.choices else f"of type {option.kind.__name__}"
-        if option.kind is list:
-            wanted += f" of {option.items.__name__}"
-        raise PatchError(
-            f"option {name!r} in {source} is {value!r}, not {wanted}.", patch=family.name, advice=option.help
-        )
-    if value is not None and not option.in_range(value):
-        raise PatchError(
-            f"option {name!r} in {source} is {value!r}, not {option.range}.",
-            patch=family.name,
-            advice=option.help,
-        )
-    return list(value) if option.kind is list and value is not None else value
+    if _fits(option, value) and (value is None or option.in_range(value)):
+        return list(value) if option.kind is list and value is not None else value
+    wanted = f"one of {list(option.choices)}" if option.choices else f"of type {option.kind.__name__}"
+    if option.kind is list:
+        wanted += f" of {option.items.__name__}"
+    elif _fits(option, value):
+        wanted = option.range
+    raise PatchError(
+        f"option {name!r} in {source} is {value!r}, not {wanted}.", patch=family.name, advice=option.help
+    )
 
 
 def _fits(option: Option | IndexedOption, value: Any) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flashpatch.index import IndexedFamily
     from flashpatch.record import Family
 
-_CONFIG = "flashpatch.toml"
+CONFIG = "flashpatch.toml"
 
 
 class Choice:
@@ -56,12 +56,24 @@ class Selection:
         return tuple(choice.name for choice in self.choices.values())
 
 
-class _Config:
-    """Stand for a config file that is not there, as `flashpatch.settings.config_file.Config`."""
+class Config:
+    """Hold the checked content of a config file; without arguments that of none.
 
-    enable: tuple[str, ...] | None = None
-    strict: bool | None = None
-    tables: Mapping[str, Mapping[str, Any]] = {}
+    Attributes:
+        enable: names to switch on with ``FLASHPATCH=1`` or ``enable()``; None when the file does not say.
+        strict: None when the file does not say.
+        tables: family name to options.
+    """
+
+    __slots__ = ("enable", "strict", "tables")
+
+    def __init__(
+        self,
+        enable: tuple[str, ...] | None = None,
+        strict: bool | None = None,
+        tables: Mapping[str, Mapping[str, Any]] = {},
+    ) -> None:
+        self.enable, self.strict, self.tables = enable, strict, tables
 
 
 NOTHING = Selection({})
@@ -92,7 +104,7 @@ def extend(
     Raises:
         PatchError: an unknown name or option, or two names of one family.
     """
-    settings = _config()
+    settings = config()
     chosen = _one_per_family(tuple(names) or _default_names(settings))
     _known_somewhere(values, chosen)
     choices = dict(current.choices)
@@ -143,7 +155,7 @@ def inherited(asked: str, text: str) -> Selection | None:
         return None
     if f'"from": "{asked}"' in text:  # defaults, most often: no need to parse
         for strict in (False, True):
-            found = _of_names(asked, _Config(), strict)
+            found = _of_names(asked, Config(), strict)
             values = {family: choice.options for family, choice in found.choices.items()}
             if text == child_env.resolved(asked, found.names, values, strict):
                 return found
@@ -168,11 +180,11 @@ def inherited(asked: str, text: str) -> Selection | None:
 
 
 def _resolve(asked: str) -> Selection:
-    settings = _config()
+    settings = config()
     return _of_names(asked, settings, _strict(settings))
 
 
-def _of_names(asked: str, settings: Any, strict: bool) -> Selection:
+def _of_names(asked: str, settings: Config, strict: bool) -> Selection:
     names = _default_names(settings) if asked == "1" else variables.names(asked)
     chosen = _one_per_family(names)
     return Selection(
@@ -180,14 +192,18 @@ def _of_names(asked: str, settings: Any, strict: bool) -> Selection:
     )
 
 
-def _default_names(settings: Any) -> tuple[str, ...]:
+def _default_names(settings: Config) -> tuple[str, ...]:
     return variables.DEFAULT_NAMES if settings.enable is None else settings.enable
 
 
-def _config() -> Any:
-    """Return what the config file says, or a `_Config`."""
-    if not os.environ.get("FLASHPATCH_CONFIG") and not os.path.isfile(_CONFIG):
-        return _Config()
+def config() -> Config:
+    """Return what the file says that ``FLASHPATCH_CONFIG`` names, else ``./flashpatch.toml`` if there is one.
+
+    Raises:
+        PatchError: a named file is missing, not TOML, or has an unknown key or wrong value.
+    """
+    if not os.environ.get("FLASHPATCH_CONFIG") and not os.path.isfile(CONFIG):
+        return Config()
     from flashpatch.settings import config_file
 
     return config_file.load()
@@ -221,7 +237,7 @@ def _checked(family: str, values: Mapping[str, Any], source: str) -> dict[str, A
         return options.checked(registry.family(family), values, source)  # its record knows the advice
 
 
-def _base_options(family: str, name: str, settings: Any) -> dict[str, Any]:
+def _base_options(family: str, name: str, settings: Config) -> dict[str, Any]:
     record = _record(family)
     preset = _checked(family, record.names.get(name, {}), f"the preset of {name!r}")
     return {**options.defaults(record), **settings.tables.get(family, {}), **preset}
@@ -254,7 +270,7 @@ def _known_somewhere(values: Mapping[str, Any], chosen: Mapping[str, str]) -> No
             )
 
 
-def _strict(settings: Any) -> bool:
+def _strict(settings: Config) -> bool:
     text = os.environ.get("FLASHPATCH_STRICT")
     if text is None:
         return bool(settings.strict)

@@ -74,11 +74,11 @@ def test_forked_child_counts_from_zero_and_writes_its_own_row(toys):
 def test_fork_while_other_threads_hold_every_lock(toys):
     toys.run("""
         import os, threading, time, flashpatch, fakefw.core as core
-        from flashpatch import engine; from flashpatch.arming import call_counter as counter
+        from flashpatch import engine
         flashpatch.enable("toy")
         held = threading.Event()
         def hold():
-            with engine.switching, engine.manager._lock, counter._reading:
+            with engine.switching, engine.manager._lock:
                 held.set()
                 time.sleep(1)
         threading.Thread(target=hold).start()
@@ -89,6 +89,19 @@ def test_fork_while_other_threads_hold_every_lock(toys):
             assert core.plain is core.BORN["plain"]
             os._exit(0)
         assert os.waitpid(pid, 0)[1] == 0
+    """)
+
+
+def test_a_signal_handler_may_ask_for_counts(toys):
+    toys.run("""
+        import signal
+        from flashpatch.arming.call_counter import CallCounter
+        counter, handled = CallCounter("toy.fakefw.plain"), []
+        signal.signal(signal.SIGALRM, lambda *_: handled.append(counter.calls()))
+        while len(handled) < 50:
+            signal.setitimer(signal.ITIMER_REAL, 1e-4)
+            assert {counter.calls() for _ in range(200)} == {0}
+        assert {*handled} == {0}
     """)
 
 

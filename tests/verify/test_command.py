@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import types
@@ -218,6 +219,23 @@ def test_live_judges_a_finished_job(run, verify):
         == "0 of 1 processes alive: it has ended; patches acted in 1, 0 called none (--all shows each)"
     )
     assert len(lines) == 4 and "Processes" in verify("--live", "--all").stdout
+
+
+def test_live_names_what_a_job_left_behind(run, verify):
+    driver = """
+import os, subprocess, sys
+import toyfw.engine
+code = "import time; from toyfw.engine import Engine; Engine().update(41); print('up', flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+assert child.stdout.readline()
+print(child.pid, flush=True)
+os._exit(0)
+"""
+    child = int(run("-c", driver, FLASHPATCH="toy").stdout)
+    try:
+        assert f"left behind by this job, still alive: {child} (" in verify("--live").stdout
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_live_names_the_process_that_the_environment_did_not_reach(run, verify):

@@ -31,4 +31,4 @@ def test_it_is_said_in_words():
     assert said == "once a step was taken; fp8.vllm.step_with_batch_queue shows it too"
     said = explain(PATCHES["fp8.verl_vllm.sender_cleanup"])
     assert said == "once weights were updated, if fp8.verl_vllm.async_send_weights was called"
-    assert explain(PATCHES["fp8.vllm.init_executor"]) == "if a process of role worker was started by it"
+    assert explain(PATCHES["fp8.vllm.init_executor"]) == "if it started a process of role worker"

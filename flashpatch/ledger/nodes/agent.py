@@ -1,6 +1,6 @@
 """Publish this node's run directory while this process is connected to Ray, if no other process of the node does.
 
-A daemon thread begins when Ray is imported and asks once in half a second whether this process is connected. Of the
+A daemon thread begins when Ray is imported and asks every second whether this process is connected. Of the
 processes that are, one publishes: the one that holds the lock on a file in the run directory, which ends with the
 process, so another takes over. Files of processes that are not connected are published by it too. The job's driver also
 copies what the other nodes published into its own run directory, so that it stays there when the cluster is gone. A
@@ -19,16 +19,13 @@ import time
 
 from flashpatch.ledger import files
 from flashpatch.ledger.nodes import keys, ray_store
-from flashpatch.ledger.nodes.publisher import Publisher
 
 LOCK = ".publisher-"
 """How the name of the file begins that the publishing process of a directory and node holds a lock on."""
 
-_ASK = 0.5  # seconds between two looks whether this process is connected
-_PERIOD = 2.0  # seconds between two looks at the directory
-_COPY = 10.0  # seconds between two copies of what other nodes published
+_ASK = 1.0  # seconds between two looks whether this process is connected, and whether nobody holds the lock
+_PERIOD = 10.0  # seconds between two times that everything is published, and copied
 _SHARE = 0.05  # of the time that publishing may take
-_LONGEST = 60.0  # seconds between two attempts while Ray does not answer
 _AT_EXIT = 1.0  # seconds that a call may take when the process ends
 
 _log = logging.getLogger("flashpatch")
@@ -41,9 +38,8 @@ class Agent:
     def __init__(self) -> None:
         self._connection: ray_store.Connection | None = None
         self._store: ray_store.Store | None = None
-        self._publisher: Publisher | None = None
         self._lock: int | None = None
-        self._copied = float("-inf")
+        self._due = 0.0  # when everything is to be published and copied next
         self._warned = False
         self._exit_is_watched = False
         self._busy = threading.Lock()
@@ -56,55 +52,53 @@ class Agent:
             pass
 
     def _run(self) -> None:
-        failures = 0
         while True:
             began = time.monotonic()
             try:
                 with self._busy:
-                    connected = self._turn()
-                failures = 0
+                    self._turn()
             except Exception as error:  # whatever it is, it must not end here: nothing would report it
-                connected, failures = True, failures + 1
-                self._publisher = self._store = None
+                self._store, self._due = None, time.monotonic() + _PERIOD
                 self._warn(error)
-            took = time.monotonic() - began
-            wait = min(_LONGEST, _PERIOD * 2 ** min(failures, 5)) if connected else _ASK
-            time.sleep(max(wait, took / _SHARE))
+            time.sleep(max(_ASK, (time.monotonic() - began) / _SHARE))
 
-    def _turn(self) -> bool:
-        """Publish changes if elected; return whether Ray is connected."""
+    def _turn(self) -> None:
         connection = ray_store.connection()
         if connection != self._connection:
-            self._publisher, self._store, self._connection = None, None, connection
+            self._store, self._connection, self._due = None, connection, 0.0
             self._unlock()
         if connection is None:
-            return False
-        self._watch_exit()
+            return
+        if not self._exit_is_watched:  # after Ray was imported, so it is called before Ray disconnects
+            self._exit_is_watched = True
+            atexit.register(self._at_exit)
         folder = os.path.dirname(files.row_path())
-        is_elected = self._elected(folder, connection.node)
-        if not is_elected and not connection.is_driver:
-            return True
-        if self._store is None:
-            self._store = ray_store.Store(connection.address)
-        if is_elected:
-            if self._publisher is None:
-                self._publisher = Publisher(self._store, files.run_id(), folder, connection.node)
+        acts = self._elected(folder, connection.node) or connection.is_driver
+        if acts and time.monotonic() >= self._due:
+            is_first = self._store is None
+            self._store = self._store or ray_store.Store(connection.address)
+            self._publish(folder, connection)
+            self._due = time.monotonic() + _PERIOD
+            if is_first and self._lock is not None:
                 _prune(self._store)
-            self._publisher.publish()
-        if connection.is_driver and time.monotonic() - self._copied >= _COPY:
-            self._copy(folder)
-        return True
 
-    def _copy(self, folder: str) -> None:
-        """Copy what other nodes published. Raises StoreError and OSError."""
+    def _publish(self, folder: str, connection: ray_store.Connection) -> None:
+        """Publish if this process is elected, and copy what others published if it is the driver.
+
+        Raises:
+            StoreError: Ray does not answer.
+            OSError: the copy cannot be written.
+        """
         from pathlib import Path
 
-        from flashpatch.ledger.nodes import fetch
+        from flashpatch.ledger.nodes import fetch, published
 
-        assert self._store is not None and self._connection is not None
-        here = keys.place(self._connection.node, files.host(), folder)
-        fetch.fetch(self._store, files.run_id(), Path(folder), here)
-        self._copied = time.monotonic()
+        assert self._store is not None
+        if self._lock is not None:
+            published.publish(self._store, files.run_id(), folder, connection.node)
+        if connection.is_driver:
+            here = keys.place(connection.node, files.host(), folder)
+            fetch.fetch(self._store, files.run_id(), Path(folder), here)
 
     def _elected(self, folder: str, node: str) -> bool:
         """Whether this process holds the lock of its directory and node, or has just got it."""
@@ -120,7 +114,7 @@ class Agent:
         except (BlockingIOError, PermissionError):  # another process holds it
             os.close(lock)
             return False
-        self._lock = lock
+        self._lock, self._due = lock, 0.0
         return True
 
     def _unlock(self) -> None:
@@ -128,27 +122,17 @@ class Agent:
             os.close(self._lock)
             self._lock = None
 
-    def _watch_exit(self) -> None:
-        """Publish and copy once more at exit: registered after Ray was imported, so it is called before Ray disconnects."""
-        if not self._exit_is_watched:
-            self._exit_is_watched = True
-            atexit.register(self._at_exit)
-
     def _at_exit(self) -> None:
         if self is not _agent or not self._busy.acquire(timeout=_AT_EXIT):
             return
-        row = sys.modules.get("flashpatch.ledger.row")
         try:
             connection = ray_store.connection()
             if self._store is None or connection is None:
                 return
             self._store.timeout = _AT_EXIT
-            if row is not None:
+            if row := sys.modules.get("flashpatch.ledger.row"):
                 row.flush()
-            if self._publisher is not None:
-                self._publisher.publish(whole=True)
-            if connection.is_driver:
-                self._copy(os.path.dirname(files.row_path()))
+            self._publish(os.path.dirname(files.row_path()), connection)
         except Exception as error:
             self._warn(error)
         finally:
@@ -158,12 +142,11 @@ class Agent:
         if self._warned:
             return
         self._warned = True
-        folder = os.path.dirname(files.row_path())
         _log.warning(
             "flashpatch: the ledger of this node is not gathered through Ray for now: %s. It is kept in %s on this "
             "node; FLASHPATCH_LEDGER_RAY=0 leaves it there",
             str(error).rstrip("."),
-            folder,
+            os.path.dirname(files.row_path()),
         )
 
 
@@ -176,12 +159,10 @@ def start() -> None:
 
 
 def _prune(store: ray_store.Store) -> None:
-    from flashpatch.ledger import old_runs
-    from flashpatch.ledger.nodes import old_keys
+    from flashpatch.ledger.nodes import published
 
     try:
-        days, runs = old_runs.limits()
-        old_keys.prune(store, files.run_id(), days, runs)
+        published.prune(store, files.run_id())
     except ValueError as error:  # a limit is no number
         _log.warning("flashpatch: old runs are not removed from Ray: %s", error)
 

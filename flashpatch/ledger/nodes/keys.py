@@ -2,9 +2,8 @@
 
 A *place* is one run directory on one node. Keys, in the namespace `NAMESPACE`:
 
-- ``v2/runs/<run>``: when a node last published for the run;
-- ``v2/rows/<run>/<place>``: whose it is, which of its processes are alive, and its row files, name to text;
-- ``v2/events/<run>/<place>``: the ends of its files of events, name to text.
+- ``v3/runs/<run>``: when a node last published for the run;
+- ``v3/places/<run>/<place>``: what is in the place, see `flashpatch.ledger.nodes.published`.
 
 Every value is JSON, compressed by zlib.
 """
@@ -36,16 +35,12 @@ def place(node: str, host: str, folder: str) -> str:
     return hashlib.sha256("\0".join((node, host, folder)).encode()).hexdigest()[:12]
 
 
-def run(run_id: str = "") -> str:
-    return f"v2/runs/{run_id}"
+def of_run(run: str = "") -> str:
+    return f"v3/runs/{run}"
 
 
-def rows(run_id: str, place: str = "") -> str:
-    return f"v2/rows/{run_id}/{place}"
-
-
-def events(run_id: str, place: str = "") -> str:
-    return f"v2/events/{run_id}/{place}"
+def of_place(run: str, place: str = "") -> str:
+    return f"v3/places/{run}/{place}"
 
 
 def is_plain(text: str) -> bool:
@@ -58,7 +53,7 @@ def packed(value: Any) -> bytes:
     return zlib.compress(json.dumps(value, separators=(",", ":")).encode(), 1)
 
 
-def unpacked(data: bytes, largest: int = 2 * MOST_BYTES) -> Any:
+def unpacked(data: bytes, largest: int = 3 * MOST_BYTES) -> Any:
     """Return the value of `packed`.
 
     Raises:

@@ -50,14 +50,10 @@ class Node:
     running: tuple[tuple[int, str], ...]
 
     @property
-    def title(self) -> str:
-        """Its name and the beginning of its id."""
-        return f"{self.name or self.address or self.host} ({self.id[:8]})"
-
-    @property
     def label(self) -> str:
-        """Its title; a dead one is called so."""
-        return f"{self.title}, dead" if self.state == DEAD else self.title
+        """Its name and the beginning of its id; a dead one is called so."""
+        title = f"{self.name or self.address or self.host} ({self.id[:8]})"
+        return f"{title}, dead" if self.state == DEAD else title
 
     def is_alive(self, pid: int, start: str) -> bool | None:
         """Whether a process of it runs; None if no report of the last seconds says so."""
@@ -69,21 +65,13 @@ class Node:
 
 @dataclass(frozen=True)
 class Place:
-    """Hold what was fetched of one place; ``rows`` is the name of each row file to its text."""
+    """Hold what was fetched of one place: its name, its node, and the text, or its end, of each file by name."""
 
     name: str
     node: Node
     rows: Mapping[str, str]
+    events: Mapping[str, str]
     left_out: int
-    packed_events: str
-
-    def events(self) -> dict[str, str]:
-        """Return the name of each file of events to its end; nothing if it cannot be read."""
-        try:
-            found = keys.unpacked(base64.b64decode(self.packed_events))
-            return {name: text for name, text in found.items() if isinstance(text, str)}
-        except _BROKEN:
-            return {}
 
 
 def kept(folder: Path) -> dict[str, dict[str, Any]]:
@@ -95,7 +83,7 @@ def kept(folder: Path) -> dict[str, dict[str, Any]]:
     """
     try:
         found = json.loads(files.load_bytes(str(folder / FOLDER / FILE), _LARGEST)[0])
-        if all(isinstance(one["rows"], str) for one in found.values()):
+        if all(isinstance(one["published"], str) for one in found.values()):
             return {place: one for place, one in found.items() if keys.is_plain(place)}
     except (KeyError, TypeError, AttributeError, RecursionError):
         pass
@@ -120,20 +108,29 @@ def places(folder: Path) -> tuple[list[Place], list[str]]:
             continue
         if left_out := result[-1].left_out:
             problems.append(
-                f"{name}: {left_out} rows of {place} are not gathered, over {keys.MOST_BYTES >> 20} MiB"
+                f"{name}: {left_out} rows of {place} are not gathered: they cannot be read there, or all have over "
+                f"{keys.MOST_BYTES >> 20} MiB"
             )
     return result, problems
 
 
+def id_of(published: bytes) -> str:
+    """Return the id of the node that published this; empty if it does not say, which its reader will report."""
+    try:
+        return str(keys.unpacked(published)["node"])
+    except _BROKEN:
+        return ""
+
+
 def _place(name: str, one: dict[str, Any]) -> Place:
-    index = keys.unpacked(base64.b64decode(one["rows"]))
-    names = {key: schema.text(str(index[key])) for key in ("name", "address", "host")}
+    found = keys.unpacked(base64.b64decode(one["published"]))
     node = Node(
-        id=schema.text(str(index["node"])),
-        **names,
-        state=schema.text(str(one["state"])),
-        written=float(index["written"]),
+        **{key: schema.text(str(one[key])) for key in ("name", "address", "state")},
+        id=schema.text(str(found["node"])),
+        host=schema.text(str(found["host"])),
+        written=float(found["written"]),
         fetched=float(one["fetched"]),
-        running=tuple((int(pid), str(start)) for pid, start in index["alive"]),
+        running=tuple((int(pid), str(start)) for pid, start in found["alive"]),
     )
-    return Place(name, node, dict(index["rows"]), int(index["left_out"]), str(one["events"]))
+    events = {name: text for name, text in found["events"].items() if isinstance(text, str)}
+    return Place(name, node, dict(found["rows"]), events, int(found["left_out"]))

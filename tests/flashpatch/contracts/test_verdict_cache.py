@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from machine import limit
 
-from flashpatch.contracts import disk_cache, source, verdict_cache, versions
+from flashpatch.contracts import disk_cache, source, verdict_cache
 from flashpatch.contracts.contract import ContractResult
 from flashpatch.record import Contract
 
@@ -282,54 +282,3 @@ def test_concurrent_writers_never_get_each_others_verdict(toy, folder, tmp_path)
         _, err = job.communicate(timeout=limit(120))
         assert job.returncode == 0, err
     assert toy().ok and kept(folder).name.startswith("test.toy.patch-")
-
-
-class TestOwners:
-    """Which distribution owns a package is kept in the same way."""
-
-    @pytest.fixture
-    def site(self, tmp_path) -> Path:
-        (tmp_path / "site" / "toy").mkdir(parents=True)
-        self.distribution(tmp_path / "site", "toy-cpu", "1.0")
-        return tmp_path / "site"
-
-    @staticmethod
-    def distribution(site: Path, name: str, version: str) -> None:
-        folder = site / f"{name}-{version}.dist-info"
-        folder.mkdir()
-        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        (folder / "RECORD").write_text("toy/__init__.py,,\n")
-        time.sleep(TOLD_APART)
-
-    @staticmethod
-    def owner(site: Path) -> str:
-        versions._owner.cache_clear()  # as in a new process
-        return str(versions.owner("toy", {"toy": site / "toy"}.get))
-
-    def test_it_is_kept(self, site, folder, monkeypatch):
-        assert self.owner(site) == "toy-cpu 1.0"
-        monkeypatch.setattr(versions, "_beside", lambda *args: pytest.fail("looked again"))
-        assert self.owner(site) == "toy-cpu 1.0"
-
-    def test_an_upgrade_is_seen(self, site):
-        assert self.owner(site) == "toy-cpu 1.0"
-        (site / "toy-cpu-1.0.dist-info").rename(site / "gone")
-        self.distribution(site, "toy", "2.0")
-        assert self.owner(site) == "toy 2.0"
-
-    def test_another_owner_that_comes_first_is_seen(self, site):
-        assert self.owner(site) == "toy-cpu 1.0"
-        self.distribution(site, "toy", "0.1")
-        assert self.owner(site) == "toy 0.1"
-
-    def test_metadata_that_changed_in_place_is_seen(self, site):
-        assert self.owner(site) == "toy-cpu 1.0"
-        metadata = site / "toy-cpu-1.0.dist-info" / "METADATA"
-        metadata.write_text(metadata.read_text().replace("1.0", "1.1"))
-        assert self.owner(site) == "toy-cpu 1.1"
-
-    def test_damage_is_not_believed(self, site, folder):
-        assert self.owner(site) == "toy-cpu 1.0"
-        [path] = folder.iterdir()
-        path.write_text(path.read_text().replace("1.0", "9.9", 1))
-        assert self.owner(site) == "toy-cpu 1.0"

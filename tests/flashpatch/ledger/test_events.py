@@ -125,6 +125,48 @@ def test_a_signal_handler_that_records_loses_nothing(finish, home: Path) -> None
         assert [e["number"] for e in process.events if e["event"] == name] == list(range(1, many + 1))
 
 
+def test_a_signal_handler_meets_no_lock_that_its_thread_holds(start, home: Path) -> None:
+    process = start("""
+        import signal, threading
+        notify_all = threading.Condition.notify_all
+        def interrupted(condition):
+            if threading.current_thread() is threading.main_thread():  # which holds the lock of an Event, as Timer has one
+                os.kill(os.getpid(), signal.SIGALRM)
+            notify_all(condition)
+        signal.signal(signal.SIGALRM, lambda *_: ledger.event("handled"))
+        ledger.boot()
+        call(2)  # a second is written later
+        threading.Condition.notify_all = interrupted
+        ledger.event("sent")  # with which the row is written sooner
+        print("goes on", flush=True)
+        os._exit(0)
+    """)
+    out, err = process.communicate(timeout=limit(60))
+    assert (out, err) == ("goes on\n", "")
+    assert only(home).events[0]["event"] == "sent"
+
+
+def test_a_signal_that_ends_the_process_is_recorded(start, home: Path) -> None:
+    process = start("""
+        import signal
+        ledger.boot()
+        def end(*_):
+            ledger.event("ended")
+            sys.exit(3)
+        signal.signal(signal.SIGTERM, end)
+        print("up", flush=True)
+        number = 0
+        while True:
+            number += 1
+            ledger.event("update", number=number)
+    """)
+    assert process.stdout.readline() == "up\n"
+    process.terminate()
+    _, err = process.communicate(timeout=limit(60))
+    assert (process.returncode, err) == (3, "")
+    assert only(home).events[-1]["event"] == "ended"
+
+
 def test_equal_events_within_a_second_are_counted(finish, home: Path) -> None:
     finish("""
         ledger.boot()
@@ -229,10 +271,12 @@ def test_a_file_system_that_does_not_answer_holds_nobody_up(start, home: Path) -
     assert process.lost > 900 and len(process.events) + process.lost == 1001
 
 
-@pytest.mark.full
-def test_a_long_life_keeps_files_and_memory_bounded(start, home: Path) -> None:
+@pytest.mark.parametrize(
+    ("forks", "many"), [(50, 20_000), pytest.param(10_000, 1_000_000, marks=pytest.mark.full)]
+)
+def test_a_long_life_keeps_files_and_memory_bounded(start, home: Path, forks: int, many: int) -> None:
     process = start(
-        """
+        f"""
         import resource, signal
         ledger.boot()
         signal.signal(signal.SIGALRM, lambda *_: ledger.event("handled"))
@@ -248,12 +292,12 @@ def test_a_long_life_keeps_files_and_memory_bounded(start, home: Path) -> None:
                 ledger.sample("speculation", number=number)
                 ledger.note(steps=number)
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        before = live(100, 20_000)
-        print(live(2_000, 200_000) - before, len(os.listdir("/proc/self/task")))
+        before = live(20, 10_000)
+        print(live({forks}, {many}) - before, len(os.listdir("/proc/self/task")))
         """,
         FLASHPATCH_EVENT_BYTES="200000",
     )
-    out, err = process.communicate(timeout=limit(600))
+    out, err = process.communicate(timeout=limit(1200))
     assert err == ""
     grown, threads = map(int, out.split())
     assert grown < 16 << 10 and threads < 5  # KiB

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from flashpatch import ledger
-from flashpatch.ledger import files, old_runs
+from flashpatch.ledger import files, old_runs, runs
 
 DAY = 86400.0
 DEAD = 1 << 30  # above the largest pid
@@ -53,6 +53,28 @@ def test_by_number_the_newest_stay(tmp_path):
         put(tmp_path, f"r{days}", days)
     assert prune(tmp_path, runs=2) == ["r3", "r4", "r5", "r6"]
     assert names(tmp_path) == ["r1", "r2"]
+
+
+def test_a_thousand_runs_come_down_to_the_limit(tmp_path):
+    for number in range(1000):
+        put(tmp_path, f"r{number}", 2 + number / 1000)
+    starts = 0
+    while prune(tmp_path):
+        starts += 1
+    assert starts == 25 and len(names(tmp_path)) == 500
+    chosen = runs.choose(tmp_path)
+    assert chosen is not None and chosen.name == "r0"
+
+
+def test_nobody_waits_while_old_runs_are_removed(finish):
+    out = finish("""
+        from flashpatch.ledger import old_runs
+        old_runs.prune = lambda *_: time.sleep(1.5)
+        before = time.monotonic()
+        ledger.boot()
+        print(time.monotonic() - before)
+    """)
+    assert float(out) < 1.0
 
 
 def test_by_number_those_in_which_nothing_happened_go_first(tmp_path):
@@ -173,6 +195,7 @@ def test_the_process_that_begins_a_run_removes_old_ones_once(home, finish):
         import subprocess
         from flashpatch.ledger import old_runs
         ledger.boot()
+        ledger.flush()
         assert not os.path.exists(os.environ["FLASHPATCH_LEDGER"] + "/old")
         calls, real = [], old_runs.prune
         old_runs.prune = lambda *args: calls.append(1) or real(*args)

@@ -37,22 +37,26 @@ def place(
 ) -> None:
     """Write what was fetched from a node whose processes 2 and 9 ran."""
     now = time.time()
-    index = {
+    published = {
         "node": name * 8,
-        "name": name,
-        "address": "10.0.0.1",
         "host": "far",
         "written": now,
         "alive": [[2, "5"], [9, "5"]],
         "left_out": 0,
         "rows": {f"{one.get('kind')}-{one['host']}-{one['pid']}-5.json": json.dumps(one) for one in rows},
+        "events": events or {},
         **values,
     }
     kept = home / "r" / "nodes" / "nodes.json"
     before = json.loads(kept.read_text()) if kept.exists() else {}
-    packed, more = (base64.b64encode(keys.packed(value)).decode() for value in (index, events or {}))
-    now = now if fetched is None else fetched
-    put(kept, {**before, name: {"state": state, "fetched": now, "rows": packed, "events": more}})
+    told = {
+        "state": state,
+        "name": name,
+        "address": "10.0.0.1",
+        "fetched": now if fetched is None else fetched,
+    }
+    packed = base64.b64encode(keys.packed(published)).decode()
+    put(kept, {**before, name: {**told, "published": packed}})
 
 
 def read(home: Path) -> runs.Run:
@@ -132,7 +136,7 @@ def test_events_of_other_nodes_are_read(tmp_path: Path) -> None:
         "[]",
         '{"one": 3}',
         '{"one": {}}',
-        '{"one": {"rows": 7, "node": "x", "problems": []}}',
+        '{"one": {"published": 7, "state": "alive"}}',
     ],
 )
 def test_a_broken_file_about_the_nodes_is_a_problem(tmp_path: Path, content: str) -> None:

@@ -16,8 +16,7 @@ import pytest
 pytest.importorskip("ray")
 
 from flashpatch.ledger import events, files, runs
-from flashpatch.ledger.nodes import fetch, keys, old_keys, publisher
-from flashpatch.ledger.nodes.publisher import Publisher
+from flashpatch.ledger.nodes import fetch, keys, published
 from flashpatch.ledger.nodes.ray_store import Store
 from flashpatch.verify import read_events
 
@@ -28,9 +27,9 @@ pytestmark = pytest.mark.verl
 def store(nodes) -> Iterator[Store]:
     """The store of a cluster, with nothing of ours in it."""
     found = Store(nodes.address)
-    found.delete("v2/", prefix=True)
+    found.delete("v3/", prefix=True)
     yield found
-    found.delete("v2/", prefix=True)
+    found.delete("v3/", prefix=True)
 
 
 class Here:
@@ -42,7 +41,6 @@ class Here:
         self.copy = folder / "here" / self.run
         self.store = store
         self.node = next(iter(store.nodes()))
-        self.publisher = Publisher(store, self.run, str(self.folder), self.node)
         self.note(0)
 
     def note(self, number: int) -> None:
@@ -55,9 +53,12 @@ class Here:
         for n in range(first, first + count):
             events.log.append("update", {"number": n, **facts})
 
+    def publish(self) -> None:
+        published.publish(self.store, self.run, str(self.folder), self.node)
+
     def turn(self) -> tuple[runs.Row, list[read_events.ProcessEvents]]:
         """Publish, fetch and read."""
-        self.publisher.publish()
+        self.publish()
         assert fetch.fetch(self.store, self.run, self.copy) == 1
         run = runs.read_run(self.copy)
         assert run is not None and run.problems == []
@@ -83,26 +84,10 @@ def test_a_row_comes_through_and_so_does_its_next_state(here: Here) -> None:
     assert here.turn()[0].notes == {"updates": 7}
 
 
-def test_only_changed_rows_are_written_between_two_heartbeats(here: Here, monkeypatch) -> None:
-    here.log(10)
-    here.turn()
-    written: list[str] = []
-    put = here.store.put
-    monkeypatch.setattr(here.store, "put", lambda key, value: written.append(key) or put(key, value))
-    here.turn()
-    assert written == []
-    here.note(1)
-    here.log(10, first=10)
-    assert len(here.turn()[1][0].events) == 10 and not any("/events/" in key for key in written)
-    monkeypatch.setattr(publisher, "HEARTBEAT", 0.0)
-    assert len(here.turn()[1][0].events) == 20 and any("/events/" in key for key in written)
-
-
 @pytest.mark.parametrize("largest", ["1000000", "4000000"])
 def test_the_newest_events_are_kept_and_the_others_counted(here: Here, monkeypatch, largest: str) -> None:
     """The end of one file, and of a file and the one before it."""
     monkeypatch.setenv("FLASHPATCH_EVENT_BYTES", largest)
-    monkeypatch.setattr(publisher, "HEARTBEAT", 0.0)
     for first, more in ((0, 7000), (7000, 900)):
         here.log(more, first=first, outcome="committed", text="x" * 40)
         _, [found] = here.turn()
@@ -113,14 +98,13 @@ def test_the_newest_events_are_kept_and_the_others_counted(here: Here, monkeypat
         assert 190 << 10 < sum(len(json.dumps(event)) for event in found.events) < 300 << 10
 
 
-def test_what_was_lost_with_the_head_is_published_again(here: Here, store: Store, monkeypatch) -> None:
+def test_what_was_lost_with_the_head_is_published_again(here: Here, store: Store) -> None:
     here.log(10)
     here.turn()
-    store.delete("v2/", prefix=True)
-    monkeypatch.setattr(publisher, "HEARTBEAT", 0.0)
+    store.delete("v3/", prefix=True)
     row, [found] = here.turn()
     assert row.pid == os.getpid() and len(found.events) == 10
-    assert fetch.run_ids(store) == [here.run]
+    assert published.run_ids(store) == [here.run]
 
 
 def test_a_process_that_ended_is_not_alive(here: Here) -> None:
@@ -147,8 +131,8 @@ def test_rows_of_other_hosts_in_a_shared_directory_are_left_to_them(here: Here) 
     row = {**files.row({}), "host": "far", "run": here.run}
     files.write(here.folder / "row-far-1-5.json", row)
     files.write(here.folder / "expect-far-2-.json", {"kind": "expect", "host": "far", "pid": 2})
-    here.publisher.publish()
-    rows = keys.unpacked(store_value(here.store, "v2/rows/"))["rows"]
+    here.publish()
+    rows = keys.unpacked(store_value(here.store, "v3/places/"))["rows"]
     assert {name.split("-")[0] for name in rows} == {"row", "expect"} and "row-far-1-5.json" not in rows
 
 
@@ -167,22 +151,25 @@ def store_value(store: Store, prefix: str) -> bytes:
         (86000, 1, 0, []),
     ],
 )
-def test_old_runs_leave_the_store(store: Store, age: float, days: float, most: int, gone: list[str]) -> None:
+def test_old_runs_leave_the_store(
+    store: Store, monkeypatch, age: float, days: float, most: int, gone: list[str]
+) -> None:
+    monkeypatch.setenv("FLASHPATCH_KEEP_DAYS", str(days))
+    monkeypatch.setenv("FLASHPATCH_KEEP_RUNS", str(most))
     for number, run in enumerate("abc"):
-        store.put(keys.run(run), keys.packed({"written": time.time() - age + number}))
-        for key in (keys.rows(run, "p"), keys.events(run, "p")):
-            store.put(key, b"")
-    store.put(keys.run("odd"), b"of another format")
-    assert sorted(old_keys.prune(store, "present", days, most)) == gone
-    left = {key.split("/")[2] for key in store.keys("v2/")}
+        store.put(keys.of_run(run), keys.packed({"written": time.time() - age + number}))
+        store.put(keys.of_place(run, "p"), b"")
+    store.put(keys.of_run("odd"), b"of another format")
+    assert sorted(published.prune(store, "present")) == gone
+    left = {key.split("/")[2] for key in store.keys("v3/")}
     assert left == {*"abc", "odd"} - set(gone)
 
 
 def spoiled(change: Callable[[dict[str, Any]], object]) -> Callable[[Here], None]:
     def spoil(here: Here) -> None:
-        index = keys.unpacked(store_value(here.store, "v2/rows/"))
-        change(index)
-        here.store.put(here.store.keys("v2/rows/")[0], keys.packed(index))
+        found = keys.unpacked(store_value(here.store, "v3/places/"))
+        change(found)
+        here.store.put(here.store.keys("v3/places/")[0], keys.packed(found))
 
     return spoil
 
@@ -190,26 +177,26 @@ def spoiled(change: Callable[[dict[str, Any]], object]) -> Callable[[Here], None
 @pytest.mark.parametrize(
     "spoil, problem",
     [
-        (spoiled(lambda index: index["rows"].update({"row-../../../../x-1-2.json": "{}"})), "no key"),
-        (spoiled(lambda index: index["rows"].update({"nodes.json": "{}", ".publisher-0": ""})), ""),
-        (spoiled(lambda index: index["rows"].update({"row-h-1-2.json": 3})), "row-h-1-2.json"),
-        (spoiled(lambda index: index.update(rows=[3])), "cannot be read"),
-        (spoiled(lambda index: index.update(alive=3)), "cannot be read"),
-        (spoiled(lambda index: index.pop("node")), "'node'"),
-        (spoiled(lambda index: index.update(left_out=3)), "3 rows of"),
-        (lambda here: here.store.put(here.store.keys("v2/rows/")[0], b"rubbish"), "cannot be read"),
+        (spoiled(lambda found: found["rows"].update({"row-../../../../x-1-2.json": "{}"})), "no key"),
+        (spoiled(lambda found: found["rows"].update({"nodes.json": "{}", ".publisher-0": ""})), ""),
+        (spoiled(lambda found: found["rows"].update({"row-h-1-2.json": 3})), "row-h-1-2.json"),
+        (spoiled(lambda found: found.update(rows=[3])), "cannot be read"),
+        (spoiled(lambda found: found.update(alive=3)), "cannot be read"),
+        (spoiled(lambda found: found.pop("node")), "'node'"),
+        (spoiled(lambda found: found.update(left_out=3)), "3 rows of"),
+        (lambda here: here.store.put(here.store.keys("v3/places/")[0], b"rubbish"), "cannot be read"),
         (
             lambda here: here.store.put(
-                here.store.keys("v2/rows/")[0], zlib.compress(b" " * (3 * keys.MOST_BYTES))
+                here.store.keys("v3/places/")[0], zlib.compress(b" " * (4 * keys.MOST_BYTES))
             ),
             "more than",
         ),
-        (lambda here: here.store.put(here.store.keys("v2/events/")[0], b"rubbish"), ""),
+        (spoiled(lambda found: found["events"].update({"events-h-1-2.jsonl": 3})), ""),
     ],
 )
 def test_what_is_in_the_store_is_not_trusted(here: Here, spoil, problem: str) -> None:
     here.log(1)
-    here.publisher.publish()
+    here.publish()
     spoil(here)
     fetch.fetch(here.store, here.run, here.copy)
     run = runs.read_run(here.copy)
