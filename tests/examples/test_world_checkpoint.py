@@ -53,17 +53,3 @@ def test_the_first_of_two_processes_wins(smollm: ModuleType, tmp_path: Path) -> 
     kept = smollm.checkpoint()
     assert (kept / "config.json").read_text() == "first"
     assert len(_files(tmp_path / "cache")) == 1
-
-
-def test_a_copy_replaces_what_was_there(smollm: ModuleType, tmp_path: Path) -> None:
-    def convert(source: Path, to: Path) -> None:
-        to.mkdir()
-        (to / "config.json").write_text("{}")
-
-    smollm._convert = convert
-    (tmp_path / "world").mkdir()
-    (tmp_path / "world" / "old.json").write_text("")
-    smollm.copy(tmp_path / "world")
-    assert _files(tmp_path / "world") == ["config.json"]
-    (tmp_path / "world" / "config.json").write_text("changed")
-    assert (smollm.checkpoint() / "config.json").read_text() == "{}"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import random
-import subprocess
 import sys
 from pathlib import Path
 
@@ -46,36 +44,3 @@ def test_the_last_line_is_what_counts(modules):
 
         assert score(answer) == score(f"{answer}<|im_end|>") == 1
         assert score(answer[:-1]) == score(answer + " and so on") == score("") == 0
-
-
-def _job(path: Path, rollouts: list[float], length: float) -> Path:
-    rows = [
-        {
-            "step": step,
-            "data": {
-                "timing_s/gen": spent,
-                "timing_s/step": spent + 10,
-                "response_length/mean": length,
-                "critic/score/mean": 0.5,
-                "critic/rewards/mean": 0.5,
-            },
-        }
-        for step, spent in enumerate(rollouts)
-    ]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def test_times_are_compared_per_token_without_the_first_step(tmp_path):
-    stock = _job(tmp_path / "stock.jsonl", [100, 20, 20, 20], length=50)
-    history = _job(
-        tmp_path / "history.jsonl", [1, 5, 5, 5, 5], length=25
-    )  # half the tokens in a quarter of the time
-    command = [sys.executable, str(WORLD / "speed.py"), str(tmp_path / "speed.png"), str(stock), str(history)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "rollouts 2.00 (2.00 to 2.00), steps 2.00 (2.00 to 2.00)" in done.stdout
-    assert (
-        "| stock | 60 | 90 | 50.0 | 0.50 |" in done.stdout
-        and "| history | 15 | 45 | 25.0 | 0.50 |" in done.stdout
-    )

@@ -95,10 +95,6 @@ def test_the_notice_names_all_that_is_vendored_with_its_version(components, whee
         assert re.search(name + rb" v" + re.escape(part["Version"].encode()) + rb"\b", text.lower()), part
 
 
-def test_a_python_file_with_a_foreign_banner_would_be_found() -> None:
-    assert BANNER.search(b'"""Do it.\n\nCopyright 2020 Somebody.\n"""')
-
-
 def test_an_extra_asks_for_what_its_patches_need(metadata: Message) -> None:
     """The oldest version that the fp8 family is for: an older one would install and do nothing."""
     asked = [Requirement(text) for text in metadata.get_all("Requires-Dist")]

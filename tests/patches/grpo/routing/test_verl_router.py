@@ -48,14 +48,6 @@ def test_one_dead_server_and_what_becomes_of_its_requests(tmp_path):
 
 
 @pytest.mark.full
-def test_one_dead_server_of_stock_and_of_verls_balancer(tmp_path):
-    stock, with_verls = phases(tmp_path, 600, ["kill", None], ["kill", {"router": False}])
-    # The dead server has the fewest requests in flight, so verl sends it nearly all that follow.
-    assert stock["happened"]["kill"] == 1 and stock["ends"]["ActorDiedError"] > 100, stock
-    check(with_verls, False)
-
-
-@pytest.mark.full
 def test_servers_killed_hung_and_replaced(tmp_path):
     (chaos,) = phases(
         tmp_path,
