@@ -23,11 +23,11 @@ from flashpatch.verify.exact.certificate import DISTRIBUTIONS
 
 pytestmark = [pytest.mark.vllm]
 
-SOON = ("q and k swapped", "rope scaling", "experts exchanged")
-HONEST = ("llama", "qwen3-moe", "olmo2")
+SOON = ("q and k swapped", "experts exchanged")
+HONEST = ("llama", "qwen3-moe")
 SYNCED = ("llama", "qwen2-tied")
 MORE = (
-    *("qwen2", "qwen2-tied", "llama-tied", "llama-biased", "llama3.1", "falcon", "smollm3"),
+    *("qwen2", "qwen2-tied", "llama-tied", "llama-biased", "llama3.1", "falcon", "smollm3", "olmo2"),
     *("qwen3", "phi3", "gemma2", "gemma3", "cohere"),
     *("mixtral", "glm4-moe", "olmoe", "gpt-oss"),
     *("qwen3-next", "mamba2", "granite-moe-hybrid", "nemotron-h", "falcon-h1", "deepseek-v3", "bloom"),
