@@ -170,7 +170,7 @@ check-own: $(CHECK)/.ready
 # Without torch; tests that need it are skipped.
 $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
-		$(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK)-$* MARKS="$(NO_ENGINE)"; fi
+		$(SHARING) $(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK)-$* MARKS="$(NO_ENGINE)"; fi
 
 # The tests that a change of one patch needs, in one environment: make test-for PATCH=fp8.verl.tracking_log
 ASKED := $(firstword $(wildcard $(PINNED)/.ready $(CHECK)/.ready) $(PINNED)/.ready)
