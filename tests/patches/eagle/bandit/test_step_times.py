@@ -40,3 +40,12 @@ def test_the_newest_weigh_most_and_nothing_overflows() -> None:
     for step in range(6000):
         times.add(step % 2, 1.0 if step < 5900 else 2.0, 1.0)
     assert times.mean == pytest.approx([2.0, 2.0], abs=0.02) and max(times.weight) < 1e61
+
+
+def test_a_loan_is_part_of_what_is_saved(lender: StepTimes) -> None:
+    one, two = StepTimes(4, 1.01, lender), StepTimes(4, 1.01)
+    one.add(0, 1.5, 0.25)
+    two.restore(one.state())
+    for times in (one, two):
+        times.add(1, 5.0, 1.0)
+    assert one.state() == two.state()
