@@ -165,13 +165,16 @@ part/%: PATHS = $*
 part/%:
 	@$(ENVIRONMENT)/bin/pytest -q --timeout 600 -m "$(MARKS)" $(PATHS)
 
+# Interpreters that tests fork from are shared by all that runs at a time, see tests/support/warm.py.
+SHARING = export WARM_SERVERS="$$(mktemp -d)"; trap 'rm -rf "$$WARM_SERVERS"' EXIT;
+
 check-own: $(CHECK)/.ready
-	$(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK) MARKS="$(NO_ENGINE) and not slow"
+	@$(SHARING) $(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK) MARKS="$(NO_ENGINE) and not slow"
 
 # Without torch; tests that need it are skipped.
 $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
-		$(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK)-$* MARKS="$(NO_ENGINE)"; fi
+		$(SHARING) $(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK)-$* MARKS="$(NO_ENGINE)"; fi
 
 # The tests that a change of one patch needs, in one environment: make test-for PATCH=fp8.verl.tracking_log
 ASKED := $(firstword $(wildcard $(PINNED)/.ready $(CHECK)/.ready) $(PINNED)/.ready)
@@ -182,7 +185,7 @@ test-for: $(ASKED)
 # Six at a time, set-up included: those on verl wait for half of their time. Two lanes come in parts, so that none is left
 # alone at the end; the last begins when SGLang's jobs have ended. Together they take some 18 GB.
 test: lint check-own
-	$(MAKE) -j6 --output-sync=none test-paired-jobs test-newest-fp8 test-paired-rest test-sglang-paired test-sglang \
+	@$(SHARING) $(MAKE) -j6 --output-sync=none test-paired-jobs test-newest-fp8 test-paired-rest test-sglang-paired test-sglang \
 		test-newest-rest test-paired-losses smoke-cuda
 
 # Engines with vLLM's second model runner need an import of their own: all of them in one lane.

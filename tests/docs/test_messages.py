@@ -102,36 +102,6 @@ def test_no_class_of_errors_is_left_out():
 RAISED_AGAIN = {"_explained", "copy"}
 """What makes an error of Ray's, and what raises a refusal once more."""
 
-SOURCE = """
-from flashpatch.errors import PatchError
-
-ADVICE = "Wait."
-
-def problem(text, problem, advice=ADVICE):
-    return PatchError(f"{text}: {problem}.", advice=advice)
-
-def deeper(problem):
-    return _inner(problem)
-
-def _inner(problem):
-    return PatchError(problem, advice="Look.")
-
-def use(x):
-    if x > 1:
-        raise problem(x, "is too large")
-    if x < 0:
-        raise deeper(f"{x!r} is negative")
-    raise PatchError("nothing fits")
-"""
-
-
-def test_a_new_error_is_found(tmp_path):
-    for root in messages.ROOTS:
-        (tmp_path / root).mkdir()
-    (tmp_path / "patches" / "new.py").write_text(SOURCE)
-    said = {(one.problem, one.remedy) for one in messages.messages(tmp_path)}
-    assert said == {("‹x›: is too large.", "Wait."), ("‹x› is negative", "Look."), ("nothing fits", "")}
-
 
 @pytest.mark.parametrize(
     ("expression", "word"),

@@ -70,19 +70,3 @@ def runs(source: str, wanted: str) -> bool:
 @pytest.mark.parametrize(("path", "marks"), cells())
 def test_a_named_file_has_a_test_of_its_column(path: str, marks: str) -> None:
     assert runs((TREE / "tests" / path).read_text(), marks)
-
-
-@pytest.mark.parametrize(
-    ("source", "found"),
-    [
-        ("@pytest.mark.full\ndef test_it(): ...", False),
-        ("pytestmark = [pytest.mark.vllm, pytest.mark.full]\ndef test_it(): ...", False),
-        ("pytestmark = pytest.mark.vllm\n@pytest.mark.full\ndef test_it(): ...\ndef test_other(): ...", True),
-        (
-            "@pytest.mark.parametrize('x', [pytest.param(1, marks=pytest.mark.vllm)])\ndef test_it(x): ...",
-            True,
-        ),
-    ],
-)
-def test_a_test_that_only_the_long_lane_runs_is_told_apart(source: str, found: bool) -> None:
-    assert runs(source, COLUMNS["on a real engine in `make test`"]) is found

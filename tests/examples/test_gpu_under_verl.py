@@ -41,6 +41,7 @@ def test_gsm8k_in_fp8(model: str, tmp_path: Path) -> None:
     assert found["states"]["fp8.verl.validate_config_correction"].startswith(("live", "installed"))
 
 
+@pytest.mark.full
 def test_flowrl_7b(model: str, tmp_path: Path) -> None:
     recipe = recorded(GPU / "flowrl_7b.sh", tmp_path, MODEL=model)
     loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
@@ -55,6 +56,7 @@ def test_flowrl_7b(model: str, tmp_path: Path) -> None:
     assert found["states"]["flowrl.verl.validate_config"].startswith(("live", "installed"))
 
 
+@pytest.mark.full
 def test_eagle_7b_on_vllm(model: str, drafter: str, tmp_path: Path) -> None:
     recipe = recorded(GPU / "eagle_7b.sh", tmp_path, MODEL=model, DRAFTER=drafter)
     found, said = started(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import warm
-from example_pictures import imported, lines, png_text, units
+from example_pictures import imported, lines, png_text
 from machine import limit
 from tree import TREE
 
@@ -69,87 +68,41 @@ def drawn(pictures, tmp_path_factory):
     return get
 
 
-def approx(values: list[float]):
-    return pytest.approx(values, rel=1e-5)
+@pytest.mark.parametrize("name", RUNS)
+def test_a_recorded_run_is_drawn_with_what_it_said(name, drawn):
+    _, figure, said = drawn(name)
+    assert all(axes.get_xlabel() and axes.get_title(loc="left") for axes in figure.axes)
+    assert len(said.splitlines()) > 1
 
 
-def test_reward_is_drawn_by_step_with_its_running_mean_and_mismatch_beside_it(drawn):
+def test_reward_and_mismatch_are_those_of_the_run(drawn):
     _, figure, said = drawn("grpo")
     left, right = figure.axes
-    assert units(left) == ("training step", "mean reward of a step")
-    assert units(right) == ("training step", "mean |Δ probability| per token")
     for job in ("bf16", "fp8"):
         gained = [row[REWARD] for row in rows("grpo", job)]
-        dots = [line for line in left.get_lines() if line.get_marker() == "."]
-        assert any(list(dot.get_ydata()) == approx(gained) for dot in dots)
         mean = lines(left)[job]
         assert mean[0] == pytest.approx(gained[0]) and mean[11] == pytest.approx(statistics.mean(gained[4:]))
-        assert lines(right)[job] == approx([row[MISMATCH] for row in rows("grpo", job)])
+        wanted = [row[MISMATCH] for row in rows("grpo", job)]
+        assert lines(right)[job] == pytest.approx(wanted, rel=1e-5)
         assert f"{job}: reward {statistics.mean(gained[:3]):.2f} in the first quarter" in said
-    assert left.get_ylim() == (0, 1) and right.get_ylim()[0] == 0
 
 
-def test_times_are_drawn_with_their_ratio_and_its_interval(drawn):
-    numbers, figure, said = drawn("times")
-    left, middle, right = figure.axes
-    assert units(left) == ("training step", "seconds per step")
-    assert units(middle) == ("training step", "stock over history")
+def test_times_are_compared_by_token(drawn):
+    numbers, _, said = drawn("times")
     stock, history = (rows("times", job)[1:] for job in ("stock", "history"))  # without the first step
     each = [
         [row["timing_s/gen"] / row["response_length/mean"] for row in found] for found in (stock, history)
     ]
-    ratios = [a / b for a, b in zip(*each, strict=True)]
-    assert any(list(line.get_ydata()) == approx(ratios) for line in middle.get_lines())
     ratio = numbers["ratio"]
-    assert ratio["median"] == pytest.approx(statistics.median(ratios), rel=1e-5)
-    assert min(ratios) <= ratio["low"] * 1.00001 and ratio["high"] <= max(ratios) * 1.00001
+    assert ratio["median"] == pytest.approx(
+        statistics.median(a / b for a, b in zip(*each, strict=True)), rel=1e-5
+    )
     shown = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
-    assert shown in middle.get_title(loc="left") and f"stock over history: rollouts {shown}" in said
-    assert set(lines(right)) == {"stock", "history"}
+    assert f"stock over history: rollouts {shown}" in said
 
 
-def test_streaming_shows_reward_ages_and_where_the_trainer_waits(drawn):
-    numbers, figure, said = drawn("stream")
-    left, right, below = figure.axes
-    assert set(lines(left)) == {"separate_async", "stream_async"}
-    assert units(right) == ("versions of the policy", "tokens trained on, %")
-    streamed = rows("stream", "stream_async")
-    share = statistics.mean(row["stream/staleness/1"] for row in streamed)
-    heights = [bar.get_height() for bar in right.patches]
-    assert len(heights) == 5 and heights[1] == pytest.approx(100 * share, rel=1e-5)
-    assert sum(heights) == pytest.approx(100, abs=0.1)
-    assert below.get_xlabel().startswith("seconds")
-    for job in ("separate_async", "stream_async"):
-        found = rows("stream", job)[1:]
-        total, idle = (sum(row[what] for row in found) for what in ("timing_s/step", "timing_s/gen"))
-        assert f"{job}: {total:.1f} s for 7 steps, trainer idle {idle:.1f} s" in said
-
-
-def test_right_answers_are_counted_over_windows(drawn):
-    numbers, figure, said = drawn("answers")
-    left, middle, right = figure.axes
-    assert units(left) == ("training step", "share of right answers") and left.get_ylim() == (0, 1)
-    assert units(middle) == ("training step", "answers, of 110") and middle.get_ylim() == (0, 110)
-    assert units(right) == ("training step", "answers per question")
-    for job in ("grpo", "flowrl"):
-        given = [
-            [json.loads(line) for line in (RECORDED / "answers" / f"{job}.answers" / f"{step}.jsonl").open()]
-            for step in range(1, 13)
-        ]
-        window = [row for rows in given[2:] for row in rows]
-        right_ones = {
-            (row["gts"], row["output"].replace("<|end|>", "").strip()) for row in window if row["score"]
-        }
-        assert lines(middle)[job][-1] == len(right_ones)
-        assert lines(left)[job][-1] == pytest.approx(
-            statistics.mean(row["score"] for row in window), rel=1e-5
-        )
-        assert len(lines(right)[job]) == 3 and all(1 <= value <= 20 for value in lines(right)[job])
-        assert re.search(rf"{job}: .* then {len(right_ones)} of 110;", said)
-
-
-@pytest.mark.parametrize("name", ["grpo", "stream", "times", "answers"])
-def test_without_matplotlib_a_run_keeps_its_table_and_numbers(name, tmp_path, drawn):
+def test_without_matplotlib_a_run_keeps_its_table_and_numbers(tmp_path, drawn):
+    name = "stream"
     out = tmp_path / "out.png"
     done = run(name, out, "-S")  # without site-packages: these scripts need nothing else of them
     assert done.returncode == 0, done.stderr

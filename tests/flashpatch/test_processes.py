@@ -136,30 +136,6 @@ def test_spawned_children_get_the_selection_and_may_decline(toys):
     assert len(patched) == 1
 
 
-def test_multiprocessing_spawn_and_fork(toys):
-    toys.module(
-        "job.py",
-        """
-        import multiprocessing, os
-        import flashpatch
-        flashpatch.enable("toy")
-
-        def work(x):
-            import fakefw.core
-            return fakefw.core.plain(x), flashpatch.status()["toy.fakefw.plain"].calls, os.getpid()
-
-        if __name__ == "__main__":
-            import fakefw.core
-            fakefw.core.plain(1)
-            for method in ("spawn", "fork", "forkserver"):
-                with multiprocessing.get_context(method).Pool(1) as pool:
-                    result, calls, pid = pool.apply(work, (1,))
-                assert result == ("patched", 2) and calls == 1 and pid != os.getpid(), (method, result, calls)
-    """,
-    )
-    toys.run("import runpy; runpy.run_module('job', run_name='__main__', alter_sys=True)")
-
-
 def test_bootstrap_twice_hooks_and_counts_once(toys):
     toys.run(
         """

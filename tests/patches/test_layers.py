@@ -113,16 +113,3 @@ def test_no_family_imports_another(family: str) -> None:
 def test_no_import_cycle() -> None:
     """Not by an import inside a function either."""
     assert not cycle_in(GRAPH)
-
-
-def test_the_checks_see_what_they_are_for() -> None:
-    """A lazy import counts for layers, one for type checkers does not, and a cycle is found."""
-    modules = dict.fromkeys(("flashpatch.a", "flashpatch.b", "flashpatch.c"), Path())
-    source = (
-        "from typing import TYPE_CHECKING\nimport flashpatch.a\nif TYPE_CHECKING:\n    import flashpatch.c\n"
-        "def f():\n    from flashpatch import b\n"
-    )
-    assert imports_of(source, modules) == {"flashpatch.a", "flashpatch.b"}
-    assert imports_of(source, modules, lazy=False) == {"flashpatch.a"}
-    assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
-    assert len(FAMILIES) > 5 and len(EDGES) > 100

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -12,16 +11,6 @@ import torch
 def chance(found: torch.Tensor, expected: torch.Tensor) -> float:
     """P-value of counts [cells] whose expectations [cells] are known; cells that expect less than 5 are one."""
     return _p_value(*_statistic(found, expected))
-
-
-def chance_of_samples(samples: Iterable[Any], expected: Mapping[Any, float]) -> float:
-    """P-value of samples against the probability of each outcome; 0 where one came that has none."""
-    counts = Counter(samples)
-    if any(expected.get(one, 0.0) <= 0 for one in counts):
-        return 0.0
-    found = torch.tensor([counts[one] for one in expected], dtype=torch.float64)
-    wanted = torch.tensor(list(expected.values()), dtype=torch.float64)
-    return chance(found, wanted * found.sum())
 
 
 def chance_of_next(

@@ -37,8 +37,3 @@ def lines(axes) -> dict[str, list[float]]:
     """The named lines of axes, by name."""
     found = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
     return {line.get_label(): [float(y) for y in line.get_ydata()] for line in found}
-
-
-def units(axes) -> tuple[str, str]:
-    """The labels of both axes."""
-    return axes.get_xlabel(), axes.get_ylabel()

@@ -10,7 +10,6 @@ steps      how often to update, 1
 extra      of the batch
 save, load folder names of verl checkpoints: written at the end, or read at the start
 stock      true: without the family
-attention  "stock": from here on without the family cpu's
 adapters   "stock": from here on verl adds them to the partition function too
 apart      true: ``exported`` is a pair, of weights without adapters and of adapters, as for engines that merge them
 """
@@ -28,7 +27,6 @@ import torch
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 import flashpatch
-from flashpatch.patches.cpu import ulysses
 from flashpatch.patches.flowrl import options
 from flashpatch.verify.probes.flowrl import tiny
 
@@ -37,8 +35,6 @@ def main(folder: Path, file: str) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for case in json.loads((folder / file).read_text()):
         defaults = {name: option.default for name, option in options.OPTIONS.items()}
-        if case.get("attention") == "stock":
-            ulysses.take_away()
         if case.get("adapters") == "stock":
             FSDPEngine._build_lora_module = inspect.unwrap(FSDPEngine._build_lora_module)
         if case.get("stock"):

@@ -30,11 +30,6 @@ class Server:
 torch.distributed.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store", rank=0, world_size=1)
 mesh = init_device_mesh("cpu", (1,), mesh_dim_names=("tp",))
 tensor = torch.arange(6.0)
-if "pickles" in sys.argv:  # as it were with the first obstacle out of the way
-    from sglang.srt.utils import patch_torch
-
-    original = patch_torch._modify_tuple
-    patch_torch._modify_tuple = lambda t, i, m: original(t, i, m) if i < len(t) else t
 try:
     print(asyncio.run(utils.update_weights(Server(), [("w", tensor)], "tp", mesh)))
 except Exception as error:

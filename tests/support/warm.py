@@ -3,11 +3,15 @@
 Per set of modules one server (`warm_server`) imports them, and forks a process for each request. In the child
 FlashPatch finds the framework imported, as with a user's late ``flashpatch.enable``. Tests of what happens while a
 framework is imported start a new interpreter instead.
+
+Servers of one run of pytest end with it. Those in the folder that ``WARM_SERVERS`` names serve all runs beside each other,
+such as the lanes of `make test`, and end with the last of them.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import os
 import select
 import signal
@@ -19,6 +23,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from hashlib import sha256
 from json import dumps
 from pathlib import Path
 from typing import IO
@@ -130,10 +135,31 @@ class Process:
 class Server:
     """One interpreter with modules imported, that forks."""
 
-    def __init__(self, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="warm-", dir=_temporary)
-        self._address = os.path.join(self._folder.name, "socket")
-        self.log = Path(self._folder.name, "log")
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str], name: str) -> None:
+        self._own = None
+        if shared := _at_first.get("WARM_SERVERS"):
+            folder = Path(shared, name)
+            folder.mkdir(mode=0o700, exist_ok=True)
+        else:
+            self._own = tempfile.TemporaryDirectory(prefix="warm-", dir=_temporary)
+            folder = Path(self._own.name)
+        self._address, self.log = str(folder / "socket"), folder / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        with (folder / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:  # of a server that nobody holds there is no such file, and nobody reads it if it was killed
+                self._held = os.open(folder / "held", os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:
+                self._begin(modules, environment, folder)
+        self._owner = os.getpid()
+        atexit.register(self.close)
+
+    def _begin(self, modules: Sequence[str], environment: Mapping[str, str], folder: Path) -> None:
+        for old in ("held", "socket"):
+            (folder / old).unlink(missing_ok=True)
+        os.mkfifo(folder / "held")
+        held = os.open(folder / "held", os.O_RDONLY | os.O_NONBLOCK)
+        self._held = os.open(folder / "held", os.O_WRONLY)
         with socket.socket(socket.AF_UNIX) as listener, self.log.open("wb") as log:
             listener.bind(self._address)
             listener.listen(64)
@@ -141,14 +167,13 @@ class Server:
             self._process = subprocess.Popen(
                 [sys.executable, script, str(listener.fileno()), *modules],
                 env=environment,
-                cwd=self._folder.name,
-                stdin=subprocess.PIPE,
+                cwd=folder,
+                stdin=held,
                 stdout=log,
                 stderr=log,
                 pass_fds=[listener.fileno()],
             )
-        self._owner = os.getpid()
-        atexit.register(self.close)
+        os.close(held)
 
     def start(
         self,
@@ -175,14 +200,16 @@ class Server:
             raise RuntimeError(self.log.read_text()) from None
 
     def close(self) -> None:
-        """End the server; its children go on."""
-        if os.getpid() == self._owner and self._process.poll() is None:
-            self._process.stdin.close()
+        """Let go of the server, which ends if nobody else holds it; its children go on."""
+        if os.getpid() != self._owner:
+            return
+        os.close(self._held)
+        if self._own is not None and self._process is not None:
             try:
                 self._process.wait(60)
             except subprocess.TimeoutExpired:
                 self._process.kill()
-            self._folder.cleanup()
+            self._own.cleanup()
 
 
 def start(
@@ -209,7 +236,8 @@ def start(
     with _starting:
         server = next((_servers[*key, *one] for one in fitting if (*key, *one) in _servers), None)
         if server is None:
-            server = _servers[*key, *modules] = Server(modules, base)
+            name = sha256(repr((sys.executable, key[1:], tuple(modules))).encode()).hexdigest()[:16]
+            server = _servers[*key, *modules] = Server(modules, base, name)
     return server.start(arguments, env, cwd, descriptors)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import fcntl
 import gc
 import importlib
 import json
@@ -53,7 +54,7 @@ def main() -> None:
 
 
 def serve(listener: socket.socket) -> None:
-    """Answer requests until the input ends."""
+    """Answer requests until nobody holds the other end of the input."""
     wake, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken)
@@ -61,7 +62,7 @@ def serve(listener: socket.socket) -> None:
     running: dict[int, socket.socket] = {}
     while True:
         ready = select.select([listener, wake, 0], [], [])[0]
-        if 0 in ready:
+        if 0 in ready and is_over():
             return
         if wake in ready:
             os.read(wake, 1024)
@@ -85,6 +86,16 @@ def serve(listener: socket.socket) -> None:
                 os.close(descriptor)
             connection.sendall(f"{pid}\n".encode())
             running[pid] = connection
+
+
+def is_over() -> bool:
+    """Whether nobody has taken hold again; from then on nobody can."""
+    with open("lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not select.select([0], [], [], 0)[0]:
+            return False
+        os.unlink("held")
+        return True
 
 
 def report(running: dict[int, socket.socket]) -> None:

@@ -196,14 +196,6 @@ def test_damage_is_not_believed_and_written_over(toy, folder, read, damage):
     assert toy() == honest and read == []
 
 
-def test_the_lie_itself_would_be_believed(toy, folder):
-    """The damage above is found for what it is, not for a mistake of these tests."""
-    toy()
-    path = kept(folder)
-    path.write_text(lie(path))
-    assert toy().drift == "a lie"
-
-
 @pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
 def test_a_file_that_others_may_write_is_not_believed(toy, folder, mode):
     honest = toy()

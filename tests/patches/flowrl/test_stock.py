@@ -1,4 +1,4 @@
-"""Without the family verl is stock: the mode is unknown, the head would be exported."""
+"""Without the family verl is stock: the head would be exported."""
 
 from __future__ import annotations
 
@@ -27,25 +27,6 @@ ACTOR_WITH = """
     from flashpatch.patches.flowrl import actor; from flashpatch.verify.probes.flowrl import tiny
     where = tiny.write_model(Path("model"))
 """
-
-
-@pytest.mark.full
-def test_the_mode_is_unknown_to_stock_verl_and_it_has_no_head(tmp_path):
-    said = scenario(
-        tmp_path,
-        ACTOR_WITH
-        + """
-    config = tiny.recipe(where, "actor_rollout_ref.actor.policy_loss.loss_mode=flowrl")
-    worker = tiny.worker(config)
-    assert not [name for name in tiny.weights(worker.actor.engine) if "proj_z" in name]
-    try:
-        worker.update_actor(tiny.batch(tiny.responses()))
-    except ValueError as error:
-        print(error)
-    """,
-        FLASHPATCH="cpu,bf16",
-    )
-    assert "Unsupported loss mode: flowrl" in said
 
 
 def test_the_driver_sets_what_is_unset_and_the_filter_is_what_keeps_the_head_here(tmp_path):

@@ -61,6 +61,7 @@ print("SAID", said)
 
 
 @pytest.mark.vllm
+@pytest.mark.full
 def test_an_engine_that_was_opened_before_is_named():
     """In a process of its own: vLLM freezes the heap with the engine in it."""
     import warm

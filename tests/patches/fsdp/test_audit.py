@@ -141,25 +141,6 @@ def test_an_adapter_and_its_base_are_audited(carry, tmp_path):
     assert bool(first[victim].any()) and not torch.equal(first[victim], second[victim])
 
 
-@pytest.mark.full
-def test_stock_verl_loads_all_of_it_and_lets_replicas_part(carry, tmp_path):
-    """Without the family: the same accidents pass, and FSDP1 on a mesh of 2 x 1 trains two models. When one
-    of these stops failing, its patch can go."""
-    silent = [what for what in ACCIDENTS if what not in ("stale", "twice")]
-    plan = [{"strategy": "fsdp2", "tamper": what, "victim": VICTIM} for what in silent]
-    plan += [{"strategy": "fsdp", "fsdp_size": 1, "step": True}]
-    plan += [{"strategy": "fsdp2", "fsdp_size": 1, "step": True}]
-    seen = carry(plan, "")
-    assert all(saw["error"] == "" for side in seen for saw in side)
-    assert all(saw["committed"] for side in seen[2:] for saw in side)
-    sent, got = weights(tmp_path, "trainer", 0, 1), weights(tmp_path, "rollout", 0, 1)
-    assert not torch.equal(sent[VICTIM], got[VICTIM])
-    parted, kept = (
-        [weights(tmp_path, "rollout", rank, len(silent) + at)[VICTIM] for rank in range(2)] for at in (0, 1)
-    )
-    assert not torch.equal(*parted) and torch.equal(*kept)
-
-
 def test_both_meshes_of_both_fsdps_train_one_processes_model(carry, model, tmp_path):
     """2, 2 x 1 and 1 x 2: after a step every rollout side has the same weights as a single process;
     fsdp_size=2 of two ranks is verl's 1 x 2. And a replica that goes its own way is named before anything is

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from sglang_lab import FRAMEWORK, OLD
-from verl_job import live, metrics, train
+from verl_job import live, train
 
 pytestmark = [pytest.mark.verl, pytest.mark.sglang, pytest.mark.full]
 
@@ -71,13 +71,6 @@ def test_a_flipped_bit_stops_the_job_and_is_named(wide_world, tmp_path):
     assert text in done.stdout and AUDIT in done.stdout, done.stdout[-8000:]
     assert "training/global_step:2" not in done.stdout
     assert audits(tmp_path)["received"]["failed"] == 1
-
-
-def test_without_the_audit_the_job_goes_on(wide_world, tmp_path):
-    """When this stops passing, verl or SGLang compares the weights itself."""
-    done = run(wide_world, tmp_path, "cpu,bf16", **flip(tmp_path))
-    assert done.returncode == 0, done.stdout[-8000:]
-    assert f"FLIPPED {VICTIM}" in done.stdout and metrics(done.stdout, "training/global_step") == [1, 2]
 
 
 FLIP = '''

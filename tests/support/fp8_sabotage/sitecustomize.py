@@ -82,16 +82,6 @@ def adapters_dropped():
         worker.update_weights = worker.update_weights.__wrapped__
 
 
-def adapters_not_missed():
-    """The rollout's client takes a sync without the adapters that its trainer has."""
-
-    @after("verl.workers.rollout.vllm_rollout.vllm_rollout")
-    def accept(module):
-        from flashpatch.patches.fp8.verl import adapters
-
-        adapters.check_arrival = lambda client, told, patch: None
-
-
 def _start_without(name):
     original = multiprocessing.process.BaseProcess.start
 

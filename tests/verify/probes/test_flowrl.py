@@ -33,6 +33,7 @@ def doctored(folder: Path, file: str, text: str, other: str) -> verify_command.S
     return said
 
 
+@pytest.mark.full
 def test_it_is_live_here(tmp_path, capsys):
     with warm_ranks.used() as patch:
         patch.setattr("os.environ", flow_lab.environment(tmp_path))

@@ -22,6 +22,7 @@ def judge(folder: Path, environment: dict[str, str] | None = None) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.full
 def test_on_vllm(tmp_path: Path) -> None:
     judge(tmp_path)
 

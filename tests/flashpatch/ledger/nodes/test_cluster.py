@@ -50,6 +50,7 @@ def name_of(process: dict[str, Any]) -> str:
     return process["node"].partition(" ")[0]
 
 
+@pytest.mark.full
 def test_the_rows_of_all_nodes_are_gathered_and_those_of_a_dead_one_are_kept(nodes: Nodes) -> None:
     job = nodes.start()
     actors = {name: job.actor(name) for name in ("head", "one", "two")}

@@ -10,11 +10,6 @@ def test_an_arm_is_read_and_written_alike(text):
     assert str(Arm.parse(text)) == text
 
 
-def test_the_parts_of_an_arm():
-    assert Arm.parse("5_4_16") == Arm(steps=5, topk=4, draft_tokens=16)
-    assert Arm.parse("disable") is Arm.DISABLE
-
-
 @pytest.mark.parametrize(
     "text",
     ["", "3_1_4_5", "a_1_2", "0_1_2", "3_1_9", "3_1_3", "-1_1_2", "٣_1_4", None],

@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-import pytest
-
 from flashpatch.patches.eagle.bandit.policy import Policy
 
 ARMS = ("disable", "1_1_2", "3_1_4")
@@ -27,18 +25,3 @@ def _looks(noise: float, seed: int) -> int:
 def test_other_arms_are_looked_at_again_where_times_spread():
     quiet, noisy = (sum(_looks(noise, seed) for seed in range(5)) for noise in (0.02, 0.6))
     assert quiet < 60 < 3 * quiet + 60 < noisy
-
-
-@pytest.mark.parametrize("noise", [0.02, 0.6])
-def test_the_spread_is_part_of_what_is_saved(noise):
-    source = random.Random(0)
-    one, two = Policy(ARMS, rule="thompson"), Policy(ARMS, rule="thompson")
-    for _ in range(100):
-        arm = one.select(4)
-        one.update(4, arm, 4.0, source.lognormvariate(0.0, noise))
-    two.restore(one.state())
-    for _ in range(100):
-        arm, seconds = one.select(4), source.lognormvariate(0.0, noise)
-        assert two.select(4) == arm
-        one.update(4, arm, 4.0, seconds)
-        two.update(4, arm, 4.0, seconds)

@@ -33,7 +33,3 @@ def test_rule_and_guard_are_the_options():
 )
 def test_a_drafter_by_option_has_room_for_the_largest_arm(arms, room):
     assert draft_tokens(DEFAULTS | {"arms": arms}) == room
-
-
-def test_options_are_as_few_as_the_page_says():
-    assert len(FAMILY.options) == 16

@@ -19,7 +19,8 @@ def call(method: str, *given: str | int) -> list:
     return ["eagle", dict(method=method, given=list(given))]
 
 
-@pytest.mark.parametrize("families", [pytest.param("eagle", marks=pytest.mark.full), "bf16,eagle"])
+@pytest.mark.full
+@pytest.mark.parametrize("families", ["eagle", "bf16,eagle"])
 def test_drafters_by_path_and_what_is_refused(families: str, models: Path, tmp_path: Path) -> None:
     import torch
     from safetensors.torch import load_file, save_file

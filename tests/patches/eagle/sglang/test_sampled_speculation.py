@@ -98,7 +98,7 @@ def _check_logprobs(target: str, answers: list[Any], temperature: float) -> None
         assert torch.allclose(torch.tensor(said), wanted, atol=5e-4), ids
 
 
-@pytest.mark.full  # test_sampled_verification.py samples trees without an engine
+@pytest.mark.full
 def test_samples_of_a_tree_are_the_targets(sharp: tuple[str, str], tmp_path: Path) -> None:
     """On SGLang alone."""
     check(sharp[0], run(tmp_path, sharp))

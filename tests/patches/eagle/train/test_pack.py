@@ -63,17 +63,6 @@ def test_packed_loss_and_gradients_are_the_sum_of_separate_sequences(family, kin
     assert all(gradient.abs().sum() > 0 for gradient in alone[2].values())
 
 
-def test_without_the_mask_the_packed_loss_would_be_another(monkeypatch):
-    target = make_target()
-    drafter = make_drafter(drafter_config(target.config))
-    target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
-    row = join(cut(capture(target, 3)))
-    right = sums(drafter, target_embeddings, row).states.item()
-    causal = torch.ones(len(row), len(row), dtype=torch.bool).tril()[None, None]
-    monkeypatch.setattr(type(row), "mask", lambda self: causal)
-    assert abs(sums(drafter, target_embeddings, row).states.item() - right) > 1e-4
-
-
 def test_positions_pair_each_state_with_the_next_token_and_the_next_state():
     target = make_target(markov=True)
     drafter = make_drafter(drafter_config(target.config))

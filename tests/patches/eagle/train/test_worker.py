@@ -37,7 +37,7 @@ def until(one: Coordinator, condition, seconds: float = 240.0) -> list[dict]:
     return events
 
 
-@pytest.mark.slow
+@pytest.mark.full
 def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(target)
     queue, folder = tmp_path / "queue", tmp_path / "out"

@@ -196,6 +196,7 @@ def _check_states(at: Path, found: dict[str, Any], samples: list[Sample], other:
             assert (one.auxiliary - same.auxiliary).abs().max() < CLOSE
 
 
+@pytest.mark.full
 def test_a_number_that_never_changes(run, models) -> None:
     (one, first), (found, second) = run("V1", *MAIN), run("V2", *MAIN, adapt=False)
     assert found["runner"] == "vllm.v1.worker.cpu.model_runner" and all(found["calls"][2:])

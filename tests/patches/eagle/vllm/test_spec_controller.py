@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -219,22 +218,6 @@ def test_what_was_learned_comes_back(tmp_path):
     first.save()
     second = SpecController(make_policy(OPTIONS, 4), 4, path, Clock())
     assert second.policy.state() == first.policy.state()
-
-
-@pytest.mark.parametrize("text", ["{", "{}", json.dumps({"format": 1, "rule": "other"})])
-def test_a_state_that_does_not_fit_is_logged_and_left(tmp_path, caplog, text):
-    path = tmp_path / "bandit.json"
-    path.write_text(text)
-    SpecController(make_policy(OPTIONS, 4), 4, path, Clock())
-    assert "starts with nothing learned" in caplog.text
-
-
-def test_a_state_that_cannot_be_saved_stops_nothing(tmp_path, caplog):
-    (tmp_path / "file").write_text("")
-    controller = SpecController(make_policy(OPTIONS, 4), 4, None, Clock())
-    controller._state = tmp_path / "file" / "bandit.json"
-    controller.save()
-    assert "cannot be saved" in caplog.text
 
 
 def test_what_is_refused_in_flight_is_retried_when_idle():

@@ -45,12 +45,3 @@ def test_what_was_drafted_is_handed_out(runner_class, drafts):
         ["a", "b"],
     )
     assert held.draft_token_ids_cpu.shape == (4, 3) and held.prev_num_spec_tokens == len(drafts[0])
-
-
-@pytest.mark.full
-def test_stock_fails_or_hands_out_copies(runner_class):
-    with pytest.raises(RuntimeError, match="must match the size"):
-        runner_class._copy_draft_token_ids_to_cpu(runner(torch.tensor([[5, 6], [7, 8]])), None)
-    held = runner(torch.tensor([[5], [7]]))
-    runner_class._copy_draft_token_ids_to_cpu(held, None)
-    assert runner_class._get_draft_token_ids_cpu(held)[0] == [[5, 5, 5], [7, 7, 7]]

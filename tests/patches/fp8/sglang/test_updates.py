@@ -122,17 +122,6 @@ def test_int8_from_the_trainers_bf16(models: Path, tmp_path: Path) -> None:
     assert updated[2] == fresh[0] != updated[0]
 
 
-@pytest.mark.full
-def test_stock_dies_of_it(models: Path, tmp_path: Path) -> None:
-    """Without FlashPatch the scheduler ends with the first fused layer, and takes its parent with it."""
-    a, b = (lab.checkpoint(models, "llama", seed) for seed in (0, 1))
-    job = dict(model=a, env=AMX, quantization="fp8")
-    send = ["loose", dict(source=b, how="whole")] if lab.OLD else ["update", dict(source=b)]
-    seen = lab.run(tmp_path, steps=["answers", send, "answers"], **job)
-    assert not seen.done and len(seen.steps) == 1, str(seen)
-    assert "weight_loader" in seen.log
-
-
 def test_a_head_of_a_tied_model(models: Path, tmp_path: Path) -> None:
     """One that equals the embedding is no matter; another one, which SGLang would drop, is refused."""
     from safetensors.torch import load_file, save_file

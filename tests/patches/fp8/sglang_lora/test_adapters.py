@@ -179,21 +179,6 @@ def test_what_is_wrong_is_refused_by_name_and_the_old_one_stays(tmp_path: Path) 
 
 
 @pytest.mark.full
-def test_what_stock_does_with_it(tmp_path: Path) -> None:
-    """It takes each; then it ends with the first request, or answers as nobody trained it."""
-    (good,) = adapters(3)
-    names = ("smaller", "nan", "another layer's name", "scaling")
-    jobs = [fresh(spoiled(tmp_path / "bad" / name, **BAD[name][0])) for name in names]
-    *seen, whole = lab.together(tmp_path / "run", *jobs, fresh(good))
-    assert all(one.steps[0][0] for one in seen)
-    ends, nan, elsewhere, scaled = seen
-    assert not ends.done and "LoRA buffer shape" in ends.log, str(ends)
-    assert nan.done and all(value != value for value in nan.steps[1][0][:5])
-    assert elsewhere.done and elsewhere.steps[1] == whole.steps[1]  # the module's name is not looked at
-    assert scaled.done and scaled.steps[1] == whole.steps[1]  # its trainer scales by twice as much
-
-
-@pytest.mark.full
 def test_a_file_that_changes_before_the_first_request(tmp_path: Path) -> None:
     """Stock has read a part of the tensors by then, and answers by a mixture of two adapters."""
     one, two = adapters(1, 2)

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 import trl_job
 import vllm_updates as updates
 from trainer_senders import PLUGINS
-from vllm_lab import engines, environment, oracle, quantized, scenario
+from vllm_lab import engines, oracle, quantized, scenario
 
 from flashpatch.verify import read_events
 
@@ -76,15 +76,6 @@ def check_ledger(run: Path) -> None:
     metrics = [event for event in events if event["event"] == "metrics" and "mismatch/k3" in event["values"]]
     assert [event["step"] for event in metrics] == [1, 2, 3]
     assert {"reward", "loss", "sync/policy_version"} <= metrics[0]["values"].keys()
-
-
-@pytest.mark.skipif(
-    not environment.avx512(), reason="without AVX-512 vLLM packs no weights, and stock TRL trains"
-)
-def test_stock_dies_at_the_first_sync(tmp_path: Path) -> None:
-    found = scenario.run(trl_job.train, updates.checkpoint("qwen2", 0), str(tmp_path), env=ENV)
-    assert "in sync_weights" in found["error"]
-    assert "'Parameter' object has no attribute 'weight_loader'" in found["error"]
 
 
 def test_a_parameter_that_is_not_sent_is_named_at_the_sync(tmp_path: Path) -> None:

@@ -51,11 +51,12 @@ def test_a_job_prints_its_certificate_and_trains(world, tmp_path) -> None:
 
 
 @pytest.mark.verl
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("rollout", "said"),
     [
         ({"name": "trtllm"}, "rollout.name=trtllm"),
-        pytest.param({"name": "vllm"}, "cannot compare here: ", marks=pytest.mark.full),
+        ({"name": "vllm"}, "cannot compare here: "),
     ],
 )
 def test_what_cannot_be_compared_warns_or_stops(rollout, said, caplog) -> None:

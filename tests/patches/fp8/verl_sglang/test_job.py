@@ -85,6 +85,7 @@ def test_ratios_over_the_kept_tokens_are_one(world, tmp_path):
     assert calls("fp8.verl.prepare_model_outputs") >= 4 and calls("fp8.verl.logprobs_from_logits") >= 4
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not lab.OLD, reason="newer versions have their jobs below, and in tests/patches/fsdp")
 def test_four_families_on_the_version_that_stock_verl_installs(world, tmp_path):
     done = train(world, tmp_path, *SGLANG, FLASHPATCH="cpu,int8,grpo,fsdp", **QUANTIZED)

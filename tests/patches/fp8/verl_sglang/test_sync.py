@@ -129,10 +129,3 @@ def test_a_server_that_stops_or_dies_is_named_in_seconds(seen) -> None:
     assert PATIENCE <= seen["stopped seconds"] < PATIENCE + limit(60)
     assert seen["went on"] == "" and seen["a at last"] == seen["a"]
     assert "is gone: update_weights_from_tensor ended with" in seen["killed"] and seen["killed seconds"] < 240
-
-
-@pytest.mark.full
-@pytest.mark.skipif(sglang_lab.OLD, reason="this version is verl's own choice, which it starts")
-def test_stock_verl_cannot_start_this_sglang(models, tmp_path) -> None:
-    seen = lab(models, tmp_path)
-    assert "must be called with a dataclass type or instance" in seen["launched"]

@@ -79,11 +79,3 @@ def test_also_while_caches_are_cleared():
     with pytest.raises(PatchError, match="ended during clear_kv_cache"):
         asyncio.run(http_server.clear_kv_cache(clear, actor))
     assert actor.engine.cancelled
-
-
-def test_stock_waits_for_ever():
-    async def waits():
-        await asyncio.wait_for(stock(types.SimpleNamespace(engine=Engine("ends")), "anything"), 1)
-
-    with pytest.raises(asyncio.TimeoutError):
-        asyncio.run(waits())

@@ -1,4 +1,4 @@
-"""One thing goes wrong in verl's real weight transfer: stock verl hangs or hides the reason, FlashPatch says it."""
+"""One thing goes wrong in verl's real weight transfer: both sides hear why."""
 
 from __future__ import annotations
 
@@ -62,24 +62,12 @@ def lab(folder: Path, names: str, together: int, *cases: str) -> dict[str, dict]
 def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """What became of every case with our transfers."""
     return lab(
-        tmp_path_factory.mktemp("ours") / "lab", "cpu,bf16", 4, "good", "job-a", "job-b", "after", *CASES
+        tmp_path_factory.mktemp("ours") / "lab", "cpu,bf16", 8, "good", "job-a", "job-b", "after", *CASES
     )
 
 
-@pytest.fixture(scope="module")
-def stock(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
-    """The same with stock transfers, of the cases that are asked for. ``cpu`` alone only lets verl find a platform."""
-    asked = [
-        item.callspec.params["case"]
-        for item in request.session.items
-        if getattr(item, "originalname", "") == "test_stock_verl_hangs"
-    ]
-    return lab(tmp_path_factory.mktemp("stock") / "lab", "cpu", len(asked) + 1, "good", *asked)
-
-
-@pytest.mark.parametrize("kind", [pytest.param("stock", marks=pytest.mark.full), "ours"])
-def test_a_transfer_without_fault(request, kind):
-    good = request.getfixturevalue(kind)["good"]
+def test_a_transfer_without_fault(ours):
+    good = ours["good"]
     assert good["trainer"]["ended"] == good["worker"]["ended"] == "returned", good
     assert good["worker"]["names"] == [f"w{n}" for n in range(5)]
 
@@ -102,17 +90,6 @@ def test_it_leaves_a_receipt(ours):
     for seconds in (sync["gather"], sync["send"], worker["receive"], worker["load"], worker["process"]):
         assert 0 < seconds <= sync["seconds"]
     assert sync["gather"] + sync["waited"] <= sync["send"]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("case", CASES)
-def test_stock_verl_hangs(stock, case):
-    """Somebody waits for ever, and where the worker's own error is seen at all, it is another one."""
-    seen = stock[case]
-    assert "hung" in (seen["trainer"]["ended"], seen["worker"]["ended"]), seen
-    if case in ("first", "middle", "last", "alone"):
-        assert "cannot close exported pointers" in seen["worker"]["error"]
-        assert "cannot place" not in seen["worker"]["error"]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -7,15 +7,12 @@ kernel, on a compressed-tensors checkpoint of the same values.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import vllm_updates as updates
-from vllm_lab import engines, int8_experts, models, oracle, quantized, scenario
+from vllm_lab import engines, int8_experts, models, oracle, scenario
 from vllm_precisions import check, opened, refusal, there_and_back
 
 pytestmark = pytest.mark.vllm(least="0.31")  # before, vLLM's experts are called otherwise
@@ -131,118 +128,6 @@ def test_a_bad_expert_is_named_and_a_complete_update_mends(runner: scenario.Runn
     assert "did not come" in found["missing"] and found["name"] in found["missing"]
     assert found["refused"] is not None
     assert engines.difference(found["answers"], fresh("torch", "mixtral", 1)).exact
-
-
-def loader_calls(model: str, opens: str, scheme: str) -> dict[str, Any]:
-    """Repeat each call that vLLM makes of a loader of ours, by position and by keyword, into empty parameters.
-
-    What either way writes is compared with what vLLM's own loaders write, given 8-bit values and their scales.
-    """
-    import inspect
-
-    import torch
-
-    calls: list[tuple[Any, str, inspect.BoundArguments, Any]] = []
-    with constructed(opens, scheme.partition("-")[0]) as inner:
-        found: dict[str, Any] = dict(kinds=[], wrong=[], signatures=[])
-        for module in inner.modules():
-            for key, parameter in module._parameters.items():
-                loader = getattr(parameter, "weight_loader", None)
-                if parameter is not None and parameter.dtype.itemsize == 1:
-                    same = inspect.signature(loader) == inspect.signature(loader.__wrapped__)
-                    found["signatures"] += [] if same else [key]
-                    parameter.weight_loader = noting(calls, module, key, loader)
-        type(inner).load_weights(inner, models.weights(model))
-        for module, key, given, loader in calls:
-            found["kinds"].append(type(module).__name__)
-            pair = module._parameters[key], module._parameters[f"{key}_scale"]
-
-            def written(call: Any) -> list[Any]:
-                for tensor in pair:
-                    tensor.data.zero_()
-                call()
-                return [tensor.float() for tensor in pair]
-
-            want = written(lambda: by_vllm(loader, given, pair[1], scheme))
-            ways = [
-                written(lambda: loader(*given.args, **given.kwargs)),
-                written(lambda: loader(**given.arguments)),
-            ]
-            rounded = want[0].any() and want[1].any() and given.args[1].dtype is torch.bfloat16
-            if not rounded or not all(torch.equal(x, y) for way in ways for x, y in zip(way, want)):
-                found["wrong"].append(f"{key} of {type(module).__name__}")
-    return dict(found, calls=len(calls), kinds=sorted(set(found["kinds"])))
-
-
-@contextlib.contextmanager
-def constructed(model: str, name: str) -> Iterator[Any]:
-    """A model in a precision, with loaders of ours, into which nothing is loaded and which cannot run."""
-    import tempfile
-
-    from vllm.config import set_current_vllm_config
-    from vllm.distributed import parallel_state
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.model_executor.layers.quantization.compressed_tensors import compressed_tensors_moe as moe
-    from vllm.model_executor.model_loader import utils
-    from vllm.utils.torch_utils import set_default_torch_dtype
-
-    import flashpatch
-
-    fp8_experts = importlib.import_module(f"{moe.__name__}.compressed_tensors_moe_w8a8_fp8")
-    select = fp8_experts.select_fp8_moe_backend
-    flashpatch.enable(name)
-    config = EngineArgs(model=model, **engines.DEFAULTS).create_engine_config()
-    with tempfile.NamedTemporaryFile() as meeting, set_current_vllm_config(config):
-        try:
-            fp8_experts.select_fp8_moe_backend = lambda **_: (
-                None,
-                None,
-            )  # vLLM has no kernel for them on CPUs
-            parallel_state.init_distributed_environment(1, 0, f"file://{meeting.name}", 0, "gloo")
-            parallel_state.initialize_model_parallel(1, 1)
-            with int8_experts.used("torch"), set_default_torch_dtype(config.model_config.dtype):
-                yield utils.initialize_model(config)
-        finally:
-            parallel_state.cleanup_dist_env_and_memory()
-            fp8_experts.select_fp8_moe_backend = select
-    flashpatch.disable(name)
-
-
-def noting(calls: list, module: Any, key: str, loader: Any) -> Any:
-    import inspect
-
-    def load(*args: Any, **kwargs: Any) -> Any:
-        calls.append((module, key, inspect.signature(loader).bind(*args, **kwargs), loader))
-        return loader(*args, **kwargs)
-
-    return load
-
-
-def by_vllm(loader: Any, given: Any, scales: Any, scheme: str) -> None:
-    """Call vLLM's own loaders with what a compressed-tensors checkpoint holds of this weight."""
-    (_, parameter), (_, tensor), *rest = given.arguments.items()
-    (_, q), (_, scale) = quantized.SCHEMES[scheme][0]("weight", tensor)
-    place = dict(rest)
-    loader.__wrapped__(parameter, q, **place)
-    if "weight_name" in place:
-        place["weight_name"] += "_scale"
-    scales.weight_loader(scales, scale, **place)
-
-
-@pytest.mark.parametrize("scheme", ["int8", "fp8-channel", "fp8-tensor"])
-def test_each_loader_takes_arguments_by_position_and_by_keyword(runner: scenario.Runner, scheme: str) -> None:
-    """Of vLLM's layers: every call vLLM makes, repeated both ways, equals vLLM's loaders on 8-bit values."""
-    model = updates.checkpoint("glm4-moe", 0)
-    opens = model if scheme == "int8" else updates.checkpoint("glm4-moe", 0, scheme)
-    found = runner(loader_calls, model, opens, scheme)
-    assert not found["wrong"] and not found["signatures"], found
-    assert found["kinds"] == [
-        "MergedColumnParallelLinear",
-        "QKVParallelLinear",
-        "RoutedExperts",
-        "RowParallelLinear",
-    ]
-    assert found["calls"] == 2 * 4 + 3 + 3 + 4 * 3  # attention, the dense layer, shared and routed experts
 
 
 def send_on_rank(worker: Any, path: str, parts: int) -> None:

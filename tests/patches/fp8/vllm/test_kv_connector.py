@@ -120,25 +120,3 @@ def test_one_that_cannot_be_reset_is_refused_by_name(
 ) -> None:
     got = runner(recalled, *policies["paths"], connector, str(tmp_path / "kv"), **more)
     assert "PatchError" in got["error"] and says in got["error"]
-
-
-@pytest.mark.full
-def test_stock_brings_the_old_policys_kv_back(runner: scenario.Runner, policies: Any, tmp_path: Path) -> None:
-    got = runner(reloaded, *policies["paths"], str(tmp_path / "kv"))
-    assert got["loads"] == [0, 4]
-    assert got["b"] != policies["b"], "upstream has been fixed: a reload resets KV connectors"
-
-
-def reloaded(a: str, b: str, folder: str) -> dict[str, Any]:
-    """Stock: tokens of A, then of B after a reload and a reset of the prefix cache, as trainers do."""
-    import kv_connectors
-
-    Path(folder).mkdir(exist_ok=True)
-    kv_connectors.Silent.loads, loads = 0, []
-    kw = dict(kv_transfer_config=kv_connectors.config("Forgetting", Path(folder)), block_size=32)
-    with engines.open_llm(a, enable_prefix_caching=True, **kw) as llm:
-        engines.greedy(llm)
-        loads.append(kv_connectors.Silent.loads)
-        llm.collective_rpc("reload_weights", kwargs=dict(weights_path=b))
-        llm.reset_prefix_cache()
-        return dict(b=engines.greedy(llm), loads=[*loads, kv_connectors.Silent.loads])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -68,13 +67,13 @@ def send(llm: Any, path: str) -> None:
     updates.send(llm, [list(models.weights(path))])
 
 
-def crossing(a: str, b: str, keyed: bool = True) -> dict[str, Any]:
+def crossing(a: str, b: str) -> dict[str, Any]:
     """One request runs while A becomes B, A, B; others wait, or are admitted late; then all is asked again."""
     import flashpatch
     from flashpatch import ledger
 
     flashpatch.enable("bf16", in_flight="keep")
-    with engines.open_llm(a, **CACHED) as llm, nullcontext() if keyed else _past_the_refusal(llm):
+    with engines.open_llm(a, **CACHED) as llm:
         asked = Asked(llm)
         found: dict[str, Any] = dict(a=asked.all_prompts("a"), again=asked.all_prompts("again"))
         asked.add("long", engines.PROMPTS[0], 150)
@@ -99,21 +98,6 @@ def crossing(a: str, b: str, keyed: bool = True) -> dict[str, Any]:
         flashpatch.disable("bf16")
         found["off"] = asked.all_prompts("off")
     return found
-
-
-@contextmanager
-def _past_the_refusal(llm: Any) -> Iterator[None]:
-    """Within, a commit leaves the cache of this engine as it is, and no key is in it."""
-    from flashpatch.patches.fp8.vllm import caches, engine_core
-
-    core = drafted.core_of(llm)
-    engine_core.gates[core].prefix_key = None
-    del caches.keys[core]
-    adopt, caches.adopt = caches.adopt, lambda core, key: None
-    try:
-        yield
-    finally:
-        caches.adopt = adopt
 
 
 def plain(path: str, *prompts: list[int]) -> dict[str, Any]:
@@ -289,15 +273,6 @@ def test_no_request_meets_a_block_of_another_policy(bare: scenario.Runner, famil
     assert served(got["b"]) == [0 if windows else 32, 0, 0, 0] and served(got["b again"]) == [32] * 4
     assert got["notes"]["prefix_tokens_older"] == 0 < got["notes"]["prefix_tokens"]
     assert got["off"] == [[tokens, 0] for tokens in said(want["first"])], "stock met blocks of before"
-
-
-@pytest.mark.full
-def test_without_the_key_old_blocks_answer(bare: scenario.Runner, ab: tuple[str, str]) -> None:
-    got = bare(crossing, *ab, keyed=False)
-    want = bare(plain, ab[1], got["text"])
-    assert served(got["b"]) == [32] * 4 and said(got["b"]) != said(want["first"])
-    assert got["whole"][1] > 0 and got["whole"][0] != want["prompts"][0][:TOKENS]
-    assert got["waits"] != [said(want["first"])[1], 0]
 
 
 def test_a_preempted_request_goes_on_under_the_new_policy_alone(

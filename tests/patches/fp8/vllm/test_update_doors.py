@@ -279,12 +279,14 @@ def test_fp8_is_given_to_engines_that_ask_for_nothing(bare: scenario.Runner) -> 
     [
         (["fp8"], dict(exclude=["*/qwen2-0*"]), None, {}, None),
         pytest.param(["fp8"], dict(exclude=["*/reward*"]), None, {}, FP8, marks=pytest.mark.full),
-        (["fp8"], dict(scheme="fp8_per_tensor"), None, {}, "fp8_per_tensor"),
+        pytest.param(
+            ["fp8"], dict(scheme="fp8_per_tensor"), None, {}, "fp8_per_tensor", marks=pytest.mark.full
+        ),
         pytest.param(
             ["fp8"], {}, None, dict(quantization="fp8_per_tensor"), "fp8_per_tensor", marks=pytest.mark.full
         ),
         (["fp8"], {}, "int8", {}, "compressed-tensors"),
-        (["bf16"], {}, None, {}, None),
+        pytest.param(["bf16"], {}, None, {}, None, marks=pytest.mark.full),
     ],
     ids=["excluded", "not excluded", "scheme", "explicit", "quantized checkpoint", "bf16"],
 )

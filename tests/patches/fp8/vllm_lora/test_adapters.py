@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import lora_lab
@@ -53,17 +52,6 @@ def bad_adapters(a: str, good: str, where: str, names: str) -> dict[str, Any]:
             folder = lora_lab.write(f"{where}/{how}", spoiled, **changed)
             error = updates.error(lambda folder=folder: lora_lab.send(llm, folder))
             found[how] = dict(error=error, answers=lora_lab.ask(llm, good))
-    return found
-
-
-def stock_takes(a: str, good: str, where: str) -> dict[str, Any]:
-    found = {}
-    with engines.open_llm(a, **lora_lab.ENGINE) as llm:
-        for how, (spoiled, changed) in spoiled_adapters(a).items():
-            lora_lab.send(llm, good)
-            folder = lora_lab.write(f"{where}/{how}", spoiled, **changed)
-            error = updates.error(lambda folder=folder: lora_lab.send(llm, folder))
-            found[how] = dict(error=error, answers=None if error else lora_lab.ask(llm, good))
     return found
 
 
@@ -128,11 +116,6 @@ def cached(a: str, where: str, names: str) -> dict[str, Any]:
         return _cached(llm, a, where)
 
 
-def cached_by_stock(a: str, where: str) -> dict[str, Any]:
-    with engines.open_llm(a, enable_prefix_caching=True, block_size=32, **lora_lab.ENGINE) as llm:
-        return _cached(llm, a, where)
-
-
 def _cached(llm: Any, a: str, where: str) -> dict[str, Any]:
     found = {}
     for seed in (1, 2):
@@ -168,12 +151,6 @@ def in_flight(a: str, folders: list[str]) -> dict[str, Any]:
 
 
 # --- the tests
-
-
-@pytest.fixture(scope="module")
-def stock() -> Iterator[scenario.Runner]:
-    with scenario.Runner() as interpreter:
-        yield interpreter
 
 
 _FULL = pytest.mark.full
@@ -225,13 +202,6 @@ def test_a_bad_adapter_is_refused_by_name(runner: scenario.Runner, tmp_path: Any
         assert engines.difference(got[how]["answers"], kept).exact, how
 
 
-@pytest.mark.full
-def test_stock_takes_bad_adapters(stock: scenario.Runner, tmp_path: Any) -> None:
-    a = updates.checkpoint(*A)
-    taken = stock(stock_takes, a, lora_lab.adapter(a, 1), str(tmp_path))
-    assert [how for how, found in taken.items() if found["error"] is None] == list(NAMED)
-
-
 def test_an_adapter_that_cannot_be_put_in_place_is_taken_back(runner: scenario.Runner) -> None:
     a = updates.checkpoint(*A)
     folders = [lora_lab.adapter(a, seed) for seed in (1, 2)]
@@ -239,13 +209,6 @@ def test_an_adapter_that_cannot_be_put_in_place_is_taken_back(runner: scenario.R
     assert "the device is gone" in got["error"]
     assert engines.difference(got["kept"], lora_lab.fresh(a, folders[0])).exact
     assert engines.difference(got["mended"], lora_lab.fresh(a, folders[1])).exact
-
-
-@pytest.mark.full
-def test_stock_uses_prefixes_of_what_a_name_meant_before(stock: scenario.Runner, tmp_path: Any) -> None:
-    a = updates.checkpoint(*A)
-    want = {str(seed): lora_lab.fresh(a, lora_lab.adapter(a, seed))["tokens"] for seed in (1, 2)}
-    assert stock(cached_by_stock, a, str(tmp_path)) != want
 
 
 def test_prefixes_under_a_name_that_means_something_else_are_not_used(

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from vllm_lab import scenario
 
 from flashpatch import ledger
 from flashpatch.patches.fp8.mismatch.gap import measure
@@ -165,61 +164,3 @@ def test_both_trainers_of_verl_are_measured(monkeypatch, top_p):
     older = mismatch.calculate_debug_metrics(lambda data: {}, data)
     truncated_sampling.report(reader({}))
     assert ("mismatch/kept_mass" in newer) == ("mismatch/kept_mass" in older) == (top_p < 1)
-
-
-def drawn_by_vllm(how: str) -> None:
-    """Runs in a process that has imported vLLM."""
-    import torch
-    from vllm.v1.sample.logits_processor.builtin import MinPLogitsProcessor
-    from vllm.v1.sample.logits_processor.state import LogitsProcessors
-    from vllm.v1.sample.metadata import SamplingMetadata
-    from vllm.v1.sample.sampler import Sampler
-
-    positions, temperature = 64, 0.7
-    logits = 3 * torch.randn(positions, 100, generator=torch.Generator().manual_seed(1))
-    policy = (logits / temperature).softmax(-1)
-    ranked = policy.sort(-1, descending=True).values
-    least = {
-        "top_p": ranked.gather(-1, (ranked.cumsum(-1) < 0.8).sum(-1, keepdim=True)),
-        "top_k": ranked[:, 4:5],
-        "min_p": 0.1 * ranked[:, :1],
-    }[how]
-    kept_mass = (policy * (policy >= least)).sum(-1)
-    min_p = MinPLogitsProcessor.__new__(MinPLogitsProcessor)
-    min_p.min_p_count, min_p.min_p = positions, torch.full((positions, 1), 0.1)
-    many = dict(frequency_penalties=torch.zeros(positions), presence_penalties=torch.zeros(positions))
-    metadata = SamplingMetadata(
-        temperature=torch.full((positions,), temperature),
-        all_greedy=False,
-        all_random=True,
-        top_p=torch.full((positions,), 0.8) if how == "top_p" else None,
-        top_k=torch.full((positions,), 5) if how == "top_k" else None,
-        generators={},
-        max_num_logprobs=0,
-        no_penalties=True,
-        prompt_token_ids=None,
-        repetition_penalties=torch.ones(positions),
-        output_token_ids=[[] for _ in range(positions)],
-        allowed_token_ids_mask=None,
-        bad_words_token_ids={},
-        logitsprocs=LogitsProcessors([min_p] if how == "min_p" else None),
-        **many,
-    )
-    drawn = Sampler(logprobs_mode="processed_logprobs")(logits.clone(), metadata)
-    tokens = drawn.sampled_token_ids.long()
-    rollout = drawn.logprobs_tensors.logprobs[:, :1]
-    found = measure(rollout, policy.log().gather(-1, tokens), torch.ones_like(rollout), 2.0, truncated=True)
-    assert found["kept_mass"] == pytest.approx(float(kept_mass.mean()), rel=1e-4)
-    assert found["kept_mass"] < 0.99
-
-
-@pytest.mark.vllm
-@pytest.mark.parametrize("how", ["top_p", "top_k", "min_p"])
-def test_vllms_processed_logprobs_are_normalized_over_the_kept_set(sampler, how):
-    sampler(drawn_by_vllm, how)
-
-
-@pytest.fixture(scope="module")
-def sampler():
-    with scenario.Runner() as runner:
-        yield runner

@@ -105,39 +105,3 @@ def test_quantized_rollouts_are_corrected_and_measured(tmp_path):
         "ratios (algorithm.rollout_correction.rollout_is=token)" in said
     )
     assert "top_p=0.7" not in said
-
-
-def test_it_can_be_switched_off(tmp_path):
-    scenario(
-        """
-        from flashpatch import ledger
-        assert validated().algorithm.rollout_correction.rollout_is is None
-        assert ledger.notes()["tis"]["why"] == "the option tis is off"
-        """,
-        tmp_path,
-        "cpu,int8",
-        '[fp8]\ntis = "off"\n',
-    )
-
-
-def test_stock_verl_and_bf16_rollouts_do_without(tmp_path):
-    scenario(
-        """
-        config = recipe()
-        assert config.algorithm.rollout_correction.rollout_is is None
-        held, _ = correct(batch(), config.algorithm.rollout_correction)
-        assert "rollout_is_weights" not in held.batch
-        assert not any("mismatch" in name for name in debug.calculate_debug_metrics(batch()))
-
-        import flashpatch
-        before = verl.utils.config.validate_config, debug.calculate_debug_metrics
-        flashpatch.enable("bf16")
-        config = validated()
-        assert config.algorithm.rollout_correction.rollout_is is None
-        assert "mismatch/k3" in debug.calculate_debug_metrics(batch())
-        flashpatch.disable("bf16")
-        assert (verl.utils.config.validate_config, debug.calculate_debug_metrics) == before
-        """,
-        tmp_path,
-        "cpu",  # without, verl finds no platform here
-    )
