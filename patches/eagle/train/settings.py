@@ -92,23 +92,12 @@ class WorkerSettings(Recipe):
         return json.dumps(asdict(self))
 
     @classmethod
-    def parse(cls, text: str) -> WorkerSettings:
-        """Read `dump`.
+    def of(cls, given: Mapping[str, Any]) -> WorkerSettings:
+        """Make settings from a mapping, such as what `dump` wrote.
 
         Raises:
-            PatchError: it is not JSON, or has a setting that does not exist; the message lists those that do.
+            PatchError: a setting does not exist; the message lists those that do.
         """
-        try:
-            given = json.loads(text)
-        except ValueError as error:
-            raise eagle_error(
-                "trainer", f"worker settings are no JSON: {error}.", "Give a JSON object of settings."
-            ) from error
-        return cls.of(given)
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> WorkerSettings:
-        """Make settings from a mapping; raises as `parse` does."""
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(given) - known) if isinstance(given, Mapping) else [repr(given)]
         missing = [name for name in ("target", "queue", "folder") if name not in given]
