@@ -55,6 +55,7 @@ FAMILIES = \
                      'vllm.model_executor.layers.logits_processor': ('fp8.vllm_0_24.get_logits',),
                      'vllm.lora.worker_manager': ('fp8.vllm_lora.create_lora_manager', 'fp8.vllm_lora.add_adapter', 'fp8.vllm_lora.remove_adapter', 'fp8.vllm_lora.remove_all_adapters'),
                      'vllm.v1.worker.lora_model_runner_mixin': ('fp8.vllm_lora.add_lora',),
+                     'vllm.lora.ops.torch_ops.lora_ops': ('fp8.vllm_lora.bgmv_expand', 'fp8.vllm_lora.bgmv_expand_slice'),
                      'vllm.lora.layers.utils': ('fp8.vllm_lora.get_lora_device',),
                      'verl.workers.engine_workers': ('fp8.verl.actor_update_weights_delta', 'fp8.verl.actor_update_weights'),
                      'verl.workers.engine.fsdp.utils': ('fp8.verl.unfuse_moe_params',),

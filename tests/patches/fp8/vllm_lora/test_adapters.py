@@ -112,16 +112,12 @@ def failing_place(a: str, folders: list[str]) -> dict[str, Any]:
 
 def cached(a: str, where: str, names: str) -> dict[str, Any]:
     """Greedy tokens with the prefix cache on, under one path whose content changes."""
-    with opened(names, a, enable_prefix_caching=True, block_size=32, **lora_lab.ENGINE) as llm:
-        return _cached(llm, a, where)
-
-
-def _cached(llm: Any, a: str, where: str) -> dict[str, Any]:
     found = {}
-    for seed in (1, 2):
-        folder = lora_lab.write(where, lora_lab.tensors(a, seed))
-        lora_lab.send(llm, folder)
-        found[str(seed)] = lora_lab.ask(llm, folder, engines.greedy)
+    with opened(names, a, enable_prefix_caching=True, block_size=32, **lora_lab.ENGINE) as llm:
+        for seed in (1, 2):
+            folder = lora_lab.write(where, lora_lab.tensors(a, seed))
+            lora_lab.send(llm, folder)
+            found[str(seed)] = lora_lab.ask(llm, folder, engines.greedy)
     return found
 
 
@@ -148,6 +144,25 @@ def in_flight(a: str, folders: list[str]) -> dict[str, Any]:
         found["tokens"] = list(ended[0].outputs[0].token_ids)
         found["next"] = lora_lab.ask(llm, folders[1], **beside)
     return found
+
+
+def in_one_batch(a: str, folders: list[str]) -> dict[str, Any]:
+    """Greedy tokens of the base and of two adapters, alone and in batches of several."""
+    from vllm import SamplingParams
+
+    asked = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+    prompt = {"prompt_token_ids": list(engines.PROMPTS[0])}
+    with opened("bf16", a, **{**lora_lab.ENGINE, "max_loras": 2}) as llm:
+        named = [lora_lab.request(one, name=f"one-{at}", number=at) for at, one in enumerate(folders, 1)]
+        under: dict[str, Any] = {"base": None, "first": named[0], "second": named[1]}
+
+        def said(*names: str) -> dict[str, list[int]]:
+            rows = [under[name] for name in names]
+            outputs = llm.generate([prompt] * len(rows), asked, lora_request=rows, use_tqdm=False)
+            return {name: list(one.outputs[0].token_ids) for name, one in zip(names, outputs, strict=True)}
+
+        alone = {name: said(name)[name] for name in under}
+        return dict(alone=alone, together=[said("base", "first"), said("second", "base"), said(*under)])
 
 
 # --- the tests
@@ -226,3 +241,11 @@ def test_running_requests_keep_their_adapter(runner: scenario.Runner) -> None:
     assert "requests are running under the LoRA adapter 1" in got["replaced"] and got["beside"] is None
     assert got["tokens"] == lora_lab.fresh(a, folders[0])["tokens"][0]
     assert engines.difference(got["next"], lora_lab.fresh(a, folders[1])).exact
+
+
+def test_a_request_of_the_base_beside_adapters_gets_none(runner: scenario.Runner) -> None:
+    a = updates.checkpoint(*A)
+    got = runner(in_one_batch, a, [lora_lab.adapter(a, seed) for seed in (1, 2)])
+    assert len({tuple(tokens) for tokens in got["alone"].values()}) == 3
+    for found in got["together"]:
+        assert found == {name: got["alone"][name] for name in found}
