@@ -15,8 +15,9 @@
 #                 graphs (9 GB on disk, gcc)
 # make test-cuda-0.24  the same with what verl brings along: vLLM 0.24's wheel, torch 2.11
 # make test-cuda-sglang  storage after an update of SGLang 0.5.12's, on the same device
-# make test-gpu   on a machine with a GPU, PYTHON=the interpreter that has vLLM and FlashPatch: the same on it, and what an
-#                 update costs; prints a table and writes gpu.json
+# make test-gpu   on a machine with a GPU, PYTHON=the interpreter that has vLLM and FlashPatch: the same on it, compiled too, and
+#                 what an update costs; prints a row as each case ends and appends it to gpu.jsonl. See docs/develop/gpu.md
+# make gpu-bundle what such a machine needs if it has torch and no network, in parts of 55 MB, from test-cuda-0.24's environment
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
 # make docs       the documentation site in build/site: guides, API reference, commands; strict, and shown without a network
 # make resolve    after make dist: asks pip, without installing anything, whether each extra resolves
@@ -89,7 +90,7 @@ NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 .PHONY: help demo demo-verl world demo-world pictures docs dist resolve check lint check-own test-for parts $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-losses test-paired-rest test-sglang first-hour \
 	test-sglang-paired trainers test-trainers test-cuda test-cuda-0.24 test-cuda-sglang \
-	smoke-cuda test-gpu test-full clean \
+	smoke-cuda test-gpu gpu-bundle test-full clean \
 	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
@@ -238,8 +239,14 @@ smoke-cuda:
 	@if [ -e $(CUDA)/.ready ]; then $(CUDA)/bin/pytest -q -m cuda tests/patches/fp8/vllm/cuda/test_smoke.py; \
 	else echo "no smoke of vLLM's CUDA wheel: $(CUDA) is not there, make test-cuda sets it up"; fi
 
-test-gpu:
-	PYTHONPATH=tests/support $(PYTHON) -m cuda_lab.gpu
+# What a machine with a GPU, torch 2.11 and no network needs: parts that tests/support/gpu_bundle/install.py installs there.
+gpu-bundle: $(PINNED_CUDA)/.ready
+	$(PINNED_CUDA)/bin/python tests/support/gpu_bundle/build.py --to .gpu $(if $(WHEEL),--wheel)
+
+# CASES="engine:fp8 update": only those; BUDGET: after so many seconds it ends; FAKE=1: without a GPU, on the fake device.
+test-gpu: $(if $(FAKE),$(PINNED_CUDA)/.ready)
+	PYTHONPATH=tests/support $(if $(FAKE),$(PINNED_CUDA)/bin/python,$(PYTHON)) -m cuda_lab.gpu $(if $(FAKE),--fake) \
+		$(if $(CASES),--cases $(CASES)) $(if $(BUDGET),--budget $(BUDGET))
 
 trainers: $(TRAINERS)
 

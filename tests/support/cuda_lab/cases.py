@@ -43,13 +43,15 @@ def backend(kind: str, name: str) -> dict[str, Any]:
 # The dimensions that MLA's kernels on CUDA know.
 MLA = dict(qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, kv_lora_rank=512)
 
+FP8 = "fp8_per_tensor"  # as FlashPatch opens an engine that asks for "fp8", so fresh ones are opened alike
+
 CASES: dict[str, Case] = {
     "bf16": Case("llama", {80: "", 89: "", 90: "", 100: ""}),
-    "fp8": Case("llama", {80: "Marlin", 89: "Cutlass", 90: "Cutlass", 100: "FP8"}, engine=online("fp8")),
+    "fp8": Case("llama", {80: "Marlin", 89: "Cutlass", 90: "Cutlass", 100: "FP8"}, engine=online(FP8)),
     "fp8_channel": Case("llama", {89: "Cutlass", 90: "Cutlass"}, engine=online("fp8_per_channel")),
     "fp8_block": Case("llama", {80: "Marlin", 90: "DeepGemm"}, engine=online("fp8_per_block")),
     "fp8_marlin": Case(
-        "llama", {90: "Marlin"}, engine=online("fp8", **backend("linear", "marlin")), least="0.33"
+        "llama", {90: "Marlin"}, engine=online(FP8, **backend("linear", "marlin")), least="0.33"
     ),
     "ct_channel": Case("llama", {89: "Cutlass", 90: "Cutlass"}, "fp8-channel"),
     "ct_tensor": Case("llama", {90: "Cutlass"}, "fp8-tensor"),
@@ -65,47 +67,42 @@ CASES: dict[str, Case] = {
     "nvfp4": Case("llama", {80: "MarlinNvFp4", 100: "NvFp4"}, "nvfp4", least="0.33"),
     "mxfp4": Case("llama", {80: "MarlinMxFp4"}, "mxfp4", least="0.33"),
     "moe_bf16": Case("qwen3-moe", {80: "TritonExperts", 90: "TritonExperts", 100: "Experts"}),
-    "moe_fp8": Case("qwen3-moe", {80: "Marlin", 90: "TritonExperts", 100: "Experts"}, engine=online("fp8")),
+    "moe_fp8": Case("qwen3-moe", {80: "Marlin", 90: "TritonExperts", 100: "Experts"}, engine=online(FP8)),
     "moe_block": Case("qwen3-moe", {80: "Marlin", 90: "TritonExperts"}, "block"),
     "moe_fp8_triton": Case(
-        "qwen3-moe", {100: "TritonExperts"}, engine=online("fp8", **backend("moe", "triton"))
+        "qwen3-moe", {100: "TritonExperts"}, engine=online(FP8, **backend("moe", "triton"))
     ),
     "moe_fp8_marlin": Case(
-        "qwen3-moe", {90: "MarlinExperts"}, engine=online("fp8", **backend("moe", "marlin"))
+        "qwen3-moe", {90: "MarlinExperts"}, engine=online(FP8, **backend("moe", "marlin"))
     ),
     "moe_block_deep_gemm": Case(
         "qwen3-moe", {90: "DeepGemmExperts", 100: "DeepGemmExperts"}, "block", backend("moe", "deep_gemm")
     ),
     "mla_bf16": Case("deepseek-v2", {80: "", 90: ""}, config=MLA),
-    "mla_fp8": Case(
-        "deepseek-v2", {80: "Marlin", 90: "Cutlass", 100: "FP8"}, engine=online("fp8"), config=MLA
-    ),
+    "mla_fp8": Case("deepseek-v2", {80: "Marlin", 90: "Cutlass", 100: "FP8"}, engine=online(FP8), config=MLA),
     "mla_block": Case("deepseek-v2", {80: "Marlin", 90: "DeepGemm"}, "block", config=MLA),
     "gpt_oss": Case("gpt-oss", {90: "Experts"}, least="0.33"),
     "qwen3_next": Case("qwen3-next", {90: "Experts"}),
     "falcon_h1": Case("falcon-h1", {90: ""}),
 }
-LARGE = dict(
-    hidden_size=1024, intermediate_size=4096, num_hidden_layers=24, num_attention_heads=16, vocab_size=32000
-)
-CASES["large"] = Case("llama", {}, config=LARGE)  # 400 million weights, for the cost of an update
 CASES["mla_fp8_engine"] = replace(  # Triton's interpreter runs its decode
-    CASES["mla_fp8"], kernels={}, engine=online("fp8", attention_backend="TRITON_MLA")
+    CASES["mla_fp8"], kernels={}, engine=online(FP8, attention_backend="TRITON_MLA")
 )
 CASES["block_kv"] = Case(  # brings no scales of its cache, which then keeps the constructor's
     "llama", {}, "block", {"kv_cache_dtype": "fp8", **backend("linear", "cutlass")}
 )
-CASES["fp8_ipc"] = Case("llama", {}, engine=online("fp8", weight_transfer_config={"backend": "ipc"}))
+CASES["fp8_ipc"] = Case("llama", {}, engine=online(FP8, weight_transfer_config={"backend": "ipc"}))
 VERL = dict(worker_extension_cls="verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension")
 CASES["bf16_verl"] = Case("llama", {}, engine=VERL)
-CASES["fp8_verl"] = Case("llama", {}, engine=online("fp8_per_tensor", **VERL))
+CASES["fp8_verl"] = Case("llama", {}, engine=online(FP8, **VERL))
+CASES["default_verl"] = Case("llama", {}, engine=VERL)  # as FLASHPATCH=fp8 opens it
 CASES["block_kv_verl"] = Case("llama", {}, "block", {**CASES["block_kv"].engine, **VERL})
 TWO_RANKS = dict(tensor_parallel_size=2, distributed_executor_backend="mp", disable_custom_all_reduce=True)
 CASES["bf16_tp2"] = Case("llama", {}, engine=TWO_RANKS)
-CASES["fp8_tp2"] = Case("llama", {}, engine=online("fp8", **TWO_RANKS))
+CASES["fp8_tp2"] = Case("llama", {}, engine=online(FP8, **TWO_RANKS))
 CASES["alibi"] = Case("bloom", {})  # whose attention holds a tensor that no update brings
 CASES["gpt_oss_fp8"] = Case(
-    "gpt-oss", {}, engine=online("fp8"), least="0.33"
+    "gpt-oss", {}, engine=online(FP8), least="0.33"
 )  # whose experts stock never loads
 AT_ONCE = ("fp8", "block", "w4a16", "static_kv", "moe_fp8", "mla_bf16", "mla_fp8")  # under atomic=model too
 SMOKE = ("static_kv", "moe_fp8")  # on 9.0, in `make test`

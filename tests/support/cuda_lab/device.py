@@ -34,3 +34,8 @@ def _count(name: str) -> int:
     function = getattr(ctypes.CDLL(None), name)
     function.restype = ctypes.c_long
     return function()
+
+
+def is_lost(result: dict) -> bool:
+    """Whether what a case ended with leaves a GPU unusable in this process; the fake device goes on."""
+    return not IS_FAKE and "CUDA error" in result.get("error", "")

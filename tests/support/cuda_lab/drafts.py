@@ -9,7 +9,6 @@ noise, asks, loads both, and asks again. FlashPatch chooses the number of drafts
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 from collections import Counter
 from pathlib import Path
@@ -20,7 +19,7 @@ import vllm
 from vllm.v1.worker.gpu import cudagraph_utils
 from vllm_lab import models
 
-from cuda_lab import device, engine, state
+from cuda_lab import device, engine, results, state
 
 MOST = 3
 GRAPHS = {**engine.GRAPHS, "cudagraph_capture_sizes": [1, 2, 3, 4, 6, 8, 12, 16]}
@@ -32,22 +31,22 @@ def main(mode: str, root: str, out: str, *arms: str) -> None:
 
     at, replayed = checkpoints(Path(root)), count_replays()
     flashpatch.enable("eagle", strict=True, samples=f"{out}-samples", capture_rate=0, rollback=1.0)
-    numbers, results = [int(arm) for arm in arms], {}
+    numbers = [int(arm) for arm in arms]
     if mode == "fresh":
         llm = opened(at["b"], at["exact"])
-        results = asked(llm, numbers, replayed)
+        found = asked(llm, numbers, replayed)
     else:
         llm = opened(at["a"], at["noise"])
         before, addresses = asked(llm, numbers, replayed), addresses_of(llm)
         engine.reload(llm, at["b"])
         llm.collective_rpc("eagle_update_drafter", args=(str(at["exact"]), 1))
         moved = [path for path, address in addresses_of(llm).items() if addresses[path] != address]
-        results = asked(llm, numbers, replayed)
-        for arm, result in results.items():
+        found = asked(llm, numbers, replayed)
+        for arm, result in found.items():
             result |= {"before": before[arm], "moved": moved}
-    for result in results.values():
+    for result in found.values():
         result["launches"] = device.refused_launches()
-    Path(out).write_bytes(pickle.dumps(results))
+    results.add_all(out, found)
     sys.stdout.flush()
     os._exit(0)  # destructors of CUDA libraries find no device
 

@@ -3,23 +3,20 @@
     python -m cuda_lab.engine fresh|update CHECKPOINTS OUT CASE[:STEP...]...
 
 `fresh` opens B on stock vLLM and asks it. `update` runs with FLASHPATCH set: it opens A, asks it, goes through the steps,
-each of `STEPS`, and asks again. `graphs` lets the engine capture CUDA graphs; without it, all is eager.
+each of `STEPS`, and asks again. `graphs` lets the engine capture CUDA graphs, `defaults` is what vLLM does without being told,
+compiled and captured (on the fake device as `graphs`); without either, all is eager.
 `CUDA_LAB_MUTANT` is a fault of `cuda_lab.mutants`.
 """
 
 from __future__ import annotations
 
-import functools
 import os
-import pickle
 import sys
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import vllm
 from vllm.config.kernel import KernelConfig
 from vllm.distributed import cleanup_dist_env_and_memory
@@ -27,7 +24,7 @@ from vllm.model_executor.model_loader import base_loader
 from vllm.platforms import current_platform
 from vllm_lab import models
 
-from cuda_lab import cases, checkpoints, device, mutants, state
+from cuda_lab import cases, checkpoints, device, mutants, results, state
 
 ENGINE = dict(
     dtype="bfloat16",
@@ -48,7 +45,6 @@ PROMPTS = [[3 + 7 * i % 200 for i in range(length)] for length in (12, 33)]
 def main(mode: str, root: str, out: str, *scenarios: str) -> None:
     mutants.use(os.environ.get("CUDA_LAB_MUTANT", ""))
     os.environ["VERL_RAY_JOB_ID"] = f"cuda-lab-{os.getpid()}"  # verl's worker finds its sender by it
-    results = {}
     for scenario in scenarios:
         start, launched = time.perf_counter(), device.graph_launches()
         try:
@@ -56,16 +52,18 @@ def main(mode: str, root: str, out: str, *scenarios: str) -> None:
         except Exception as error:
             traceback.print_exc()
             result = {"error": f"{type(error).__name__}: {error}"[:500]}
-        cleanup_dist_env_and_memory()
-        type(current_platform)._global_graph_pool = None  # it ended with the engine's graphs
+        if not device.is_lost(result):
+            cleanup_dist_env_and_memory()
+            type(current_platform)._global_graph_pool = None  # it ended with the engine's graphs
         workers = result.get("workers", [])
         result["launches"] = sum(worker["launches"] for worker in workers)
         result["graphs"] = min((worker["graphs"] - launched for worker in workers), default=0)
-        results[scenario] = result
+        results.add(out, scenario, result)
         print(
             f"{mode} {scenario}: {result.get('error', 'ok')} {time.perf_counter() - start:.1f} s", flush=True
         )
-    Path(out).write_bytes(pickle.dumps(results))
+        if device.is_lost(result):
+            break
     sys.stdout.flush()
     os._exit(0)  # destructors of CUDA libraries find no device
 
@@ -82,7 +80,11 @@ def run(mode: str, root: Path, name: str, *steps: str) -> dict[str, Any]:
 
 def opened(case: cases.Case, path: Path, steps: tuple[str, ...]) -> vllm.LLM:
     sleeps = any(step.startswith("sleep") for step in steps)
-    how = {"compilation_config": GRAPHS} if "graphs" in steps else {"enforce_eager": True}
+    how: dict[str, Any] = {"compilation_config": GRAPHS}
+    if "defaults" in steps and not device.IS_FAKE:
+        how = {}
+    elif not {"graphs", "defaults"} & set(steps):
+        how = {"enforce_eager": True}
     kernels = {**COLD, **case.engine.get("kernel_config", {})}
     arguments = {**ENGINE, **how, **case.engine, "kernel_config": kernels}
     return vllm.LLM(str(path), **arguments, enable_sleep_mode=sleeps)
@@ -91,7 +93,8 @@ def opened(case: cases.Case, path: Path, steps: tuple[str, ...]) -> vllm.LLM:
 def updated(llm: vllm.LLM, second: Path, steps: tuple[str, ...]) -> dict[str, Any]:
     before = ask(llm)
     first = of_workers(llm)
-    costs = {step: cost(functools.partial(STEPS[step], llm, second)) for step in steps}
+    for step in steps:
+        STEPS[step](llm, second)
     moved = [
         path
         for one, other in zip(first, of_workers(llm), strict=True)
@@ -104,25 +107,7 @@ def updated(llm: vllm.LLM, second: Path, steps: tuple[str, ...]) -> dict[str, An
         "answers": answers,
         "moved": moved,
         "workers": of_workers(llm),
-        "costs": costs,
     }
-
-
-def cost(step: Callable[[], None]) -> tuple[float, int]:
-    """Return the seconds that a step takes, and by how many bytes the device's memory grew at most, in this process.
-
-    A process that has not touched the device stays so: it can still be forked.
-    """
-    if not torch.cuda.is_initialized():
-        start = time.perf_counter()
-        step()
-        return time.perf_counter() - start, 0
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    start, held = time.perf_counter(), torch.cuda.memory_allocated()
-    step()
-    torch.cuda.synchronize()
-    return time.perf_counter() - start, torch.cuda.max_memory_allocated() - held
 
 
 def of_workers(llm: vllm.LLM) -> list[dict[str, Any]]:
@@ -205,6 +190,7 @@ STEPS = {
     ),  # without tags vLLM 0.24 maps the weights once more
     "wake": lambda llm, _: llm.wake_up(),
     "graphs": lambda llm, _: None,
+    "defaults": lambda llm, _: None,
 }
 
 

@@ -5,12 +5,11 @@ python -m cuda_lab.losses OUT
 
 from __future__ import annotations
 
-import pickle
 import sys
-from pathlib import Path
 
 import torch
 
+from cuda_lab import results
 from flashpatch.patches.grpo.loss.grpo_exact import count, grpo_loss
 from flashpatch.patches.grpo.loss.logprobs import token_logprobs
 
@@ -27,7 +26,7 @@ def main(out: str) -> None:
     wanted = _plain(hidden.double(), head.double(), labels, advantages, mask)
     got = _ours(*(tensor.cuda() for tensor in (hidden, head, labels, advantages, mask)))
     away = {name: _distance(got[name].cpu().double(), wanted[name]) for name in wanted}
-    Path(out).write_bytes(pickle.dumps(away))
+    results.add_all(out, away)
 
 
 def _ours(hidden, head, labels, advantages, mask) -> dict[str, torch.Tensor]:

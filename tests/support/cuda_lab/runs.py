@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import pickle
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import warm
 from fake_cuda.variables import variables
 from machine import limit
+
+from cuda_lab import results
 
 ENVIRONMENT = Path(sys.prefix)
 
@@ -45,28 +49,72 @@ def run(
 
     Args:
         folder: for checkpoints, which later runs share, and for what this run writes.
-        what: `storage`, `engine`, `drafts` or `losses`, the module of this package to run.
+        what: `storage`, `engine`, `drafts`, `captured`, `speed` or `losses`, the module of this package to run.
         mode: `fresh`, or `update`: then FlashPatch is on, unless `more` says FLASHPATCH="0"; of losses "".
         capability: ten times the fake device's compute capability; 0: the GPU.
         names: of `cuda_lab.cases.CASES`; for engines with their steps; of drafts the arms.
         imported: modules that the process finds imported, as a fork of one that has done it; none: a new interpreter.
         more: further variables; `ATOMIC` is the option of FlashPatch.
     """
-    patches = {"FLASHPATCH_LEDGER": str(folder / "ledger")}
-    if mode == "update":
-        options = folder / f"{more.get('ATOMIC', 'layer')}.toml"
-        options.write_text(f'[fp8]\natomic = "{options.stem}"\n')
-        patches |= {"FLASHPATCH": "bf16", "FLASHPATCH_CONFIG": str(options)}
-    env = environment(capability, **{**patches, **more})
-    out = Path(tempfile.mkdtemp(dir=folder), "results")
-    arguments = ["-m", f"cuda_lab.{what}"]
-    arguments += [mode, str(folder / "checkpoints"), str(out), *names] if mode else [str(out)]
+    out, arguments, env = _prepared(folder, what, mode, capability, names, more)
     timeout = limit(240 + 30 * len(names))
     if imported:
         done = warm.run(imported, arguments, env=env, cwd=folder, timeout=timeout)
     else:
         command = [sys.executable, *arguments]
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
-    if not out.exists():
+    found = results.read(out)
+    if not found or done.returncode:
         raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stderr[-4000:]}")
-    return pickle.loads(out.read_bytes())
+    return found
+
+
+def stream(
+    folder: Path, what: str, mode: str, capability: int, names: Sequence[str], seconds: float, **more: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield case and result as each ends; the arguments are `run`'s.
+
+    If the process ends early, another goes on with the rest; one that ends without a single result is its first case's error.
+
+    Args:
+        seconds: after which the process is killed; what it has not ended by then is not yielded.
+    """
+    pending, end = list(names), time.monotonic() + seconds
+    while pending and time.monotonic() < end:
+        out, arguments, env = _prepared(folder, what, mode, capability, pending, more)
+        log = out.with_name("log")
+        with log.open("w") as written:
+            process = subprocess.Popen(
+                [sys.executable, *arguments], env=env, stdout=written, stderr=written, start_new_session=True
+            )
+        try:
+            ended, count = False, len(pending)
+            while not ended and time.monotonic() < end:
+                ended = process.poll() is not None  # before the reading, so that nothing is missed
+                for name, result in results.read(out).items():
+                    if name in pending:
+                        pending.remove(name)
+                        yield name, result
+                time.sleep(0.2)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        if ended and len(pending) == count:
+            said = log.read_text(errors="replace").strip().splitlines()[-3:]
+            yield pending.pop(0), {"error": f"its process ended with {process.returncode}: {' '.join(said)}"}
+
+
+def _prepared(
+    folder: Path, what: str, mode: str, capability: int, names: Sequence[str], more: Mapping[str, str]
+) -> tuple[Path, list[str], dict[str, str]]:
+    """Return the file for results, the interpreter's arguments, and its environment."""
+    patches = {"FLASHPATCH_LEDGER": str(folder / "ledger")}
+    if mode == "update":
+        options = folder / f"{more.get('ATOMIC', 'layer')}.toml"
+        options.write_text(f'[fp8]\natomic = "{options.stem}"\n')
+        patches |= {"FLASHPATCH": "bf16", "FLASHPATCH_CONFIG": str(options)}
+    out = Path(tempfile.mkdtemp(dir=folder), "results")
+    arguments = ["-m", f"cuda_lab.{what}"]
+    arguments += [mode, str(folder / "checkpoints"), str(out), *names] if mode else [str(out)]
+    return out, arguments, environment(capability, **{**patches, **more})

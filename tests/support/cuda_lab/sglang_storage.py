@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import sys
 import tempfile
 import traceback
@@ -27,7 +26,7 @@ from sglang.srt.model_loader.loader import get_model_loader
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 from vllm_lab import models
 
-from cuda_lab import checkpoints, device, mutants, sglang_cases, state
+from cuda_lab import checkpoints, device, mutants, results, sglang_cases, state
 
 ENGINE = dict(
     device="cuda",
@@ -40,7 +39,6 @@ ENGINE = dict(
 
 def main(mode: str, root: str, out: str, *names: str) -> None:
     mutants.use(os.environ.get("CUDA_LAB_MUTANT", ""))
-    results = {}
     for name in names:
         before = device.refused_launches()
         try:
@@ -51,10 +49,9 @@ def main(mode: str, root: str, out: str, *names: str) -> None:
             traceback.print_exc()
             result = {"error": f"{type(error).__name__}: {error}"[:500]}
         result["launches"] = device.refused_launches() - before
-        results[name] = result
+        results.add(out, name, result)
         print(f"{mode} {name}: {result.get('error', 'ok')}", flush=True)
         gc.collect()
-    Path(out).write_bytes(pickle.dumps(results))
     sys.stdout.flush()
     os._exit(0)  # destructors of CUDA libraries find no device
 

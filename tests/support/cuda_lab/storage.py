@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import os
-import pickle
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.model_loader import base_loader, get_model_loader
 from vllm_lab import models
 
-from cuda_lab import cases, checkpoints, device, mutants, state
+from cuda_lab import cases, checkpoints, device, mutants, results, state
 
 ENGINE = dict(
     dtype="bfloat16", enforce_eager=True, max_model_len=256, max_num_seqs=8, skip_tokenizer_init=True
@@ -34,7 +33,6 @@ ENGINE = dict(
 def main(mode: str, root: str, out: str, *names: str) -> None:
     calls = device.calls()
     mutants.use(os.environ.get("CUDA_LAB_MUTANT", ""))
-    results = {}
     for name in names:
         start, before, began = time.perf_counter(), device.refused_launches(), calls.copy()
         try:
@@ -44,10 +42,11 @@ def main(mode: str, root: str, out: str, *names: str) -> None:
             result = {"error": f"{type(error).__name__}: {error}"[:500]}
         result["launches"] = device.refused_launches() - before
         result["calls"] = dict(calls - began)
-        results[name] = result
+        results.add(out, name, result)
         print(f"{mode} {name}: {result.get('error', 'ok')} {time.perf_counter() - start:.1f} s", flush=True)
         gc.collect()
-    Path(out).write_bytes(pickle.dumps(results))
+        if device.is_lost(result):
+            break
     sys.stdout.flush()
     os._exit(0)  # destructors of CUDA libraries find no device
 

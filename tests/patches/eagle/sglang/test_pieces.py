@@ -207,3 +207,16 @@ def test_a_target_without_last_states_is_said_to_be_off_and_never_half_captured(
     output.last_hidden_states = torch.ones(2, 2)
     assert capture.captured_states(worker, output) == (output.last_hidden_states, output.hidden_states)
     assert capture.captured_states(worker, None) == (None, None)
+
+
+def test_an_accelerator_is_waited_for_before_a_drafter_is_taken_back(monkeypatch):
+    from flashpatch.patches.eagle.sglang import drafter_refit
+
+    waited, done = [], []
+    drafter = {"first": types.SimpleNamespace(device=torch.device("cuda")), "second": torch.zeros(2)}
+    refit = types.SimpleNamespace(weights=lambda: drafter, good=None, _newest={"second": torch.ones(2)})
+    monkeypatch.setattr(
+        torch, "get_device_module", lambda of: types.SimpleNamespace(synchronize=waited.append)
+    )
+    drafter_refit.DrafterRefit.load(refit, "newest", lambda: done.append(drafter["second"].tolist()))
+    assert waited == [torch.device("cuda")] and done == [[1.0, 1.0]]

@@ -153,3 +153,13 @@ def test_samples_of_another_model_are_passed_over(target, tmp_path):
     worker = Worker(settings, events.append, commands)
     worker._read_samples()
     assert worker._unsuitable == 3 and len(worker.buffer) == 0
+
+
+@pytest.mark.parametrize(("is_there", "device"), [(True, "cuda"), (False, "cpu")])
+def test_a_drafter_is_trained_where_an_accelerator_is(is_there, device, tmp_path, monkeypatch):
+    worker = object.__new__(Worker)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)
+    settings = WorkerSettings(str(tmp_path / "no model"), str(tmp_path / "queue"), str(tmp_path))
+    with pytest.raises((OSError, ValueError)):  # which is looked for after the device is chosen
+        Worker.__init__(worker, settings, print, queue.Queue())
+    assert worker.device == torch.device(device)

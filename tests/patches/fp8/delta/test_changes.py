@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -150,3 +151,9 @@ def test_a_patch_that_does_not_fit_writes_nothing(cut):
     with pytest.raises(ValueError, match="patch"):
         changes.apply(a, width, count, data)
     assert torch.equal(a, before[: a.numel()])
+
+
+def test_an_accelerators_indices_are_the_same():
+    mask = torch.rand(1000, generator=torch.Generator().manual_seed(0)) < 0.1
+    there = SimpleNamespace(device=torch.device("cuda"), nonzero=mask.nonzero)
+    assert torch.equal(changes._nonzero(there), changes._nonzero(mask)) and mask.any()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -262,3 +263,14 @@ class TestEngines:
         assert configured["one"]["quantization"] == "fp8_per_tensor"
         assert configured["none"]["quantization"] is not None
         assert configured["none"]["notes"]["precision"] == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("platform", "scheme"),
+    [("cpu", "fp8_per_channel"), ("cuda", "fp8_per_tensor"), ("rocm", "fp8_per_tensor")],
+)
+def test_the_scheme_of_each_platform(platform: str, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    current = SimpleNamespace(is_cpu=lambda: platform == "cpu", is_rocm=lambda: platform == "rocm")
+    monkeypatch.setitem(sys.modules, "vllm.platforms", SimpleNamespace(current_platform=current))
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(platforms=sys.modules["vllm.platforms"]))
+    assert fleet.default_scheme() == scheme

@@ -157,3 +157,12 @@ def test_the_largest_magnitude_of_a_row_is_found_by_its_bits(dtype) -> None:
     for one in (w, w.t(), w.view(10, 300, 257), w[:0]):
         found, expected = quantize.row_amax(one), one.abs().amax(-1, keepdim=True)
         assert found.dtype == dtype and torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+
+
+def test_an_accelerator_rounds_in_large_blocks() -> None:
+    """Each block costs launches there; torch finds the extremes by itself."""
+    rows, here = (
+        torch.empty(1 << 13, 1 << 13, dtype=torch.bfloat16, device=device) for device in ("meta", "cpu")
+    )
+    assert quantize.rows_at_once(rows) == quantize.ON_DEVICE >> 13 > 16 * quantize.rows_at_once(here)
+    assert quantize.row_amax(rows).shape == (1 << 13, 1)

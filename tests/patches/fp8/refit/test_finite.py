@@ -106,3 +106,10 @@ def test_types_of_one_byte_are_looked_at_in_pieces(monkeypatch, dtype):
             values.view(torch.uint8)[70, 3] = byte
             assert finite.is_finite(values) == bool(values.float().isfinite().all())
     assert max(largest) <= 64 * 4
+
+
+def test_what_is_on_an_accelerator_is_looked_at_afterwards():
+    """A sum there would be a launch per block, and a wait for the device."""
+    target, source = (torch.empty(1 << 11, 1 << 11, device=device) for device in ("meta", "cpu"))
+    assert target.nbytes >= finite._LEAST
+    assert finite.copied(target, source) is None and finite.copied(source.clone(), source.zero_()) is not None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
-from cuda_lab import gpu, runs
+from cuda_lab import check, runs
 from fake_cuda.variables import variables
 from tree import TREE
 
@@ -35,7 +36,15 @@ def test_updates_under_a_captured_graph() -> None:
 
 
 def test_what_is_checked_on_a_gpu_runs_here_but_for_speed(tmp_path) -> None:
-    check = gpu.Check(tmp_path, fake=90)
-    losses, cost = list(check.rows("losses")), list(check.rows("cost"))
-    assert [(row.case, row.verdict) for row in losses] == [("logprobs", "equal"), ("gradient", "equal")]
-    assert [(row.case, row.verdict) for row in cost] == [("bf16", "measured")], cost
+    rows = list(check.Check(tmp_path, fake=90).rows(["losses", "update:fp8"]))
+    assert [(row.case, row.verdict) for row in rows] == [
+        ("losses:logprobs", "equal"),
+        ("losses:gradient", "equal"),
+        ("update:fp8", "measured"),
+    ], rows
+    assert "stock" in rows[-1].detail and "at once" in rows[-1].detail and "Error" not in rows[-1].detail
+
+
+def test_a_case_that_the_time_does_not_allow_has_a_row(tmp_path) -> None:
+    over = check.Check(tmp_path, fake=90, deadline=time.monotonic())
+    assert [row.verdict for row in over.rows(["storage:bf16", "tokens:bf16"])] == ["not run", "not run"]

@@ -1,0 +1,123 @@
+"""Pack vLLM's CUDA build, and what it imports, into parts that install beside torch without a network.
+
+    ENVIRONMENT/bin/python tests/support/gpu_bundle/build.py --to FOLDER [--capability 90] [--wheel]
+
+ENVIRONMENT has all of it installed; nothing is downloaded, but with --wheel vLLM's own wheel. `install.py` beside this file
+installs parts. vLLM's libraries are reduced to one compute capability; its whole wheel, in pieces, is the way if that is wrong
+("no kernel image is available").
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+
+import prune
+
+MOST = 55_000_000  # bytes of a part, which travels beside the tree
+KERNELS = ("_moe_C_stable_libtorch", "_vllm_fa3_C")  # of vLLM, in a part of their own
+REDUCED = (*KERNELS, "_C_stable_libtorch", "_flashmla_C", "_qutlass_C")
+LEFT_OUT = (  # other capabilities, other Pythons, a server in Rust; what is only compiled or tested
+    *("_vllm_fa2_C", "vllm-rs", "third_party/fmha_sm100", "cpython-310-", "cpython-311-", "cpython-313-"),
+    *("cpython-314-", "__pycache__", "/tests/", "libxgrammar.a"),
+)
+SMALL = """
+anyio apache-tvm-ffi cachetools cbor2 compressed-tensors diskcache dill einops email-validator fastapi httpcore httpx
+jmespath jsonschema jsonschema-specifications lark llguidance loguru msgspec nvidia-ml-py openai openai-harmony
+opentelemetry-api partial-json-parser py-cpuinfo pybase64 pydantic pydantic-core pydantic-extra-types python-multipart pyzmq
+referencing rpds-py sniffio starlette typing-inspection uvloop wrapt xgrammar annotated-types annotated-doc
+"""
+VERL = "antlr4-python3-runtime codetiming colorful omegaconf orjson pyvers tensordict verl"
+COMMON = """
+accelerate aiohappyeyeballs aiohttp aiosignal attrs certifi charset-normalizer click cloudpickle frozenlist h11 huggingface_hub
+idna jinja2 llvmlite msgpack multidict numba numpy packaging pillow prometheus_client propcache protobuf psutil pygments
+pyyaml regex requests rich safetensors sentencepiece tiktoken tokenizers tqdm transformers urllib3 xxhash yarl
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--to", type=Path, required=True, help="folder of the parts")
+    parser.add_argument("--capability", type=int, default=90, help="ten times the compute capability")
+    parser.add_argument(
+        "--wheel", action="store_true", help="download vLLM's wheel too, and cut it in pieces"
+    )
+    options = parser.parse_args()
+    options.to.mkdir(parents=True, exist_ok=True)
+    vllm = list(files("vllm"))
+    parts = {
+        "engine": [file for file in vllm if not is_one_of(file[0], KERNELS)] + of(SMALL),
+        "kernels": [file for file in vllm if is_one_of(file[0], KERNELS)],
+        "verl": of(VERL),
+        "common": of(COMMON),  # what images with torch often have; what is there in another version stays
+    }
+    for name, members in parts.items():
+        pack(options.to / f"{name}.tar.xz", members, options.capability)
+    if options.wheel:
+        cut(options.to)
+
+
+def files(name: str) -> Iterator[tuple[str, Path]]:
+    """Yield what a distribution has installed: its name in a part, and where it is."""
+    found = distribution(name)
+    for file in found.files or ():
+        if not str(file).startswith("..") and not is_one_of(str(file), LEFT_OUT):
+            yield f"{found.metadata['Name']}=={found.version}/{file}", Path(str(found.locate_file(file)))
+
+
+def of(names: str) -> list[tuple[str, Path]]:
+    return [file for name in names.split() for file in files(name)]
+
+
+def is_one_of(path: str, words: tuple[str, ...]) -> bool:
+    return any(word in path for word in words)
+
+
+def pack(part: Path, members: list[tuple[str, Path]], capability: int) -> None:
+    """Write a part; libraries with GPU code go reduced."""
+    with part.open("wb") as out, tempfile.TemporaryDirectory() as folder:
+        xz = subprocess.Popen(["xz", "-T0", "-6", "-c"], stdin=subprocess.PIPE, stdout=out)
+        with tarfile.open(fileobj=xz.stdin, mode="w|") as archive:
+            for name, path in members:
+                if is_one_of(name, REDUCED):
+                    small = Path(folder, path.name)
+                    prune.reduce(path, small, capability)
+                    path = small
+                elif path.suffix == ".so" and path.stat().st_size > 20_000_000:
+                    path = stripped(path, Path(folder, path.name))
+                archive.add(path, name)
+        xz.stdin.close()
+        if xz.wait():
+            sys.exit(f"xz cannot write {part}")
+    size = part.stat().st_size
+    print(f"{part.name}: {size / 1e6:.1f} MB, {len(members)} files", flush=True)
+    if size > MOST:
+        sys.exit(f"{part} has more than {MOST / 1e6:.0f} MB: move something into another part")
+
+
+def stripped(source: Path, target: Path) -> Path:
+    """Copy a library without its symbols, half of some."""
+    subprocess.run(["strip", "--strip-unneeded", "-o", target, source], check=True)
+    return target
+
+
+def cut(folder: Path) -> None:
+    """Download vLLM's wheel of the installed version and cut it in pieces."""
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
+    with tempfile.TemporaryDirectory() as at:
+        subprocess.run([*pip, "-d", at, f"vllm=={distribution('vllm').version}"], check=True)
+        (wheel,) = Path(at).glob("*.whl")
+        whole = wheel.read_bytes()
+    for number, start in enumerate(range(0, len(whole), MOST)):
+        (folder / f"vllm.whl.{number}").write_bytes(whole[start : start + MOST])
+    print(f"vllm.whl.0 to {number}: {len(whole) / 1e6:.1f} MB", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""Install parts of a bundle into the Python that runs this: no network, no index, nothing but the standard library.
+
+    python install.py PART.tar.xz...
+    python install.py vllm.whl.0 vllm.whl.1 ...
+
+A distribution that is there in another version stays; vLLM is replaced. Pieces of a wheel are joined first: give all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import zipfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+REPLACED = "vllm"
+SITE = Path(sysconfig.get_path("purelib"))
+
+
+def main(*parts: str) -> None:
+    pieces = sorted(part for part in parts if ".whl." in part)
+    for part in parts:
+        if part not in pieces:
+            print(f"{part}: {install(Path(part))}", flush=True)
+    if pieces:
+        with tempfile.TemporaryFile() as wheel:
+            for piece in pieces:
+                wheel.write(Path(piece).read_bytes())
+            zipfile.ZipFile(wheel).extractall(SITE)
+        print(f"a wheel of {len(pieces)} pieces: installed", flush=True)
+
+
+def install(part: Path) -> str:
+    """Unpack a part, whose folders are distributions named NAME==VERSION; return what was done with each."""
+    there: dict[str, str] = {}
+    done: dict[str, str] = {}
+    with tarfile.open(part) as archive:
+        for member in archive:
+            distribution, _, path = member.name.partition("/")
+            name, _, wanted = distribution.partition("==")
+            if distribution not in done:
+                there[distribution] = "" if name == REPLACED else installed(name)
+                other = there[distribution] not in ("", wanted)
+                done[distribution] = f"{name} {wanted}" + (f" (stays {there[distribution]})" if other else "")
+            if not there[distribution]:
+                member.name = path
+                archive.extract(member, SITE, filter="data")
+    return ", ".join(done.values())
+
+
+def installed(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
