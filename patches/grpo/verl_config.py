@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
@@ -20,6 +21,7 @@ logger = logging.getLogger("flashpatch.grpo")
 
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
+MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
 REPLAY = f"{ROLLOUT}.enable_rollout_routing_replay"
 FIRST_SGLANG = Version("0.5.23")
@@ -78,6 +80,7 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
         yield f"{REPLAY}=True ({streaming.MODE} trains in rounds of its own, which replay no experts)"
     if get(REPLAY) and get(f"{ROLLOUT}.name") == "sglang" and Version(version("sglang")) < FIRST_SGLANG:
         yield f"{REPLAY}=True (SGLang {version('sglang')}; its record of experts was found true from {FIRST_SGLANG} on)"
+    yield from _fused_refusal(get, options)
     mode = get(LOSS, _DEFAULT)
     if not options["loss"]:
         if mode == MODE:
@@ -87,6 +90,30 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
         yield f"{LOSS}={mode} (grpo sets {MODE}; choose one of the two)"
     if get("algorithm.rollout_correction.bypass_mode"):
         yield "algorithm.rollout_correction.bypass_mode=True (it replaces grpo's loss)"
+
+
+def _fused_refusal(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why verl's fused log-probabilities would fail in the first step: FSDP2 shards a head that is not tied as a unit of
+    its own, and they read its weight from outside."""
+    backend = get(f"{MODEL}.fused_kernel_options.impl_backend")
+    replaced = options["logprobs"] and backend != "triton"
+    used = get(f"{MODEL}.use_fused_kernels") and get(f"{ACTOR}.strategy") == "fsdp2"
+    if used and backend and not replaced and _has_own_head(get):
+        yield (
+            f"{MODEL}.use_fused_kernels=True (with {ACTOR}.strategy=fsdp2 and impl_backend={backend} verl gets a shard of "
+            "this model's head; set grpo's option logprobs and impl_backend=torch)"
+        )
+
+
+def _has_own_head(get: Get) -> bool:
+    """Whether the model, if it is a folder here, has a head that is not its embedding."""
+    folder = Path(str(get(f"{MODEL}.path"))).expanduser()
+    if not (folder / "config.json").exists():
+        return False
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=bool(get(f"{MODEL}.trust_remote_code")))
+    return not getattr(config, "tie_word_embeddings", False)
 
 
 def adaptations(get: Get, options: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
@@ -113,7 +140,7 @@ def remarks(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
             f"the streaming batcher is not used: in trainer mode {mode} verl has the whole batch before it "
             f"divides it, and balances it by Karmarkar and Karp; trainer mode {streaming.MODE} uses it"
         )
-    if options["router"] and get("actor_rollout_ref.rollout.router_config_path"):
+    if options["router"] and get(f"{ROLLOUT}.router_config_path"):
         yield "the token router is not used: the configuration has a router_config_path"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +34,14 @@ class Step:
 class DeviceCopy:
     """Copy rows to the host.
 
-    On a CPU nothing is copied but the small inputs, which the engine overwrites. From an accelerator rows are
-    cloned on the engine's stream, which is quick, and copied on a stream of their own into pinned memory that
-    is used again.
+    On a CPU nothing is copied but the small inputs, which the engine overwrites. From an accelerator all rows of a step are
+    packed into one tensor on the engine's stream, which is quick, and copied on a stream of their own into pinned memory
+    that is used again: two launches, and one more for auxiliary layers.
     """
 
     def __init__(self) -> None:
         self._stream: Any = None
-        self._pinned: list[dict[str, torch.Tensor]] = []
+        self._pinned: list[torch.Tensor] = []  # bytes
         self._allocated = 0
 
     def copy_rows(
@@ -68,40 +68,45 @@ class DeviceCopy:
     def _from_device(self, spans, ids, positions, hidden, auxiliary, version) -> Step:
         first, behind = spans[0][1], spans[-1][2]  # the chosen requests lie within these rows
         spans = [(request, start - first, end - first) for request, start, end in spans]
-        parts = {"ids": ids, "positions": positions, "hidden": hidden}
-        total = behind - first
-        clones = {name: tensor[first:behind].clone() for name, tensor in parts.items()}
+        parts = {
+            "ids": ids[first:behind],
+            "positions": positions[first:behind],
+            "hidden": hidden[first:behind],
+        }
         if auxiliary:
-            clones["auxiliary"] = torch.cat([layer[first:behind] for layer in auxiliary], dim=-1)
+            parts["auxiliary"] = torch.cat([layer[first:behind] for layer in auxiliary], dim=-1)
+        host = {name: part.clone() for name, part in parts.items() if part.device != hidden.device}
+        # The widest numbers first, so that each part begins at a multiple of its own width.
+        there = sorted((name for name in parts if name not in host), key=lambda name: -parts[name].itemsize)
+        packed = torch.cat([parts[name].contiguous().view(-1).view(torch.uint8) for name in there])
         device = torch.get_device_module(hidden.device)
         if self._stream is None:
             self._stream = device.Stream()
         self._stream.wait_stream(device.current_stream())
-        pinned = self._pinned_for(total, clones)
+        pinned = self._pinned_for(packed.numel())
         with device.stream(self._stream):
-            for name, clone in clones.items():
-                pinned[name][:total].copy_(clone, non_blocking=True)
-                clone.record_stream(self._stream)
+            pinned[: packed.numel()].copy_(packed, non_blocking=True)
+            packed.record_stream(self._stream)
             event = device.Event()
             event.record()
-        wide = pinned["auxiliary"][:total] if auxiliary else None
-        rows = Rows(pinned["ids"][:total], pinned["positions"][:total], pinned["hidden"][:total], wide)
+        at = 0
+        for name in there:
+            part = parts[name]
+            host[name] = pinned[at : at + part.nbytes].view(part.dtype).view(part.shape)
+            at += part.nbytes
+        rows = Rows(host["ids"], host["positions"], host["hidden"], host.get("auxiliary"))
         return Step(rows, spans, version, event.synchronize, lambda: self._pinned.append(pinned))
 
-    def _pinned_for(self, total: int, like: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _pinned_for(self, needed: int) -> torch.Tensor:
         for index, pinned in enumerate(self._pinned):
-            if pinned["ids"].shape[0] >= total and pinned.keys() == like.keys():
+            if pinned.numel() >= needed:
                 return self._pinned.pop(index)
-        size = max(64, 1 << (total - 1).bit_length())
-        needed = sum(size * tensor[:1].nbytes for tensor in like.values())
+        size = max(1 << 16, 1 << (needed - 1).bit_length())
         while (
-            self._pinned and self._allocated + needed > _MAX_PINNED
+            self._pinned and self._allocated + size > _MAX_PINNED
         ):  # too small: a larger one takes its place
-            self._allocated -= sum(tensor.nbytes for tensor in self._pinned.pop(0).values())
-        if self._allocated and self._allocated + needed > _MAX_PINNED:
+            self._allocated -= self._pinned.pop(0).numel()
+        if self._allocated and self._allocated + size > _MAX_PINNED:
             raise RuntimeError("captured rows come faster than they can be stored")
-        self._allocated += needed
-        return {
-            name: torch.empty(size, *tensor.shape[1:], dtype=tensor.dtype, pin_memory=True)
-            for name, tensor in like.items()
-        }
+        self._allocated += size
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)

@@ -35,10 +35,16 @@ class Rows:
         return self.hidden.nbytes + (self.auxiliary.nbytes if self.auxiliary is not None else 0)
 
 
-def select_rows(rows: Rows, at: slice | torch.Tensor) -> Rows:
-    """Return the rows ``at``, views of them for a slice."""
-    auxiliary = rows.auxiliary[at] if rows.auxiliary is not None else None
-    return Rows(rows.ids[at], rows.positions[at], rows.hidden[at], auxiliary)
+Place = slice | torch.Tensor
+"""Numbers of rows, as a slice if they are consecutive."""
+
+
+def _copy(held: torch.Tensor, at: Place, rows: torch.Tensor, taken: Place) -> None:
+    """Copy wide rows, each once."""
+    if isinstance(at, slice) and isinstance(taken, torch.Tensor):
+        torch.index_select(rows, 0, taken, out=held[at])
+    else:
+        held[at] = rows[taken]
 
 
 def join_rows(parts: list[Rows]) -> Rows:
@@ -68,13 +74,13 @@ class RequestBuffer:
             self.auxiliary = torch.empty(capacity, auxiliary.shape[1], dtype=auxiliary.dtype)
         self.versions = torch.full((capacity,), -1)
 
-    def write(self, at: slice | torch.Tensor, rows: Rows, version: torch.Tensor | int) -> None:
-        """Write rows to the positions ``at``."""
-        self.ids[at] = rows.ids.long()
-        self.hidden[at] = rows.hidden
+    def write(self, at: Place, rows: Rows, taken: Place, version: torch.Tensor) -> None:
+        """Write the rows ``taken`` to the positions ``at``."""
+        self.ids[at] = rows.ids[taken].long()
         self.versions[at] = version
+        _copy(self.hidden, at, rows.hidden, taken)
         if self.auxiliary is not None:
-            self.auxiliary[at] = rows.auxiliary
+            _copy(self.auxiliary, at, rows.auxiliary, taken)
 
 
 @dataclass

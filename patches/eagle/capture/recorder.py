@@ -32,11 +32,11 @@ from flashpatch.patches.eagle.capture.capture_window import CaptureWindow
 from flashpatch.patches.eagle.capture.device_copy import DeviceCopy, Step
 from flashpatch.patches.eagle.capture.host_buffers import (
     BufferPool,
+    Place,
     Request,
     RequestBuffer,
     Rows,
     join_rows,
-    select_rows,
 )
 from flashpatch.patches.eagle.capture.sample import Sample
 from flashpatch.patches.eagle.capture.sample_queue import SampleWriter, queue_directory
@@ -307,9 +307,7 @@ class Recorder:
         if not (numpy.diff(offsets[keep]) > 0).all():  # a position came again
             _, last = numpy.unique(offsets[keep][::-1], return_index=True)
             keep = keep[len(keep) - 1 - last]
-        buffer.write(
-            _places(offsets[keep]), select_rows(rows, _places(at[keep])), torch.from_numpy(versions[keep])
-        )
+        buffer.write(_places(offsets[keep]), rows, _places(at[keep]), torch.from_numpy(versions[keep]))
 
     def _buffer_for(self, request: Request, length: int, like: Rows) -> RequestBuffer | None:
         """Return the request's buffer with space for ``length`` tokens; None, and give it up, if there is
@@ -323,7 +321,7 @@ class Recorder:
         elif buffer is not None:
             n = buffer.capacity
             old = Rows(buffer.ids, buffer.ids, buffer.hidden, buffer.auxiliary)
-            larger.write(slice(0, n), old, buffer.versions)
+            larger.write(slice(0, n), old, slice(0, n), buffer.versions)
         self._pool.release_buffer(buffer)
         request.buffer = larger
         return larger
@@ -377,7 +375,7 @@ class Recorder:
                 self._fault(error)
 
 
-def _places(numbers: numpy.ndarray) -> slice | torch.Tensor:
+def _places(numbers: numpy.ndarray) -> Place:
     """Return numbers as an index, as a slice if they are consecutive."""
     if (numpy.diff(numbers) == 1).all():
         return slice(int(numbers[0]), int(numbers[-1]) + 1)

@@ -10,6 +10,9 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared.atomic_file import replacing
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+_BLOCK = (
+    8 << 20
+)  # bytes of a rank's rows that are gathered at once: the device never holds more of the others'
 
 
 def save_embeddings_and_head(
@@ -33,7 +36,7 @@ def save_embeddings_and_head(
     """
     from safetensors.torch import save_file
 
-    found = dict(_embeddings_and_head(model, gather, patch))
+    found = dict(_embeddings_and_head(model, gather, is_first, patch))
     if not is_first:
         return 0
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -42,7 +45,9 @@ def save_embeddings_and_head(
     return len(found)
 
 
-def _embeddings_and_head(model: Any, gather: Callable[[Any], Any], patch: str) -> Iterator[tuple[str, Any]]:
+def _embeddings_and_head(
+    model: Any, gather: Callable[[Any], Any], is_first: bool, patch: str
+) -> Iterator[tuple[str, Any]]:
     """Yield names and whole tensors on the host; a head that is tied to the embeddings is left out."""
     inner = getattr(model, "model", None)
     embedding, head = getattr(inner, "embed_tokens", None), getattr(model, "lm_head", None)
@@ -52,18 +57,28 @@ def _embeddings_and_head(model: Any, gather: Callable[[Any], Any], patch: str) -
             patch=patch,
             advice="Set eagle's option cotrain to false for this model.",
         )
-    yield _EMBEDDING, _whole(embedding, gather, patch)
+    yield _EMBEDDING, _whole(embedding, gather, is_first, patch)
     if head.weight is not embedding.weight:
-        yield _HEAD, _whole(head, gather, patch)
+        yield _HEAD, _whole(head, gather, is_first, patch)
 
 
-def _whole(module: Any, gather: Callable[[Any], Any], patch: str) -> Any:
-    """Gather [vocabulary, hidden] over tensor-parallel ranks, without padding."""
-    weight = module.weight
+def _whole(module: Any, gather: Callable[[Any], Any], is_first: bool, patch: str) -> Any:
+    """Gather [vocabulary, hidden] over tensor-parallel ranks, without padding, block by block into the host's memory; None in
+    other ranks than the first."""
+    weight = module.weight.data
     if not weight.is_floating_point() or weight.element_size() < 2:
         raise PatchError(
             f"{type(module).__name__} is stored as {weight.dtype}, which a drafter's trainer cannot read.",
             patch=patch,
             advice="Leave embeddings and head in the model's precision.",
         )
-    return gather(weight.data)[: module.org_vocab_size].cpu().contiguous().clone()
+    rows, width = weight.shape
+    found = None
+    for part in weight.split(max(1, _BLOCK // weight[:1].nbytes)):
+        block = gather(part).view(-1, *part.shape)  # by rank
+        if is_first:
+            if found is None:
+                found, at = weight.new_empty(len(block), rows, width, device="cpu"), 0
+            found[:, at : at + len(part)] = block
+            at += len(part)
+    return None if found is None else found.view(-1, width)[: module.org_vocab_size]

@@ -244,20 +244,20 @@ def forward_prefill_batch(original, self, batch: Any, *args: Any, **kwargs: Any)
             [request.rid for request in batch.reqs],
             lengths,
             ids,
-            positions_of(starts, lengths, ids.device),
+            positions_of(starts, lengths),
             last,
             [inner] if inner is not None else None,
         )
     return result
 
 
-def positions_of(starts: list[int], lengths: list[int], device: Any) -> torch.Tensor:
-    """Return int64 [sum of lengths]: consecutive positions of each request, from the end of its cached prefix
-    on."""
+def positions_of(starts: list[int], lengths: list[int]) -> torch.Tensor:
+    """Return int64 [sum of lengths]: consecutive positions of each request, from the end of its cached prefix on; on the host,
+    from where a copy to a device would wait for the forward."""
     import torch
 
     spans = [torch.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-    return torch.cat(spans).to(device)
+    return torch.cat(spans)
 
 
 @patches.wrap(

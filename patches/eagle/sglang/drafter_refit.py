@@ -15,6 +15,7 @@ from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared import fingerprint
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
 from flashpatch.patches.eagle.drafter_refit.versions import DrafterVersions, Weights
 from flashpatch.patches.eagle.options import UNTIL_SGLANG
@@ -54,7 +55,7 @@ class DrafterRefit(DrafterVersions):
         self._may_roll_back = options["rollback"] < 1
         self._backup: dict[str, torch.Tensor] | None = None  # of `good`, while an update is judged
         self._newest: dict[str, torch.Tensor] = {}  # of `current`, while `good` is tried
-        self._before_session: dict[str, torch.Tensor] = {}
+        self._before_session: dict[str, torch.Tensor | fingerprint.Sums] = {}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the drafter's own parameters, without embeddings and head that it shares with the target."""
@@ -71,25 +72,26 @@ class DrafterRefit(DrafterVersions):
         return {name.split(".")[-2] for name in names if name not in own}
 
     def session_started(self) -> None:
-        """Copy the weights before a session changes them."""
-        self._before_session = {name: p.detach().clone() for name, p in self.weights().items()}
+        """Copy the weights before a session changes them, if they may be restored, or else take their fingerprints."""
+        keep = (
+            self._may_roll_back and self._backup is None
+        )  # of several in a row the first backs up the good ones
+        self._before_session = {
+            name: p.detach().clone() if keep else fingerprint.of(p) for name, p in self.weights().items()
+        }
 
     def session_ended(self) -> bool:
         """Record an update if the session changed the drafter; return whether it did.
 
         Loaders write through ``.data``, which counts no version: the values themselves are compared.
         """
-        import torch
-
         before, self._before_session = self._before_session, {}
         incoming, self.incoming = self.incoming, None
         if incoming is None and all(
-            torch.equal(p, before[name]) for name, p in self.weights().items() if name in before
+            _is_unchanged(p, before[name]) for name, p in self.weights().items() if name in before
         ):
             return False
-        if (
-            self._may_roll_back and self._backup is None
-        ):  # of several in a row the first backs up the good ones
+        if self._may_roll_back and self._backup is None:
             self._backup = before
         self.record_update(incoming or Weights(self.version + 1))
         return True
@@ -132,6 +134,12 @@ class DrafterRefit(DrafterVersions):
     def _note(self, event: str, weights: Weights, **facts: Any) -> None:
         super()._note(event, weights, **facts)
         ledger.flush()  # SGLang ends its processes by SIGKILL
+
+
+def _is_unchanged(weight: torch.Tensor, before: torch.Tensor | fingerprint.Sums) -> bool:
+    if isinstance(before, tuple):
+        return fingerprint.of(weight) == before
+    return bool((weight == before).all())
 
 
 def _draft_path(worker: Any) -> str:

@@ -7,7 +7,7 @@ import pytest
 from flashpatch.patches.grpo import verl_config
 
 ACTOR = "actor_rollout_ref.actor"
-ON = {"loss": True, "router": True}
+ON = {"loss": True, "logprobs": False, "router": True}
 
 
 def reader(**settings):

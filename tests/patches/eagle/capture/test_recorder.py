@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 import threading
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -19,6 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from machine import limit
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashpatch.patches.eagle.capture.device_copy import DeviceCopy
 from flashpatch.patches.eagle.capture.recorder import Recorder, is_captured
@@ -267,6 +270,52 @@ def test_a_large_batch_of_an_accelerator_is_stored_a_few_times_and_nothing_is_lo
         assert one.known.tolist() == [True] * steps + [False]
         assert torch.equal(one.hidden[:steps], wanted)
         assert torch.equal(one.auxiliary[:steps], torch.cat([wanted, 2 * wanted], dim=-1))
+
+
+class Launches(TorchDispatchMode):
+    """Count operators that an accelerator runs; a view is none, nor is memory that is only taken."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        if not func.is_view and "empty" not in func.name():
+            self.seen[func.name()] += 1
+        return found
+
+
+@pytest.mark.parametrize(("layers", "most"), [(0, 2), (3, 3)])
+def test_the_engines_thread_launches_little_and_waits_for_nothing(tmp_path, device, layers, most):
+    """Its Python is a few calls per request, whatever the states' size."""
+    requests, calls = 64, Counter()
+    recorder = new_recorder(tmp_path)
+    names, hidden = (
+        [f"r{number}" for number in range(requests)],
+        torch.ones(requests, 6, dtype=torch.bfloat16),
+    )
+    ids, positions = (
+        torch.zeros(requests + 3, dtype=torch.int32),
+        torch.zeros(requests + 3, dtype=torch.int64),
+    )
+
+    def step() -> None:
+        recorder.step(names, [1] * requests, ids, positions, hidden, [hidden] * layers or None)
+
+    step()
+    with Launches() as launches:
+        step()
+    sys.setprofile(lambda frame, event, argument: calls.update(["call"] if "call" in event else []))
+    try:
+        step()
+    finally:
+        sys.setprofile(None)
+    assert sum(launches.seen.values()) <= most, launches.seen
+    assert calls["call"] < 4 * requests, calls
+    device.free.set()
+    recorder.close(limit(60))
+    assert recorder.counts["lost"] == 0 and not recorder.problem
 
 
 def _until(condition, timeout: float = 60.0) -> None:

@@ -56,7 +56,7 @@ def test_rows_of_the_accepted_path(requests: list[tuple[int, int]], wider: int, 
 
 
 def test_positions_start_behind_the_cached_prefix() -> None:
-    assert capture.positions_of([0, 7], [3, 2], "cpu").tolist() == [0, 1, 2, 7, 8]
+    assert capture.positions_of([0, 7], [3, 2]).tolist() == [0, 1, 2, 7, 8]
 
 
 def test_arms_are_what_the_engine_has_room_for() -> None:
@@ -123,8 +123,9 @@ def test_worse_weights_are_rolled_back_and_better_ones_stay(monkeypatch) -> None
     drafter = drafter_refit.DrafterRefit(manager, dict(rollback=0.2))
     assert list(drafter.weights()) == ["head"]
 
-    def send(value: float) -> bool:
+    def send(value: float, held: type = torch.Tensor) -> bool:
         drafter.session_started()
+        assert [type(one) for one in drafter._before_session.values()] == [held]
         draft.head.data.copy_(torch.tensor([value]))
         return drafter.session_ended()
 
@@ -141,7 +142,7 @@ def test_worse_weights_are_rolled_back_and_better_ones_stay(monkeypatch) -> None
     assert send(2.0)
     steps(3)
     assert draft.head.item() == 2.0 and drafter.version == 1, "better: kept"
-    assert send(3.0) and send(4.0) and drafter.version == 3
+    assert send(3.0) and send(4.0, tuple) and not send(4.0, tuple) and drafter.version == 3
     steps(0)
     assert draft.head.item() == 2.0, "several in a row go back to what was judged last"
     assert drafter.version == 1, "which has its own version again"

@@ -1,0 +1,83 @@
+"""verl's fused log-probabilities meet a head that FSDP2 has sharded: refused before anything starts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("torch")
+
+import grpo_lab
+import verl_driver
+
+pytestmark = pytest.mark.verl
+
+FUSED = ("actor_rollout_ref.model.use_fused_kernels=True", "actor_rollout_ref.actor.strategy=fsdp2")
+TRITON = "actor_rollout_ref.model.fused_kernel_options.impl_backend=triton"
+
+STEP = """
+import sys, torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+from torch.distributed.device_mesh import init_device_mesh
+from verl.models.transformers.monkey_patch import patch_forward_with_backends
+from verl.utils.fsdp_utils import apply_fsdp2
+torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+small = dict(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+model = Qwen2ForCausalLM(Qwen2Config(**small, tie_word_embeddings=sys.argv[1] == "tied"))
+patch_forward_with_backends(model, use_fused_kernels=True, fused_kernels_backend="torch")
+apply_fsdp2(model, {"mesh": init_device_mesh("cpu", (1,))}, {})
+ids = torch.arange(8)[None]
+print("GOT", tuple(model(input_ids=ids, labels=ids, return_dict=True).log_probs.shape))
+"""
+
+
+@pytest.mark.parametrize(
+    "tied, options, settings, refused",
+    [
+        (False, "", (), "impl_backend=torch"),
+        (False, "logprobs = true", (TRITON,), "impl_backend=triton"),
+        (False, "logprobs = true", (), ""),
+        (True, "", (), ""),
+    ],
+)
+def test_a_head_of_its_own_is_refused_by_name_without_the_option(tmp_path, tied, options, settings, refused):
+    from transformers import Qwen2Config
+
+    Qwen2Config(tie_word_embeddings=tied).save_pretrained(tmp_path / "model")
+    (tmp_path / "options.toml").write_text(f"[grpo]\n{options}\n")
+    given = [*FUSED, *settings, f"actor_rollout_ref.model.path={tmp_path}/model"]
+    done = grpo_lab.python(
+        verl_driver.DRIVER,
+        tmp_path,
+        arguments=[json.dumps(given), "[]"],
+        FLASHPATCH="grpo",
+        FLASHPATCH_CONFIG=str(tmp_path / "options.toml"),
+    )
+    said = "use_fused_kernels=True (with actor_rollout_ref.actor.strategy=fsdp2 and "
+    assert (said + refused in done.stderr) == bool(refused), done.stderr[-3000:]
+    assert refused or said not in done.stderr, done.stderr[
+        -3000:
+    ]  # verl itself goes on and misses a tokenizer
+
+
+@pytest.fixture
+def step(tmp_path):
+    """Ask a model for its fused log-probabilities, through verl's FSDP2."""
+
+    def run(head: str, **variables: str) -> str:
+        done = grpo_lab.python(STEP, tmp_path, arguments=[head], **variables)
+        return done.stdout + done.stderr
+
+    return run
+
+
+def test_the_option_takes_a_head_that_is_sharded(step, tmp_path):
+    options = tmp_path / "options.toml"
+    options.write_text("[grpo]\nlogprobs = true\n")
+    assert "GOT (1, 8)" in step("own", FLASHPATCH="grpo", FLASHPATCH_CONFIG=str(options))
+
+
+@pytest.mark.full
+def test_stock_fails_on_a_head_that_is_not_tied(step):
+    assert "mixed torch.Tensor and DTensor" in step("own") and "GOT (1, 8)" in step("tied")
