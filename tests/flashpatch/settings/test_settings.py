@@ -95,10 +95,9 @@ assert flashpatch.enable("toy").names == ("toy",)
 """)
 
 
-def test_enable_replaces_the_name_that_the_environment_chose(toys):
-    toys.run(
-        REFUSED
-        + """
+def test_enable_replaces_the_name_that_the_environment_chose(refusing):
+    refusing(
+        """
 from flashpatch.bootstrap import start
 start()
 assert options()["bits"] == 16
@@ -177,7 +176,7 @@ def test_without_names_and_config_it_is_fp8(toys):
     """)
 
 
-def test_wrong_config(toys):
+def test_wrong_config(refusing):
     wrong = {
         "enabled = []": "unknown key 'enabled'",
         "[toi]\nbits = 4": "Did you mean 'toy'?",
@@ -189,15 +188,12 @@ def test_wrong_config(toys):
         "strict = 1": "Give true or false",
         "= 1": "cannot read config",
     }
-    toys.run(
-        REFUSED
-        + f"""
+    refusing(f"""
 for text, message in {wrong!r}.items():
     with open("flashpatch.toml", "w") as file:
         file.write(text)
     assert message in refused("toy"), refused("toy")
-"""
-    )
+""")
 
 
 def test_named_config_that_is_missing(toys):
