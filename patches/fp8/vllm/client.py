@@ -117,7 +117,7 @@ def _guard(late: Any, executor: Any) -> None:
     if worker is None or late in _guarded:
         return
     _guarded.add(late)
-    model, client = worker.model_runner.model, weakref.ref(late)
+    model, client = worker.model_runner.get_model(), weakref.ref(late)
     original = model.load_weights
 
     def load_weights(*args: Any, **kwargs: Any) -> Any:
