@@ -9,49 +9,33 @@ Importing this package imports nothing else, not even ``typing``; each name belo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from flashpatch.api import checksum as checksum
-    from flashpatch.api import disable as disable
-    from flashpatch.api import enable as enable
-    from flashpatch.api import list_patches as list_patches
-    from flashpatch.api import status as status
-    from flashpatch.decorate import Patches as Patches
-    from flashpatch.decorate import collected as collected
-    from flashpatch.errors import PatchError as PatchError
-    from flashpatch.record import Contract as Contract
-    from flashpatch.record import Family as Family
-    from flashpatch.record import Option as Option
-    from flashpatch.record import Patch as Patch
-    from flashpatch.record import State as State
+    from flashpatch.api import checksum, disable, enable, list_patches, status
+    from flashpatch.decorate import Patches, collected
+    from flashpatch.errors import PatchError
+    from flashpatch.record import Contract, Family, Option, Patch, State
 
 __version__ = "0.2.0"
 
-_HOMES = {
-    "enable": "api",
-    "checksum": "api",
-    "disable": "api",
-    "list_patches": "api",
-    "status": "api",
-    "Patches": "decorate",
-    "collected": "decorate",
-    "PatchError": "errors",
-    "Contract": "record",
-    "Family": "record",
-    "Option": "record",
-    "Patch": "record",
-    "State": "record",
-}
+__all__ = ["__version__", "enable", "checksum", "disable", "list_patches", "status", "Patches", "collected"]
+__all__ += ["PatchError", "Contract", "Family", "Option", "Patch", "State"]
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+_HOMES = {
+    "api": ("enable", "checksum", "disable", "list_patches", "status"),
+    "decorate": ("Patches", "collected"),
+    "errors": ("PatchError",),
+    "record": ("Contract", "Family", "Option", "Patch", "State"),
+}
 
 
 def __getattr__(name: str) -> object:
-    if name != "patches" and name not in _HOMES:
+    home = next((module for module, names in _HOMES.items() if name in names), None)
+    if name != "patches" and home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
     if name == "patches":
         return import_module(f"{__name__}.patches")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
 

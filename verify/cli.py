@@ -136,10 +136,8 @@ def _live(options: argparse.Namespace) -> int:
     report = live.judge(chosen, registry.patches(), required)
     names = typed_names.typed_names(chosen.rows, report)
     problems = (*report.problems, *typed_names.idle(names))
-    rows = [name.cells() for name in names]
-    tables = [
-        Table(f"Run {report.run}", typed_names.COLUMNS, rows, notes=_about(report, chosen, options.all))
-    ]
+    rows, notes = [name.cells() for name in names], _about(report, chosen, options.all)
+    tables = [Table(f"Run {report.run}", typed_names.COLUMNS, rows, notes=notes)]
     if problems:
         tables.append(Table("Not proven", ("problem",), [(problem,) for problem in problems]))
     if options.all:
@@ -184,10 +182,9 @@ def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
     acted.update(
         "missing" if not one.present else "acted" if one.calls else "idle" for one in report.processes
     )
-    said = f"{alive[True]} of {len(report.processes)} processes alive" + (
-        "" if alive[True] or alive[None] else ": it has ended"
-    )
-    said += f"; patches acted in {acted['acted']}, {acted['idle']} called none"
+    over = "" if alive[True] or alive[None] else ": it has ended"
+    said = f"{alive[True]} of {len(report.processes)} processes alive{over}; "
+    said += f"patches acted in {acted['acted']}, {acted['idle']} called none"
     said += f", {acted['missing']} are missing" if acted["missing"] else ""
     nodes = sorted({process.node for process in report.processes if process.node})
     lines = [said + ("" if all else " (--all shows each)")]

@@ -11,17 +11,11 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 _STYLES = {
-    "live": "green",
-    "installed": "cyan",
-    "superseded": "cyan",
-    "holds": "green",
+    **dict.fromkeys(("live", "holds"), "green"),
+    **dict.fromkeys(("installed", "superseded"), "cyan"),
     "failed": "bold red",
-    "displaced": "red",
-    "drifted": "red",
-    "missing": "red",
-    "skipped": "yellow",
-    "waiting": "yellow",
-    "untested": "yellow",
+    **dict.fromkeys(("displaced", "drifted", "missing"), "red"),
+    **dict.fromkeys(("skipped", "waiting", "untested"), "yellow"),
     "disabled": "dim",
 }
 

@@ -77,13 +77,16 @@ class Agent:
         if acts and time.monotonic() >= self._due:
             is_first = self._store is None
             self._store = self._store or ray_store.Store(connection.address)
-            self._publish(folder, connection)
+            self._publish(folder, connection, is_first)
             self._due = time.monotonic() + _PERIOD
-            if is_first and self._lock is not None:
-                _prune(self._store)
 
-    def _publish(self, folder: str, connection: ray_store.Connection) -> None:
+    def _publish(self, folder: str, connection: ray_store.Connection, prunes: bool = False) -> None:
         """Publish if this process is elected, and copy what others published if it is the driver.
+
+        Args:
+            folder: the run's directory here.
+            connection: this process's.
+            prunes: whether an elected process removes old runs too.
 
         Raises:
             StoreError: Ray does not answer.
@@ -96,6 +99,8 @@ class Agent:
         assert self._store is not None
         if self._lock is not None:
             published.publish(self._store, files.run_id(), folder, connection.node)
+            if prunes:
+                published.prune(self._store, files.run_id())
         if connection.is_driver:
             here = keys.place(connection.node, files.host(), folder)
             fetch.fetch(self._store, files.run_id(), Path(folder), here)
@@ -156,15 +161,6 @@ def start() -> None:
     if _agent is None:
         _agent = Agent()
         _agent.start()
-
-
-def _prune(store: ray_store.Store) -> None:
-    from flashpatch.ledger.nodes import published
-
-    try:
-        published.prune(store, files.run_id())
-    except ValueError as error:  # a limit is no number
-        _log.warning("flashpatch: old runs are not removed from Ray: %s", error)
 
 
 def _after_fork() -> None:

@@ -6,6 +6,7 @@ was published to within the last ten minutes stays.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 
@@ -96,9 +97,12 @@ def prune(store: Store, present: str) -> list[str]:
 
     Raises:
         StoreError: Ray does not answer.
-        ValueError: a limit is no number.
     """
-    days, most = old_runs.limits()
+    try:
+        days, most = old_runs.limits()
+    except ValueError as error:
+        logging.getLogger("flashpatch").warning("flashpatch: old runs are not removed from Ray: %s", error)
+        return []
     found, now = _written(store), time.time()
     others = sorted(found.keys() - {present}, key=lambda run: found[run], reverse=True)
     surplus = others[min(most or MOST_RUNS, MOST_RUNS) - 1 :]

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from flashpatch import api
+from flashpatch import api, engine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8 import instances
@@ -73,6 +73,7 @@ def _step_with_others(step: Callable[[Any], Any], client: Any) -> None:
 
 
 _late: weakref.WeakSet[Any] = weakref.WeakSet()
+_guarded: weakref.WeakSet[Any] = weakref.WeakSet()  # those whose model refuses weights while they are late
 _lost: weakref.WeakSet[Any] = weakref.WeakSet()
 _configs: list[weakref.ref[Any]] = []  # of engines that are opened while FlashPatch is on
 
@@ -104,9 +105,27 @@ def find_late() -> str | None:
         core = getattr(one.engine_core, "engine_core", None)  # if it is in this process
         if id(one.vllm_config) not in known or core in _lost:
             _late.add(one)
+            _guard(one, getattr(core, "model_executor", None))
     if not _late:
         return None
     return f"{len(_late)} vLLM engine(s) exist already and take no weight updates; build them after enabling."
+
+
+def _guard(late: Any, executor: Any) -> None:
+    """Let the model of an engine that was opened before refuse weights by itself, if it is in this process."""
+    worker = getattr(executor, "driver_worker", None)
+    if worker is None or late in _guarded:
+        return
+    _guarded.add(late)
+    model, client = worker.model_runner.get_model(), weakref.ref(late)
+    original = model.load_weights
+
+    def load_weights(*args: Any, **kwargs: Any) -> Any:
+        if client() in _late and engine.enabled("fp8"):
+            check_late("model.load_weights")
+        return original(*args, **kwargs)
+
+    model.load_weights = load_weights
 
 
 def check_late(method: Any) -> None:

@@ -50,11 +50,12 @@ class ExecutorDoor:
         self.runner = None if driver is None else driver.model_runner
         self.labels: deque[str] = deque()
         self._open = False
+        self._late = ""  # the call that ran out of time, whose answers may still come
         self._executor.collective_rpc, self._executor.execute_model = self._on_call, self._on_execute
 
     def ask(self, function: Callable[..., Any], args: tuple = ()) -> list[Any]:
         """Return what ``function(worker, *args)`` gives on every rank; it changes nothing that the gate follows."""
-        return self._rpc(function, args=args)
+        return self._call(function, args=args)
 
     def remove(self) -> None:
         """Leave the executor as it was."""
@@ -80,7 +81,7 @@ class ExecutorDoor:
         """
         core = self._core()
         if self._open or core is None or (isinstance(method, str) and method in _OF_A_STEP):
-            return self._rpc(method, timeout, args, kwargs, **how)
+            return self._call(method, timeout, args, kwargs, **how)
         with self._gate.turn:
             refuse(core.vllm_config, method, args, kwargs or {})
             self._gate.before_call(core)
@@ -94,9 +95,27 @@ class ExecutorDoor:
 
     def _pass_on(self, method: Any, timeout: Any, args: tuple, kwargs: Any, how: dict) -> Any:
         if self.runner is not None or how:  # the worker is here: exceptions arrive as they are
-            return self._rpc(method, timeout, args, kwargs, **how)
+            return self._call(method, timeout, args, kwargs, **how)
         guarded, its_args = all_ranks.wrap(method, args, kwargs)
-        return all_ranks.unwrap(self._rpc(guarded, timeout, its_args))
+        return all_ranks.unwrap(self._call(guarded, timeout, its_args, late=method))
+
+    def _call(self, method: Any, *args: Any, late: Any = None, **kwargs: Any) -> Any:
+        """Call the workers, unless an earlier call has run out of time.
+
+        Workers in other processes answer it later, and vLLM takes that for the answer to the next call.
+        """
+        if self._late:
+            raise PatchError(
+                f"{self._late} ran out of time, so the workers' answers to it may come in the place of later ones",
+                patch="fp8.vllm.engine_core_init",
+                advice="Open the engine again, and give that call more time.",
+            )
+        try:
+            return self._rpc(method, *args, **kwargs)
+        except TimeoutError:
+            if hasattr(self._executor, "response_mqs"):
+                self._late = getattr(late or method, "__qualname__", str(late or method))
+            raise
 
     def _on_execute(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Stand in for ``Executor.execute_model``."""

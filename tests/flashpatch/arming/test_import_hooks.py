@@ -1,5 +1,7 @@
 """Hooks: when they fire, that they can be made inert, and that the user's import never suffers."""
 
+import pytest
+
 
 def test_nothing_of_the_framework_is_imported(toys):
     toys.run("""
@@ -143,10 +145,14 @@ def wait(name, note=None):
 """
 
 
-def test_a_module_that_was_waited_for_is_as_it_would_be_without_us(world):
-    world.run(
-        READY
-        + """
+@pytest.fixture
+def waiting(world):
+    """Run code that may `wait()` for modules and look at what was ``seen``."""
+    return lambda code, **env: world.run(READY + code, **env)
+
+
+def test_a_module_that_was_waited_for_is_as_it_would_be_without_us(waiting):
+    waiting("""
 wait("fakefw.core"), wait("fakefw")
 import fakefw.core as core
 assert seen == ["fakefw", "fakefw.core"] and fakefw.core is core if (fakefw := sys.modules["fakefw"]) else 0
@@ -159,14 +165,11 @@ importlib.reload(core)
 assert seen == ["fakefw", "fakefw.core"], "a reload is no import"
 wait("fakefw.core", "later")
 assert seen[-1] == "later" and hooks.is_ready("fakefw.core") and not hooks.is_ready("fakefw.user")
-"""
-    )
+""")
 
 
-def test_a_look_at_a_spec_is_no_import(world):
-    world.run(
-        READY
-        + """
+def test_a_look_at_a_spec_is_no_import(waiting):
+    waiting("""
 wait("fakefw.core")
 spec = importlib.util.find_spec("fakefw.core")
 assert spec.origin.endswith("core.py") and "plain" in spec.loader.get_source("fakefw.core")
@@ -174,29 +177,24 @@ assert seen == [] and spec.loader.is_package("fakefw.core") is False
 module = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 assert seen == ["fakefw.core"] and type(module.__spec__.loader) is SourceFileLoader
-"""
-    )
+""")
 
 
-def test_a_module_runs_as_a_program(world):
+def test_a_module_runs_as_a_program(world, waiting):
     world.module("fakefw/program.py", "print(__name__, __spec__.name)\n")
-    done = world.run(
-        READY
-        + """
+    done = waiting("""
 import runpy
 wait("fakefw.program")
 runpy.run_module("fakefw.program", run_name="__main__", alter_sys=True)
 assert seen == []
-"""
-    )
+""")
     assert done.stdout == "__main__ fakefw.program\n"
 
 
-def test_a_failed_import_keeps_the_callback_for_the_next_one(world):
+def test_a_failed_import_keeps_the_callback_for_the_next_one(world, waiting):
     world.module("fakefw/half.py", "import os\nif os.environ.pop('BREAK', ''):\n    raise OSError('first')\n")
-    world.run(
-        READY
-        + """
+    waiting(
+        """
 wait("fakefw.half")
 try:
     import fakefw.half
@@ -210,36 +208,29 @@ assert seen == ["fakefw.half"]
     )
 
 
-def test_a_callback_may_wait_for_the_module_that_it_was_called_for(world):
-    world.run(
-        READY
-        + """
+def test_a_callback_may_wait_for_the_module_that_it_was_called_for(waiting):
+    waiting("""
 hooks.when_ready("fakefw.core", lambda module: (wait("fakefw.core", "inner"), wait("fakefw.core", "next")))
 wait("fakefw.core", "outer")
 import fakefw.core
 assert seen == ["outer", "inner", "next"], seen
-"""
-    )
+""")
 
 
-def test_another_tools_hooks_come_after_ours(world):
+def test_another_tools_hooks_come_after_ours(waiting):
     """A tool that hooks the module later than we do finds it patched."""
-    world.run(
-        READY
-        + """
+    waiting("""
 import wrapt
 wait("fakefw.core", "ours")
 wrapt.register_post_import_hook(lambda module: seen.append("theirs"), "fakefw.core")
 import fakefw.core
 assert seen == ["ours", "theirs"], seen
-"""
-    )
+""")
 
 
-def test_threads_wait_for_the_callbacks_of_an_import(world):
-    world.run(
-        READY
-        + """
+def test_threads_wait_for_the_callbacks_of_an_import(waiting):
+    waiting(
+        """
 import threading, time
 done = []
 def slow(module):

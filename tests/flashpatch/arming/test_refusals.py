@@ -10,6 +10,12 @@ ENABLE = """
 """
 
 
+@pytest.fixture
+def enabled(world):
+    """Run code after `enable("toy")`, whose ``status`` and `states()` it may look at."""
+    return lambda code: world.run(ENABLE + code)
+
+
 def toy(world, *patches, **family):
     """Let a family of these patches join; ``patches`` and ``family`` are source text."""
     fields = "".join(f", {name}={value}" for name, value in family.items())
@@ -21,29 +27,23 @@ PLAIN = 'patch("toy.fakefw.plain", "fakefw.core:plain")'
 
 
 @pytest.mark.parametrize("target", ["fakefw.core:absent", "fakefw.core:Thing.absent", "fakefw.absent:plain"])
-def test_absent_target(world, target):
+def test_absent_target(world, target, enabled):
     toy(world, f'patch("toy.fakefw.absent", "{target}")', PLAIN)
-    done = world.run(
-        ENABLE
-        + f"""
+    done = enabled(f"""
     found = states()
     assert "{target} is gone" in found["toy.fakefw.absent"], found
     assert found["toy.fakefw.plain"] == "skipped(family: toy.fakefw.absent failed)", found
     assert core.plain is core.BORN["plain"]
-    """
-    )
+    """)
     assert "[flashpatch: toy.fakefw.absent" in done.stderr and "fakefw-cpu 1.2.0]" in done.stderr
 
 
-def test_first_target_that_exists_wins(world):
+def test_first_target_that_exists_wins(world, enabled):
     toy(world, 'patch("toy.fakefw.plain", "fakefw.newer:plain", "fakefw.core:gone", "fakefw.core:plain")')
-    world.run(
-        ENABLE
-        + """
+    enabled("""
     assert status["toy.fakefw.plain"].target == "fakefw.core:plain"
     assert core.plain(1) == ("patched", 2)
-    """
-    )
+    """)
 
 
 def test_target_listed_where_it_is_re_exported_is_patched_where_it_is_defined(world):
@@ -68,12 +68,10 @@ def test_target_listed_where_it_is_re_exported_is_patched_where_it_is_defined(wo
         ("1.2.0+cpu", "fakefw==1.2.0", True),
     ],
 )
-def test_versions(world, version, requires, fits):
+def test_versions(world, version, requires, fits, enabled):
     world.framework_version(version)
     toy(world, f'patch("toy.fakefw.plain", "fakefw.core:plain", requires="{requires}")')
-    world.run(
-        ENABLE
-        + f"""
+    enabled(f"""
     found = status["toy.fakefw.plain"]
     assert found.version == "fakefw-cpu {version}", found
     assert found.tested is False
@@ -81,19 +79,15 @@ def test_versions(world, version, requires, fits):
         assert found.state.word == "installed"
     else:
         assert str(found.state) == "skipped(fakefw-cpu {version} does not meet {requires})"
-    """
-    )
+    """)
 
 
-def test_package_without_a_distribution(world):
+def test_package_without_a_distribution(world, enabled):
     (world.site / "fakefw_cpu.dist-info" / "RECORD").unlink()
     toy(world, PLAIN)
-    world.run(
-        ENABLE
-        + """
+    enabled("""
     assert "version of fakefw is unknown" in states()["toy.fakefw.plain"]
-    """
-    )
+    """)
 
 
 def test_editable_distribution(world, tmp_path):
@@ -110,32 +104,26 @@ def test_editable_distribution(world, tmp_path):
     """)
 
 
-def test_framework_that_is_not_installed(world):
+def test_framework_that_is_not_installed(world, enabled):
     toy(world, PLAIN, 'patch("toy.nofw.x", "nofw.core:x", requires="nofw")')
-    world.run(
-        ENABLE
-        + """
+    enabled("""
     from flashpatch import engine
     assert states() == {"toy.fakefw.plain": "installed", "toy.nofw.x": "skipped(nofw is not installed)"}
     engine.require("toy")
-    """
-    )
+    """)
 
 
-def test_contract_that_drifted(world):
+def test_contract_that_drifted(world, enabled):
     contract = 'contract=Contract(params=("x", "weights"))'
     toy(world, f'patch("toy.fakefw.plain", "fakefw.core:plain", {contract})')
-    world.run(
-        ENABLE
-        + """
+    enabled("""
     found = states()["toy.fakefw.plain"]
     assert found.startswith("skipped(contract: ") and "'weights'" in found and "core.py:" in found, found
     assert core.plain is core.BORN["plain"]
-    """
-    )
+    """)
 
 
-def test_members_installed_already_leave_when_a_later_one_fails(world):
+def test_members_installed_already_leave_when_a_later_one_fails(world, enabled):
     world.module("fakefw/late.py", "def f(): pass\n")
     world.module("failing.py", "def apply(site):\n    site.wrap(print)\n    raise OSError('disk')\n")
     toy(
@@ -144,9 +132,7 @@ def test_members_installed_already_leave_when_a_later_one_fails(world):
         '__import__("toykit").patch("toy.fakefw.f", "fakefw.late:f", wrapper=None, '
         'apply=__import__("failing").apply)',
     )
-    done = world.run(
-        ENABLE
-        + """
+    done = enabled("""
     from flashpatch import engine
     from fakefw.core import plain
     assert core.plain(1) == ("patched", 2)
@@ -163,41 +149,34 @@ def test_members_installed_already_leave_when_a_later_one_fails(world):
         assert error.patch == "toy.fakefw.f" and error.version == "fakefw-cpu 1.2.0"
     else:
         raise AssertionError
-    """
-    )
+    """)
     assert "Traceback" in done.stderr and "OSError: disk" in done.stderr
 
 
-def test_undo_that_raises_lets_the_others_be_undone(world):
+def test_undo_that_raises_lets_the_others_be_undone(world, enabled):
     world.module("failing.py", "def undo(site):\n    raise OSError('disk')\n")
     toy(
         world,
         PLAIN,
         'patch("toy.fakefw.method", "fakefw.core:Thing.method", undo=__import__("failing").undo)',
     )
-    world.run(
-        ENABLE
-        + """
+    enabled("""
     flashpatch.disable()
     assert core.plain is core.BORN["plain"]
     assert states()["toy.fakefw.method"] == "failed(undo: OSError: disk)"
-    """
-    )
+    """)
 
 
-def test_superseded_stands_aside_and_its_family_goes_on(world):
+def test_superseded_stands_aside_and_its_family_goes_on(world, enabled):
     toy(
         world,
         PLAIN,
         'patch("toy.fakefw.method", "fakefw.core:Thing.method", native=lambda site: "core.reload")',
     )
-    world.run(
-        ENABLE
-        + """
+    enabled("""
     assert states() == {"toy.fakefw.plain": "installed", "toy.fakefw.method": "superseded(core.reload)"}
     assert core.Thing.method is core.BORN["Thing.method"]
-    """
-    )
+    """)
 
 
 def test_a_question_that_a_framework_cannot_answer_refuses_nothing(world):
@@ -212,11 +191,9 @@ OTHER = Family("other", "", (patch("other.fakefw.method", "fakefw.core:Thing.met
 """
 
 
-def test_needs(world):
+def test_needs(world, enabled):
     world.families(NEEDY.format(">=1"))
-    world.run(
-        ENABLE
-        + """
+    enabled("""
     assert states() == {"toy.fakefw.plain": "skipped(needs other.fakefw.method, which is not enabled)"}
     flashpatch.disable()
     flashpatch.enable("toy", "other")
@@ -224,8 +201,7 @@ def test_needs(world):
     flashpatch.disable("other")
     assert states() == {"toy.fakefw.plain": "skipped(needs other.fakefw.method, which is not enabled)"}
     assert core.plain is core.BORN["plain"]
-    """
-    )
+    """)
 
 
 def test_needs_of_a_refused_patch(world):
@@ -259,7 +235,7 @@ OTHER = Family("other", "", (patch("other.fakefw.method", "fakefw.core:Thing.met
     """)
 
 
-def test_conflict_with_a_patch_that_is_armed_already(world):
+def test_conflict_with_a_patch_that_is_armed_already(world, enabled):
     world.families("""
 from toykit import *
 FAMILY = Family("toy", "", (
@@ -267,26 +243,20 @@ FAMILY = Family("toy", "", (
 ))
 OTHER = Family("other", "", (patch("other.fakefw.method", "fakefw.core:Thing.method"),))
 """)
-    world.run(
-        ENABLE
-        + """
+    enabled("""
     flashpatch.enable("other")
     found = flashpatch.status()
     assert found["toy.fakefw.plain"].state.word == "installed"
     assert "conflicts with toy.fakefw.plain" in found["other.fakefw.method"].state.detail
-    """
-    )
+    """)
 
 
-def test_conflict_with_a_distribution(world):
+def test_conflict_with_a_distribution(world, enabled):
     world.distribution("rival-patcher", "1.0", {})
     toy(world, 'patch("toy.fakefw.plain", "fakefw.core:plain", conflicts=("rival-patcher",))')
-    world.run(
-        ENABLE
-        + """
+    enabled("""
     assert states() == {"toy.fakefw.plain": "skipped(conflicts with distribution rival-patcher)"}
-    """
-    )
+    """)
 
 
 REFUSED = 'patch("toy.fakefw.plain", "fakefw.core:plain", requires="fakefw>=9")'
@@ -335,14 +305,11 @@ def test_family_may_refuse_a_constructor_without_strict_mode(world, strict):
     """)
 
 
-def test_armed_family_guards_nothing(world):
+def test_armed_family_guards_nothing(world, enabled):
     toy(world, PLAIN, refuses='("fakefw.core:Thing.__init__",)')
-    world.run(
-        ENABLE
-        + """
+    enabled("""
     assert vars(core.Thing)["__init__"] is core.BORN["Thing.__init__"]
-    """
-    )
+    """)
 
 
 def test_require(world):

@@ -117,10 +117,14 @@ STACK = """
 """
 
 
-def test_two_strangers_on_top_displace_and_undo_passes_through(toys):
-    toys.run(
-        STACK
-        + """
+@pytest.fixture
+def stacked(toys):
+    """Run code with strangers, who wrap what is wrapped."""
+    return lambda code: toys.run(STACK + code)
+
+
+def test_two_strangers_on_top_displace_and_undo_passes_through(stacked):
+    stacked("""
     flashpatch.enable("toy")
     ours = core.plain
     core.plain = first = stranger(core.plain)
@@ -138,14 +142,11 @@ def test_two_strangers_on_top_displace_and_undo_passes_through(toys):
     core.plain = ours
     flashpatch.enable("toy"), flashpatch.disable()
     assert core.plain is core.BORN["plain"] and state().word == "disabled"
-    """
-    )
+    """)
 
 
-def test_stranger_who_restores_the_original_is_noticed(toys):
-    toys.run(
-        STACK
-        + """
+def test_stranger_who_restores_the_original_is_noticed(stacked):
+    stacked("""
     flashpatch.enable("toy")
     core.plain = core.BORN["plain"]
     assert str(state()) == "displaced(nobody: the original was put back)"
@@ -153,22 +154,18 @@ def test_stranger_who_restores_the_original_is_noticed(toys):
     assert core.plain is core.BORN["plain"] is early and state().word == "disabled"
     flashpatch.enable("toy")
     assert core.plain(1) == early(1) == ("patched", 2)
-    """
-    )
+    """)
 
 
-def test_strangers_beneath_own_the_attribute(toys):
-    toys.run(
-        STACK
-        + """
+def test_strangers_beneath_own_the_attribute(stacked):
+    stacked("""
     core.plain = theirs = stranger(stranger(core.plain))
     flashpatch.enable("toy")
     assert str(state()) == "skipped(owned by __main__.stranger.<locals>.on_top)"
     assert core.plain is theirs
     flashpatch.disable()
     assert core.plain is theirs
-    """
-    )
+    """)
 
 
 @pytest.mark.parametrize("kind", ["proxy", "method"])

@@ -26,6 +26,13 @@ start()
 assert asleep()
 """
 
+
+@pytest.fixture
+def built_in(toys):
+    """Run code with the engine asleep behind the index."""
+    return lambda code, **env: toys.run(BUILT_IN + code, **env)
+
+
 SHOW = """
 import json, os
 names = ("FLASHPATCH", "FLASHPATCH_RESOLVED", "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY", "RAY_RUNTIME_ENV_HOOK")
@@ -125,10 +132,8 @@ def test_a_family_is_loaded_alone(world, family):
     )
 
 
-def test_the_engine_comes_with_the_framework(toys):
-    toys.run(
-        BUILT_IN
-        + """
+def test_the_engine_comes_with_the_framework(toys, built_in):
+    built_in("""
 import json, subprocess, fakefw
 assert asleep()
 start(), start()
@@ -141,8 +146,7 @@ assert flashpatch.status()["toy.fakefw.plain"].calls == 2 and flashpatch.status(
 assert core.plain.__wrapped__ is core.BORN["plain"]
 flashpatch.disable()
 assert core.plain is fakefw.user.plain is core.BORN["plain"] and "FLASHPATCH" not in os.environ
-"""
-    )
+""")
     [row] = [json.loads(path.read_text()) for path in toys.ledger.glob("*/row-*.json")]
     assert row["patches"] == {} and row["versions"]["fakefw-cpu"] == "1.2.0"
 
@@ -160,77 +164,61 @@ assert core.plain is fakefw.user.plain is core.BORN["plain"] and "FLASHPATCH" no
         "ledger.expect(1)",
     ],
 )
-def test_any_question_wakes_the_engine(toys, call):
-    toys.run(
-        BUILT_IN
-        + f"""
+def test_any_question_wakes_the_engine(call, built_in):
+    built_in(f"""
 import flashpatch
 from flashpatch import engine, ledger
 {call}
 assert engine.manager.selection.choices["toy"].options["bits"] == 16
 import fakefw.core as core
 assert core.plain(1) == ("patched", 2)
-"""
-    )
+""")
 
 
-def test_disabled_before_the_framework_comes(toys):
-    toys.run(
-        BUILT_IN
-        + """
+def test_disabled_before_the_framework_comes(built_in):
+    built_in("""
 import flashpatch
 flashpatch.disable("toy")
 import fakefw.core as core
 assert core.plain is core.BORN["plain"] and flashpatch.status().names == ()
-"""
-    )
+""")
 
 
-def test_what_was_on_at_the_start_stays_on_whatever_becomes_of_the_variable(toys):
-    toys.run(
-        BUILT_IN
-        + """
+def test_what_was_on_at_the_start_stays_on_whatever_becomes_of_the_variable(built_in):
+    built_in("""
 os.environ.pop("FLASHPATCH"), os.environ.pop("FLASHPATCH_RESOLVED")
 import fakefw.core as core
 assert core.plain(1) == ("patched", 2) and "FLASHPATCH" not in os.environ
-"""
-    )
+""")
 
 
-def test_a_changed_variable_is_obeyed_by_the_next_start(toys):
-    toys.run(
-        BUILT_IN
-        + """
+def test_a_changed_variable_is_obeyed_by_the_next_start(built_in):
+    built_in("""
 os.environ["FLASHPATCH"] = "other"
 start()
 import fakefw.core as core
 assert core.plain is core.BORN["plain"] and core.Thing().method(1)[0] == "patched"
-"""
-    )
+""")
 
 
-def test_modules_that_slip_past_the_finder_are_seen_by_the_next_start(toys):
-    toys.run(
-        BUILT_IN
-        + """
+def test_modules_that_slip_past_the_finder_are_seen_by_the_next_start(built_in):
+    built_in("""
 from flashpatch.arming import import_hooks as hooks
 sys.meta_path.remove(hooks._finder)
 import fakefw.core as core
 assert asleep() and core.plain is core.BORN["plain"]
 start()
 assert core.plain(1) == ("patched", 2)
-"""
-    )
+""")
 
 
-def test_threads_that_import_at_once_find_their_modules_patched(toys):
+def test_threads_that_import_at_once_find_their_modules_patched(toys, built_in):
     for number in range(20):
         toys.module(f"fakefw/m{number}.py", "import time\ntime.sleep(0.002)\ndef f():\n    return 1\n")
     members = "".join(f'patch("toy.fakefw.f{i}", "fakefw.m{i}:f"), ' for i in range(20))
     toys.families(f'from toykit import *\nFAMILY = Family("toy", "", ({members}))\n')
-    toys.run(
-        BUILT_IN
-        + """
+    built_in(
+        """
 import importlib
 wrong = []
 def load(first):
@@ -249,10 +237,8 @@ assert not wrong, wrong
     )
 
 
-def test_a_forked_child_wakes_by_itself_and_writes_its_own_row(toys):
-    toys.run(
-        BUILT_IN
-        + """
+def test_a_forked_child_wakes_by_itself_and_writes_its_own_row(toys, built_in):
+    built_in("""
 pid = os.fork()
 if pid == 0:
     assert asleep()
@@ -268,8 +254,7 @@ if pid == 0:
 assert os.waitpid(pid, 0)[1] == 0 and asleep()
 import fakefw.core as core
 assert core.plain(1) == ("patched", 2)
-"""
-    )
+""")
     rows = [json.loads(path.read_text()) for path in toys.ledger.glob("*/row-*.json")]
     assert [row["patches"]["toy.fakefw.plain"]["state"] for row in rows] == ["live", "live"]
     assert len({row["run"] for row in rows}) == 1 and len({row["pid"] for row in rows}) == 2
@@ -281,13 +266,10 @@ def test_a_ledger_that_cannot_be_written_never_breaks_the_start(world):
     assert done.stdout == "on\n" and "cannot be written" in done.stderr
 
 
-def test_an_index_that_is_behind_its_family_is_reported(toys):
-    done = toys.run(
-        BUILT_IN
-        + """
+def test_an_index_that_is_behind_its_family_is_reported(built_in):
+    done = built_in("""
 _index.FAMILIES["toy"]["patches"]["toy.fakefw.gone"] = ("fakefw.gone",)
 import fakefw.core as core
 assert core.plain(1) == ("patched", 2)
-"""
-    )
+""")
     assert "the index of family toy is not up to date: run python -m flashpatch.write_index" in done.stderr

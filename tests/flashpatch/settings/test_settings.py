@@ -22,10 +22,14 @@ def options(family="toy"):
 """
 
 
-def test_unknown_name_lists_the_known_ones_and_the_nearest(toys):
-    toys.run(
-        REFUSED
-        + """
+@pytest.fixture
+def refusing(toys):
+    """Run code that may call ``refused()`` and ``options()``."""
+    return lambda code, **env: toys.run(REFUSED + code, **env)
+
+
+def test_unknown_name_lists_the_known_ones_and_the_nearest(refusing):
+    refusing("""
 message = refused("to")
 assert "unknown name 'to'" in message and "Did you mean 'toy'?" in message, message
 assert "other" in message and "toy8" in message
@@ -33,8 +37,7 @@ try:
     flashpatch.disable("to")
 except flashpatch.PatchError as error:
     assert "Did you mean 'toy'?" in str(error)
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize("value", ["os.system", "toys:FAMILY", "../toy"])
@@ -61,10 +64,8 @@ def test_a_config_may_name_nothing(toys, text):
     assert toys.run("import flashpatch; print(flashpatch.enable().names)").stdout == "()\n"
 
 
-def test_unknown_and_wrong_options(toys):
-    toys.run(
-        REFUSED
-        + """
+def test_unknown_and_wrong_options(refusing):
+    refusing("""
 message = refused("toy", bit=4)
 assert "unknown option 'bit'" in message and "Did you mean 'bits'?" in message, message
 assert "one of [4, 8, 16]" in refused("toy", bits=5)
@@ -72,39 +73,31 @@ assert "one of [4, 8, 16]" in refused("toy", bits=True)
 assert "of type list" in refused("toy", exclude="model")
 assert "of type float" in refused("toy", scale="1")
 assert "unknown option 'bits'" in refused("other", bits=4)
-"""
-    )
+""")
 
 
-def test_an_option_goes_to_every_family_that_has_it(toys):
-    toys.run(
-        REFUSED
-        + """
+def test_an_option_goes_to_every_family_that_has_it(refusing):
+    refusing("""
 flashpatch.enable("toy", "other", scale=3, bits=4)
 assert options("toy") == {"bits": 4, "exclude": [], "scale": 3, "label": None}
 assert options("other") == {"scale": 3}
-"""
-    )
+""")
 
 
-def test_two_names_of_one_family(toys):
-    toys.run(
-        REFUSED
-        + """
+def test_two_names_of_one_family(refusing):
+    refusing("""
 assert "'toy' and 'toy8' are two names of one family" in refused("toy", "toy8")
 flashpatch.enable("toy8")
 assert "disable('toy8') first" in refused("toy")
 assert flashpatch.enable("toy8", "toy8").names == ("toy8",)
 flashpatch.disable("toy8")
 assert flashpatch.enable("toy").names == ("toy",)
-"""
-    )
+""")
 
 
-def test_enable_replaces_the_name_that_the_environment_chose(toys):
-    toys.run(
-        REFUSED
-        + """
+def test_enable_replaces_the_name_that_the_environment_chose(refusing):
+    refusing(
+        """
 from flashpatch.bootstrap import start
 start()
 assert options()["bits"] == 16
@@ -116,11 +109,9 @@ assert flashpatch.status().names == ("toy8", "other") and os.environ["FLASHPATCH
     )
 
 
-def test_option_precedence(toys):
+def test_option_precedence(toys, refusing):
     toys.module("../cwd/flashpatch.toml", '[toy]\nscale = 5.0\nbits = 4\nlabel = "mine"\n')
-    toys.run(
-        REFUSED
-        + """
+    refusing("""
 flashpatch.enable("toy")
 assert options() == {"bits": 4, "exclude": [], "scale": 5.0, "label": "mine"}, "config over defaults"
 flashpatch.disable()
@@ -130,8 +121,7 @@ flashpatch.enable("toy8", scale=7.0)
 assert options()["scale"] == 7.0 and options()["bits"] == 8, "enable() over all"
 flashpatch.enable("toy8")
 assert options()["scale"] == 7.0, "idempotent"
-"""
-    )
+""")
 
 
 def test_patches_see_current_options(toys):
@@ -186,7 +176,7 @@ def test_without_names_and_config_it_is_fp8(toys):
     """)
 
 
-def test_wrong_config(toys):
+def test_wrong_config(refusing):
     wrong = {
         "enabled = []": "unknown key 'enabled'",
         "[toi]\nbits = 4": "Did you mean 'toy'?",
@@ -198,15 +188,12 @@ def test_wrong_config(toys):
         "strict = 1": "Give true or false",
         "= 1": "cannot read config",
     }
-    toys.run(
-        REFUSED
-        + f"""
+    refusing(f"""
 for text, message in {wrong!r}.items():
     with open("flashpatch.toml", "w") as file:
         file.write(text)
     assert message in refused("toy"), refused("toy")
-"""
-    )
+""")
 
 
 def test_named_config_that_is_missing(toys):

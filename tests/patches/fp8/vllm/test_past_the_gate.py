@@ -133,10 +133,17 @@ def enabled_late(a: str, b: str, processes: bool) -> dict[str, Any]:
         found["said"] = [str(one.message) for one in caught]
         found["update"] = updates.error(lambda: reload(llm))
         found["function"] = updates.error(lambda: llm.collective_rpc(load, args=(b,)))
+        core = getattr(llm.llm_engine.engine_core, "engine_core", None)
+        model = (
+            core.model_executor.driver_worker.model_runner.model if core else None
+        )  # if it is in this process
+        items = list(models.weights(b))
+        found["model"] = updates.error(lambda: model.load_weights(items))
         found["harmless"] = updates.error(lambda: llm.collective_rpc("get_supported_tasks"))
         found["a"] = engines.greedy(llm)
         flashpatch.disable()
         found["stock"] = updates.error(lambda: reload(llm))
+        found["stock model"] = updates.error(lambda: model.load_weights(items))
     return found
 
 
@@ -275,11 +282,11 @@ def test_an_engine_opened_before_enabling_takes_no_update(
 ) -> None:
     got = bare(enabled_late, *ab, processes)
     assert any("take no weight updates" in said for said in got["said"]), got["said"]
-    for call in ("update", "function"):
+    for call in ("update", "function", *([] if processes else ["model"])):
         assert got[call] is not None, "the engine was updated as stock does, without a word"
         assert "PatchError" in got[call] and "opened before" in got[call]
     assert got["harmless"] is None and got["a"] == oracle.answers(ab[0])["tokens"]
-    assert got["stock"] is None or "PatchError" not in got["stock"]
+    assert all("PatchError" not in str(got[stock]) for stock in ("stock", "stock model"))
 
 
 def test_a_load_from_another_thread_waits_for_the_step(bare: scenario.Runner, ab: tuple[str, str]) -> None:

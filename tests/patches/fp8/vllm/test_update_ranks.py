@@ -44,6 +44,11 @@ def rank(worker: Any, number: int, fails: bool = False) -> list[int]:
     return [number, worker.rank]
 
 
+def slow(worker: Any) -> str:
+    time.sleep(2.0)
+    return "late"
+
+
 def make_stage_inputs(worker: Any) -> None:
     """What vLLM's CPU runner makes in a warm-up that these engines go without."""
     runner = worker.model_runner
@@ -77,6 +82,7 @@ def together(a: str, b: str, kw: dict[str, Any], ranks: dict[str, int] = TP2) ->
         found["failed call"] = _calls(llm)
         llm.collective_rpc("reload_weights", kwargs=dict(weights_path=b))
         found["reloaded"] = engines.answers(llm)
+        found["late"] = _late(llm)
     return found
 
 
@@ -84,6 +90,14 @@ def _calls(llm: Any) -> dict[str, Any]:
     """A call that fails on rank 0, then one that does not."""
     error = updates.error(lambda: llm.collective_rpc(rank, args=(1, True)))
     return dict(error=error, next=llm.collective_rpc(rank, args=(2,)))
+
+
+def _late(llm: Any) -> dict[str, Any]:
+    """A call that runs out of time, then what may read its answers in the place of their own: a call, and requests."""
+    error = updates.error(lambda: llm.collective_rpc(slow, timeout=0.2))
+    after: list[Any] = []
+    refused = updates.error(lambda: after.extend(llm.collective_rpc(rank, args=(3,))))
+    return dict(error=error, next=after, refused=refused, answers=updates.error(lambda: engines.answers(llm)))
 
 
 # --- the tests
@@ -109,6 +123,9 @@ def test_ranks_update_together_or_not_at_all(kw: dict[str, Any]) -> None:
     check_bad(got)
     assert "rank 0: ValueError: on purpose" in got["failed call"]["error"]
     assert got["failed call"]["next"] == [[2, 0], [2, 1]], "the failed call has left an answer behind"
+    assert "timed out" in got["late"]["error"] and got["late"]["next"] == []
+    for refusal in (got["late"]["refused"], got["late"]["answers"]):
+        assert "ran out of time" in refusal and "Open the engine again" in refusal
 
 
 @pytest.mark.full
