@@ -62,7 +62,7 @@ def lab(folder: Path, names: str, together: int, *cases: str) -> dict[str, dict]
 def ours(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
     """What became of every case with our transfers."""
     return lab(
-        tmp_path_factory.mktemp("ours") / "lab", "cpu,bf16", 8, "good", "job-a", "job-b", "after", *CASES
+        tmp_path_factory.mktemp("ours") / "lab", "cpu,bf16", 4, "good", "job-a", "job-b", "after", *CASES
     )
 
 
