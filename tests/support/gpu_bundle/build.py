@@ -68,9 +68,10 @@ def main() -> None:
 def files(name: str) -> Iterator[tuple[str, Path]]:
     """Yield what a distribution has installed: its name in a part, and where it is."""
     found = distribution(name)
+    at = f"{found.metadata['Name']}=={found.version}"
     for file in found.files or ():
         if not str(file).startswith("..") and not is_one_of(str(file), LEFT_OUT):
-            yield f"{found.metadata['Name']}=={found.version}/{file}", Path(str(found.locate_file(file)))
+            yield f"{at}/{file}", Path(str(found.locate_file(file)))
 
 
 def of(names: str) -> list[tuple[str, Path]]:
