@@ -35,6 +35,7 @@ def main(_mode: str, root: str, out: str, *names: str) -> None:
     for name in names:
         llm = engine.opened(cases.CASES["bf16"], policy, (name,))
         answers = engine.ask(llm, count=TOKENS)
+        engine.ask(llm, count=1)  # with a later step the workers hear which tokens a request kept
         llm.collective_rpc("eagle_flush")
         results.add(out, name, _found(Path(queue), answers, head))
         del llm

@@ -36,9 +36,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="*", default=[], help="beginnings of cases, as engine or engine:fp8")
     parser.add_argument("--budget", type=float, default=float("inf"), help="seconds after which nothing runs")
-    parser.add_argument("--rows", type=Path, default=Path("gpu.jsonl"), help="where to append the rows")
+    parser.add_argument(
+        "--rows", type=Path, default=Path("build/gpu/rows.jsonl"), help="where to append the rows"
+    )
     parser.add_argument("--fake", action="store_true", help="on the fake device of this environment")
     options = parser.parse_args()
+    options.rows.parent.mkdir(parents=True, exist_ok=True)
     start, found = time.monotonic(), Counter()
     with tempfile.TemporaryDirectory(prefix="flashpatch-gpu-") as folder, options.rows.open("a") as rows:
 

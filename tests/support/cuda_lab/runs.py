@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ def environment(capability: int, **more: str) -> dict[str, str]:
     if capability:
         return variables(ENVIRONMENT, capability, **more)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("FLASHPATCH")}
+    if find_spec("flashinfer") is None:  # without it vLLM 0.24 samples only if told to
+        kept["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     return {**kept, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "HF_HUB_OFFLINE": "1", **more}
 
 
@@ -85,7 +88,7 @@ def stream(
         log = out.with_name("log")
         with log.open("w") as written:
             process = subprocess.Popen(
-                [sys.executable, *arguments], env=env, stdout=written, stderr=written, start_new_session=True
+                [sys.executable, *arguments], env=env, stdout=written, stderr=written, process_group=0
             )
         try:
             ended, count = False, len(pending)

@@ -1,6 +1,6 @@
 """Pack vLLM's CUDA build, and what it imports, into parts that install beside torch without a network.
 
-    ENVIRONMENT/bin/python tests/support/gpu_bundle/build.py --to FOLDER [--capability 90] [--wheel]
+    ENVIRONMENT/bin/python tests/support/gpu_bundle/build.py --to FOLDER [--only PART...] [--capability 90] [--wheel]
 
 ENVIRONMENT has all of it installed; nothing is downloaded, but with --wheel vLLM's own wheel. `install.py` beside this file
 installs parts. vLLM's libraries are reduced to one compute capability; its whole wheel, in pieces, is the way if that is wrong
@@ -21,8 +21,8 @@ from pathlib import Path
 import prune
 
 MOST = 55_000_000  # bytes of a part, which travels beside the tree
-KERNELS = ("_moe_C_stable_libtorch", "_vllm_fa3_C")  # of vLLM, in a part of their own
-REDUCED = (*KERNELS, "_C_stable_libtorch", "_flashmla_C", "_qutlass_C")
+ATTENTION, EXPERTS = ("_vllm_fa3_C",), ("_moe_C_stable_libtorch",)  # of vLLM, in parts of their own
+REDUCED = (*ATTENTION, *EXPERTS, "vllm/_C_stable_libtorch", "_flashmla_C", "_qutlass_C")
 LEFT_OUT = (  # other capabilities, other Pythons, a server in Rust; what is only compiled or tested
     *("_vllm_fa2_C", "vllm-rs", "third_party/fmha_sm100", "cpython-310-", "cpython-311-", "cpython-313-"),
     *("cpython-314-", "__pycache__", "/tests/", "libxgrammar.a"),
@@ -36,7 +36,7 @@ referencing rpds-py sniffio starlette typing-inspection uvloop wrapt xgrammar an
 VERL = "antlr4-python3-runtime codetiming colorful omegaconf orjson pyvers tensordict verl"
 COMMON = """
 accelerate aiohappyeyeballs aiohttp aiosignal attrs certifi charset-normalizer click cloudpickle frozenlist h11 huggingface_hub
-idna jinja2 llvmlite msgpack multidict numba numpy packaging pillow prometheus_client propcache protobuf psutil pygments
+idna jinja2 msgpack multidict numpy packaging pillow prometheus_client propcache protobuf psutil pygments
 pyyaml regex requests rich safetensors sentencepiece tiktoken tokenizers tqdm transformers urllib3 xxhash yarl
 """
 
@@ -44,6 +44,7 @@ pyyaml regex requests rich safetensors sentencepiece tiktoken tokenizers tqdm tr
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--to", type=Path, required=True, help="folder of the parts")
+    parser.add_argument("--only", nargs="*", default=(), help="these parts; none: all")
     parser.add_argument("--capability", type=int, default=90, help="ten times the compute capability")
     parser.add_argument(
         "--wheel", action="store_true", help="download vLLM's wheel too, and cut it in pieces"
@@ -52,13 +53,14 @@ def main() -> None:
     options.to.mkdir(parents=True, exist_ok=True)
     vllm = list(files("vllm"))
     parts = {
-        "engine": [file for file in vllm if not is_one_of(file[0], KERNELS)] + of(SMALL),
-        "kernels": [file for file in vllm if is_one_of(file[0], KERNELS)],
-        "verl": of(VERL),
+        "engine": [file for file in vllm if not is_one_of(file[0], ATTENTION + EXPERTS)] + of(SMALL),
+        "attention": [file for file in vllm if is_one_of(file[0], ATTENTION)],
+        "experts": [file for file in vllm if is_one_of(file[0], EXPERTS)] + of(VERL),
         "common": of(COMMON),  # what images with torch often have; what is there in another version stays
+        "numba": of("numba llvmlite"),  # likewise
     }
-    for name, members in parts.items():
-        pack(options.to / f"{name}.tar.xz", members, options.capability)
+    for name in options.only or parts:
+        pack(options.to / f"{name}.tar.xz", parts[name], options.capability)
     if options.wheel:
         cut(options.to)
 
@@ -66,9 +68,10 @@ def main() -> None:
 def files(name: str) -> Iterator[tuple[str, Path]]:
     """Yield what a distribution has installed: its name in a part, and where it is."""
     found = distribution(name)
+    at = f"{found.metadata['Name']}=={found.version}"
     for file in found.files or ():
         if not str(file).startswith("..") and not is_one_of(str(file), LEFT_OUT):
-            yield f"{found.metadata['Name']}=={found.version}/{file}", Path(str(found.locate_file(file)))
+            yield f"{at}/{file}", Path(str(found.locate_file(file)))
 
 
 def of(names: str) -> list[tuple[str, Path]]:
@@ -82,7 +85,7 @@ def is_one_of(path: str, words: tuple[str, ...]) -> bool:
 def pack(part: Path, members: list[tuple[str, Path]], capability: int) -> None:
     """Write a part; libraries with GPU code go reduced."""
     with part.open("wb") as out, tempfile.TemporaryDirectory() as folder:
-        xz = subprocess.Popen(["xz", "-T0", "-6", "-c"], stdin=subprocess.PIPE, stdout=out)
+        xz = subprocess.Popen(["xz", "-T0", "-2", "-c"], stdin=subprocess.PIPE, stdout=out)
         with tarfile.open(fileobj=xz.stdin, mode="w|") as archive:
             for name, path in members:
                 if is_one_of(name, REDUCED):
