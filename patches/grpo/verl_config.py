@@ -94,26 +94,20 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
 
 def _fused_refusal(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield why verl's fused log-probabilities would fail in the first step: FSDP2 shards a head that is not tied as a unit of
-    its own, and they read its weight from outside."""
+    its own, and they read its weight from outside. Says nothing of a model that is no folder here."""
     backend = get(f"{MODEL}.fused_kernel_options.impl_backend")
-    replaced = options["logprobs"] and backend != "triton"
-    used = get(f"{MODEL}.use_fused_kernels") and get(f"{ACTOR}.strategy") == "fsdp2"
-    if used and backend and not replaced and _has_own_head(get):
+    used = backend and get(f"{MODEL}.use_fused_kernels") and get(f"{ACTOR}.strategy") == "fsdp2"
+    folder = Path(str(get(f"{MODEL}.path"))).expanduser()
+    if not used or (options["logprobs"] and backend != "triton") or not (folder / "config.json").exists():
+        return
+    from transformers import AutoConfig
+
+    model = AutoConfig.from_pretrained(folder, trust_remote_code=bool(get(f"{MODEL}.trust_remote_code")))
+    if not getattr(model, "tie_word_embeddings", False):
         yield (
             f"{MODEL}.use_fused_kernels=True (with {ACTOR}.strategy=fsdp2 and impl_backend={backend} verl gets a shard of "
             "this model's head; set grpo's option logprobs and impl_backend=torch)"
         )
-
-
-def _has_own_head(get: Get) -> bool:
-    """Whether the model, if it is a folder here, has a head that is not its embedding."""
-    folder = Path(str(get(f"{MODEL}.path"))).expanduser()
-    if not (folder / "config.json").exists():
-        return False
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=bool(get(f"{MODEL}.trust_remote_code")))
-    return not getattr(config, "tie_word_embeddings", False)
 
 
 def adaptations(get: Get, options: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:

@@ -147,14 +147,21 @@ def parallel(at: Path) -> None:
     type(current_platform).is_cpu, seen["graphs"] = lambda self: False, {}
     for case, config in configs.items():
         flashpatch.enable("eagle", arms=["2_1_3", "disable"] if case == "named" else [])
-        graphs = SimpleNamespace(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE)
+        graphs = SimpleNamespace(
+            cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+            cudagraph_capture_sizes=None,
+            max_cudagraph_capture_size=None,
+        )
         VllmConfig._maybe_override_dynamic_sd_cudagraph_mode(
             SimpleNamespace(
-                speculative_config=config, compilation_config=graphs, use_v2_model_runner=case == "second"
+                speculative_config=config,
+                compilation_config=graphs,
+                scheduler_config=SimpleNamespace(max_num_seqs=4),
+                use_v2_model_runner=case == "second",
             )
         )
         left = config.num_speculative_tokens_per_batch_size is not None
-        seen["graphs"][case] = [graphs.cudagraph_mode.name, left]
+        seen["graphs"][case] = [graphs.cudagraph_mode.name, left, graphs.cudagraph_capture_sizes]
     leave(at, seen)
 
 

@@ -65,6 +65,8 @@ def _embeddings_and_head(
 def _whole(module: Any, gather: Callable[[Any], Any], is_first: bool, patch: str) -> Any:
     """Gather [vocabulary, hidden] over tensor-parallel ranks, without padding, block by block into the host's memory; None in
     other ranks than the first."""
+    import torch
+
     weight = module.weight.data
     if not weight.is_floating_point() or weight.element_size() < 2:
         raise PatchError(
@@ -72,13 +74,8 @@ def _whole(module: Any, gather: Callable[[Any], Any], is_first: bool, patch: str
             patch=patch,
             advice="Leave embeddings and head in the model's precision.",
         )
-    rows, width = weight.shape
-    found = None
-    for part in weight.split(max(1, _BLOCK // weight[:1].nbytes)):
-        block = gather(part).view(-1, *part.shape)  # by rank
-        if is_first:
-            if found is None:
-                found, at = weight.new_empty(len(block), rows, width, device="cpu"), 0
-            found[:, at : at + len(part)] = block
-            at += len(part)
-    return None if found is None else found.view(-1, width)[: module.org_vocab_size]
+    blocks = []
+    for rows in weight.split(max(1, _BLOCK // weight[:1].nbytes)):
+        block = gather(rows).view(-1, *rows.shape)  # by rank
+        blocks += [block.cpu()] if is_first else []
+    return torch.cat(blocks, dim=1).flatten(0, 1)[: module.org_vocab_size] if is_first else None

@@ -15,7 +15,6 @@ from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared import fingerprint
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
 from flashpatch.patches.eagle.drafter_refit.versions import DrafterVersions, Weights
 from flashpatch.patches.eagle.options import UNTIL_SGLANG
@@ -23,6 +22,8 @@ from flashpatch.patches.eagle.sglang import capture, spec_controller
 
 if TYPE_CHECKING:
     import torch
+
+    from flashpatch.patches._shared.fingerprint import Sums
 
 MANAGER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
 
@@ -55,7 +56,7 @@ class DrafterRefit(DrafterVersions):
         self._may_roll_back = options["rollback"] < 1
         self._backup: dict[str, torch.Tensor] | None = None  # of `good`, while an update is judged
         self._newest: dict[str, torch.Tensor] = {}  # of `current`, while `good` is tried
-        self._before_session: dict[str, torch.Tensor | fingerprint.Sums] = {}
+        self._before_session: dict[str, torch.Tensor | Sums] = {}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the drafter's own parameters, without embeddings and head that it shares with the target."""
@@ -73,6 +74,8 @@ class DrafterRefit(DrafterVersions):
 
     def session_started(self) -> None:
         """Copy the weights before a session changes them, if they may be restored, or else take their fingerprints."""
+        from flashpatch.patches._shared import fingerprint
+
         keep = (
             self._may_roll_back and self._backup is None
         )  # of several in a row the first backs up the good ones
@@ -136,7 +139,9 @@ class DrafterRefit(DrafterVersions):
         ledger.flush()  # SGLang ends its processes by SIGKILL
 
 
-def _is_unchanged(weight: torch.Tensor, before: torch.Tensor | fingerprint.Sums) -> bool:
+def _is_unchanged(weight: torch.Tensor, before: torch.Tensor | Sums) -> bool:
+    from flashpatch.patches._shared import fingerprint
+
     if isinstance(before, tuple):
         return fingerprint.of(weight) == before
     return bool((weight == before).all())

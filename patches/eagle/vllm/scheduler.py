@@ -23,6 +23,7 @@ from flashpatch.patches.eagle.vllm.spec_controller import (
     arms_schedule,
     controller_of,
     controllers,
+    graph_sizes,
     make_policy,
 )
 
@@ -151,6 +152,9 @@ def _may_change(config: Any) -> bool:
     relies_on=(
         "self.speculative_config",
         "self.compilation_config.cudagraph_mode.has_full_cudagraphs",
+        "vllm.config.compilation:CompilationConfig.cudagraph_capture_sizes",
+        "vllm.config.compilation:CompilationConfig.max_cudagraph_capture_size",
+        "vllm.config.scheduler:SchedulerConfig.max_num_seqs",
         "vllm.config.vllm:VllmConfig.use_v2_model_runner",
         "vllm.platforms.interface:Platform.is_cpu",
     ),
@@ -161,15 +165,23 @@ def _may_change(config: Any) -> bool:
 )
 def maybe_override_dynamic_sd_cudagraph_mode(original, self, *args: Any, **kwargs: Any):
     """Take the schedule back where it would cost full CUDA graphs, unless the user names arms: then the number of drafts
-    stays, and acceptance is followed."""
-    config, options = self.speculative_config, engine.options("eagle")
-    if config is not None and options["adapt"] and not options["arms"] and not self.use_v2_model_runner:
-        from vllm.platforms import current_platform
+    stays, and acceptance is followed. Elsewhere give vLLM sizes of graphs that the arms share."""
+    from vllm.platforms import current_platform
 
-        ours = arms_schedule(make_policy(options, config.num_speculative_tokens))
-        full = self.compilation_config.cudagraph_mode.has_full_cudagraphs() and not current_platform.is_cpu()
-        if full and config.num_speculative_tokens_per_batch_size == ours:
+    config, options, graphs = self.speculative_config, engine.options("eagle"), self.compilation_config
+    full = graphs.cudagraph_mode.has_full_cudagraphs() and not current_platform.is_cpu()
+    if config is not None and options["adapt"] and not options["arms"] and full:
+        drafts = config.num_speculative_tokens
+        ours = arms_schedule(make_policy(options, drafts))
+        if config.num_speculative_tokens_per_batch_size == ours and not self.use_v2_model_runner:
             config.num_speculative_tokens_per_batch_size = None
+        elif config.num_speculative_tokens_per_batch_size == ours and not (
+            graphs.cudagraph_capture_sizes
+            or graphs.max_cudagraph_capture_size
+            or getattr(self, "performance_mode", "") == "interactivity"
+        ):
+            most = min(2 * self.scheduler_config.max_num_seqs * (drafts + 1), 512)  # as vLLM's own
+            graphs.cudagraph_capture_sizes = graph_sizes(drafts, most)
     return original(self, *args, **kwargs)
 
 

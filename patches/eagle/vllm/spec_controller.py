@@ -46,6 +46,18 @@ def arms_schedule(policy: Policy) -> list[tuple[int, int, int]]:
     return found
 
 
+def graph_sizes(max_drafts: int, most: int) -> list[int]:
+    """Return the sizes of CUDA graphs, in tokens up to ``most``, that the default arms share.
+
+    vLLM gives a batch the next larger size that any arm has, and no full graph if its own arm has none of that size. So all but
+    the smallest are multiples of the tokens that the widest arm verifies per request, which those of every arm divide.
+    """
+    width = max_drafts + 1
+    requests = [1, 2, 3, 4, 6, *range(8, 32, 4), *range(32, 97, 8), *range(112, most, 16)]
+    small = [size for size in range(1, width) if size <= 2 or not width % size]
+    return [size for size in (*small, *(width * count for count in requests)) if size <= most]
+
+
 class BanditLookup(list):
     """Answer look-ups in ``Scheduler.dynamic_sd_lookup`` with the bandit's choice for the batch size."""
 
@@ -217,14 +229,17 @@ def controller_of(scheduler: Any) -> SpecController | None:
 
 
 def engine_arms(asked: list[Any], max_drafts: int) -> tuple[Arm, ...]:
-    """Return the arms of an engine with room for ``max_drafts`` tokens: those asked for, or by default none, one, all and
-    their square root. CUDA graphs are recorded for each arm, and each but the shortest has the drafter's recorded too.
+    """Return the arms of an engine with room for ``max_drafts`` tokens: those asked for, or by default none, all, and if one
+    shares their graphs a middle one.
 
     Raises:
         PatchError: an arm that vLLM cannot run.
     """
-    drafts = sorted({1, round(max_drafts**0.5), max_drafts})
-    default = ["disable", *(Arm(number, 1, number + 1) for number in drafts)]
+    width = max_drafts + 1
+    middle = sorted(
+        (part for part in range(2, width) if not width % part), key=lambda part: abs(part - width**0.5)
+    )
+    default = ["disable", *(Arm(part - 1, 1, part) for part in (*middle[:1], width))]
     arms = parse_arms(asked or default)
     for arm in arms:
         if arm.topk > 1 or arm.steps > max_drafts:

@@ -27,13 +27,13 @@ def test_it_speculates_while_it_pays_and_ends_up_disabled_when_it_does_not(run):
 def test_decisions_and_rewards_are_in_the_ledger(run):
     seen, _ = run
     found = seen["notes"]["eagle_bandit"]
-    assert found["steps"] > 100 and found["recent"][-1] in ("disable", "1_1_2", "2_1_3", "3_1_4")
+    assert found["steps"] > 100 and found["recent"][-1] in ("disable", "1_1_2", "3_1_4")
     assert any(name.endswith("/disable/pulls") and count > 20 for name, count in found.items())
 
 
 def test_what_was_learned_is_saved(run):
     _, at = run
-    assert json.loads((at / "bandit.json").read_text())["arms"] == ["disable", "1_1_2", "2_1_3", "3_1_4"]
+    assert json.loads((at / "bandit.json").read_text())["arms"] == ["disable", "1_1_2", "3_1_4"]
 
 
 def test_acceptance_and_choices_over_time_are_in_the_report(run):
@@ -47,4 +47,4 @@ def test_acceptance_and_choices_over_time_are_in_the_report(run):
     [acceptance] = charts["acceptance"]["lines"]
     assert all(1 <= value <= 4 for _, value in acceptance["points"])
     shares = {line["label"].partition(",")[0]: line["points"][-1][1] for line in charts["arms"]["lines"]}
-    assert set(shares) == {"disable", "1_1_2", "2_1_3", "3_1_4"} and abs(sum(shares.values()) - 1) < 1e-9
+    assert set(shares) == {"disable", "1_1_2", "3_1_4"} and abs(sum(shares.values()) - 1) < 1e-9

@@ -15,6 +15,7 @@ from flashpatch.patches.eagle.vllm.spec_controller import (
     BanditLookup,
     SpecController,
     arms_schedule,
+    graph_sizes,
     make_policy,
 )
 
@@ -195,7 +196,7 @@ def test_choices_are_held_long_enough_to_teach():
 
 
 def test_arms_are_what_the_engine_can_do():
-    assert [str(arm) for arm in make_policy(OPTIONS, 3).arms] == ["disable", "1_1_2", "2_1_3", "3_1_4"]
+    assert [str(arm) for arm in make_policy(OPTIONS, 3).arms] == ["disable", "1_1_2", "3_1_4"]
     assert len(make_policy({**OPTIONS, "arms": ["2_1_3"]}, 3).arms) == 1
     for arm in ("4_1_5", "2_2_4"):
         with pytest.raises(PatchError, match=arm):
@@ -205,9 +206,56 @@ def test_arms_are_what_the_engine_can_do():
 
 
 def test_few_arms_are_offered_as_each_has_graphs_of_its_own():
-    for most in (1, 2, 3, 5, 16, 64):
-        arms = make_policy(OPTIONS, most).arms
-        assert len(arms) <= 4 and {0, 1, most} <= {arm.steps for arm in arms}
+    for most in (1, 2, 3, 5, 16, 63):
+        widths = {arm.steps + 1 for arm in make_policy(OPTIONS, most).arms}
+        assert len(widths) <= 3 and {1, most + 1} <= widths
+        assert not any((most + 1) % width for width in widths)
+
+
+@pytest.mark.vllm(least="0.32")
+@pytest.mark.parametrize(("drafts", "bound"), [(1, 1.2), (2, 1.2), (3, 1.5), (4, 1.2), (5, 1.5), (7, 1.5)])
+def test_nearly_every_batch_of_every_arm_has_a_full_graph_and_they_are_few(drafts, bound):
+    """By vLLM's own choice of graphs, at 256 requests; stock has one arm, and as many sizes."""
+    policy, sizes = make_policy(OPTIONS, drafts), graph_sizes(drafts, 512)
+    counts = [1, 2, 4, *range(8, 257, 8)]
+    stock = {*counts, *range(256, 513, 16), *(n * (drafts + 1) for n in counts if n * (drafts + 1) <= 512)}
+    alone, ours = (
+        _full_graphs(drafts, sorted(stock), None),
+        _full_graphs(drafts, sizes, arms_schedule(policy)),
+    )
+    assert len(_captured(ours)) <= bound * len(_captured(alone))
+    for width in (arm.steps + 1 for arm in policy.arms):
+        batches = [n * width for n in range(1, 257) if n * width <= max(sizes)]
+        fit = [[one.uniform_token_count for one in ours._candidates[tokens, 0]] for tokens in batches]
+        assert sum(width in one for one in fit) > 0.9 * len(fit), (width, fit)
+
+
+def _captured(manager) -> list:
+    return manager._capture_descs[type(manager.cudagraph_mode).FULL]
+
+
+def _full_graphs(drafts: int, sizes: list[int], schedule: list | None):
+    """Return vLLM's manager of a target's graphs with nothing captured."""
+    from vllm.config import CUDAGraphMode
+    from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
+
+    speculative = SimpleNamespace(
+        num_speculative_tokens_per_batch_size=schedule,
+        uses_dynamic_speculative_decoding=lambda: schedule is not None,
+    )
+    compilation = SimpleNamespace(cudagraph_capture_sizes=sizes, max_cudagraph_capture_size=max(sizes))
+    config = SimpleNamespace(
+        speculative_config=speculative,
+        num_speculative_tokens=drafts,
+        cache_config=SimpleNamespace(use_kda_recoverssm=False),
+    )
+    manager = object.__new__(CudaGraphManager)
+    vars(manager).update(compilation_config=compilation, vllm_config=config, max_num_reqs=256)
+    vars(manager).update(decode_query_len=drafts + 1, cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE)
+    vars(manager).update(lora_capture_cases=[0], varlen_decode=False, ubatch_runner=None)
+    manager._candidates, manager._capture_descs = {}, {}
+    manager._init_candidates()
+    return manager
 
 
 def test_what_was_learned_comes_back(tmp_path):
@@ -251,20 +299,6 @@ def test_what_fails_when_idle_too_is_given_up():
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("most", [16, 256, 1000, 4096])
-def test_the_schedule_has_vllm_record_graphs_for_every_arm_up_to_large_batches(most):
-    from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
-
-    policy = make_policy(OPTIONS, 8)
-    lookup = build_dynamic_sd_schedule_lookup(arms_schedule(policy), most, 8)
-    widest = {drafts: size for size, drafts in enumerate(lookup) if size}
-    assert set(widest) == {arm.steps for arm in policy.arms} == {0, 1, 3, 8}
-    for drafts, size in widest.items():
-        reachable = min(most, 1024, OPTIONS["guard"] // (drafts + 1) if drafts else most)
-        assert reachable - len(widest) < size and (size <= reachable or most > 1024)
-
-
-@pytest.mark.vllm
 def test_data_parallel_ranks_keep_one_number_of_drafts(job):
     """vLLM turns a schedule off for them from 0.26 on; 0.24 and 0.25 would take it, and the ranks' steps could differ."""
     seen, _ = job("parallel")
@@ -277,7 +311,7 @@ def test_the_bandit_takes_no_full_graphs_away_unless_arms_are_named(job):
     """On a GPU, by vLLM's own method, for its first and its second model runner."""
     seen, _ = job("parallel")
     assert seen["graphs"] == {
-        "first": ["FULL_AND_PIECEWISE", False],
-        "second": ["FULL_AND_PIECEWISE", True],
-        "named": ["PIECEWISE", True],
+        "first": ["FULL_AND_PIECEWISE", False, None],
+        "second": ["FULL_AND_PIECEWISE", True, [1, 2, 4, 8, 12, 16, 24, 32]],
+        "named": ["PIECEWISE", True, None],
     }
