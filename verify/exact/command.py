@@ -73,12 +73,13 @@ def of_job(job: Job, options: argparse.Namespace, engine: dict[str, Any]) -> Cer
     if job.problem:
         return Certificate([], problem=job.problem)
     settings = {**job.engine, **engine}
-    with _bounded(options.seconds, options.json):
-        kind = options.rollout or job.kind
-        trainer = job.trainer if options.causes else None
-        found = certify(job.model, options.prompt, settings, options.syncs, options.read, kind, trainer)
-    if options.causes and not found.problem:
-        found = replace(found, causes=(*causes.measured(job.model, settings, found, options), *found.causes))
+    with job.trainers_model() as model:
+        with _bounded(options.seconds, options.json):
+            kind = options.rollout or job.kind
+            trainer = job.trainer if options.causes else None
+            found = certify(model, options.prompt, settings, options.syncs, options.read, kind, trainer)
+        if options.causes and not found.problem:
+            found = replace(found, causes=(*causes.measured(model, settings, found, options), *found.causes))
     return replace(found, left_out=(*job.left_out, *found.left_out))
 
 
