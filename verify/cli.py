@@ -203,16 +203,15 @@ def _processes(report: LiveReport) -> Table:
 
 def _process_row(process: Process) -> tuple[str, ...]:
     words = Counter(str(patch["state"]) for patch in process.patches.values())
-    verdict = "missing" if not process.present else "not proven" if process.problems else "ok"
     return (
         f"{process.host}:{process.pid}",
         ", ".join(filter(None, (*process.roles, process.title))),
         ", ".join(f"{key}={value}" for key, value in process.rank.items()),
-        {True: "yes", False: "no", None: "unknown"}[process.alive],
+        process.lives,
         ", ".join(process.names),
         ", ".join(f"{count} {word}" for word, count in words.items()),
         str(process.calls),
-        verdict,
+        process.verdict,
     )
 
 

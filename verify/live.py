@@ -44,6 +44,14 @@ class Process:
         return f"{what} {self.host}:{self.pid}" + (f" on {self.node}" if self.node else "")
 
     @property
+    def verdict(self) -> str:
+        return "missing" if not self.present else "not proven" if self.problems else "ok"
+
+    @property
+    def lives(self) -> str:
+        return {True: "yes", False: "no", None: "unknown"}[self.alive]
+
+    @property
     def calls(self) -> int:
         return sum(patch["calls"] for patch in self.patches.values())
 

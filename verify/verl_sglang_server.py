@@ -142,4 +142,6 @@ def write_tokenizer(folder: Path, size: int) -> None:
 
     words = {f"w{number}": number for number in range(size - 1)} | {"<end>": size - 1}
     plain = Tokenizer(models.WordLevel(words, unk_token="<end>"))
-    PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<end>", pad_token="<end>").save_pretrained(folder)
+    PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<end>", pad_token="<end>").save_pretrained(
+        folder
+    )

@@ -86,7 +86,7 @@ def test_the_compatibility_page_lists_every_patch() -> None:
     page = (TREE / "docs" / "reference" / "compatibility.md").read_text()
     of_frameworks = {id for id, patch in registry.patches().items() if patch.requires}
     missing = {id for id in of_frameworks if f"`{id}`" not in page}
-    assert missing <= UNPUBLISHED, "python -m flashpatch.verify.compatibility writes it"
+    assert missing <= UNPUBLISHED, "python docs/site/compatibility.py writes it"
 
 
 @pytest.mark.parametrize(("page", "name"), _named(r"(flashpatch\.(?:patches|verify)\.[\w.]*\w)"))

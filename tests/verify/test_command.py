@@ -80,20 +80,22 @@ def test_the_report_says_why_a_patch_that_was_never_called_is_healthy(evidence, 
     assert (found.state.word, found.evidence, found.tested) == (word, text, True)
 
 
+def patch(id: str, target: str, evidence: str = "update") -> Patch:
+    framework = target.partition(".")[0]
+    about = dict(why="", how="", remove_when="", wrapper=print, evidence=evidence)
+    return Patch(id, (target,), f"{framework}>=1", **about)
+
+
 def test_what_waits_for_a_framework_that_the_probe_did_without():
     """Only that: a patch still waiting for a framework in use, or for the only one, is a failure."""
     from flashpatch.verify.run import _unused
-
-    def patch(id):
-        return Patch(
-            id, (f"{id.split('.')[1]}.mod:f",), "x>=1", why="", how="", remove_when="", wrapper=print
-        )
 
     def row(**calls):
         entries = {f"toy.{name}": {"state": "live", "calls": count} for name, count in calls.items()}
         return types.SimpleNamespace(patches={id.replace("_", "."): entry for id, entry in entries.items()})
 
-    family = Family("toy", "", (patch("toy.one.a"), patch("toy.one.b"), patch("toy.two.a")))
+    patches = (patch(id, f"{id.split('.')[1]}.mod:f") for id in ("toy.one.a", "toy.one.b", "toy.two.a"))
+    family = Family("toy", "", tuple(patches))
     assert _unused(family, [row(one_a=1, one_b=0, two_a=0)]) == {"toy.two.a"}
     assert _unused(family, [row(one_a=1), row(two_a=1)]) == set()
     assert _unused(family, [row(one_a=0)]) == set() == _unused(family, [])
@@ -103,29 +105,14 @@ def test_what_waits_for_a_module_of_a_path_that_was_not_taken():
     """Only where its target is there: a patch that could not be installed either is still a failure."""
     from flashpatch.verify.run import _paths_not_taken
 
-    def patch(name, evidence, target):
-        return Patch(
-            f"toy.packaging.{name}",
-            (f"packaging.{target}",),
-            "packaging>=1",
-            why="",
-            how="",
-            remove_when="",
-            wrapper=print,
-            evidence=evidence,
-        )
-
-    family = Family(
-        "toy",
-        "",
-        (
-            patch("optional", "optional", "version:parse"),
-            patch("fault", "fault", "version:parse"),
-            patch("step", "step", "version:parse"),
-            patch("renamed", "optional", "version:no_such_function"),
-            patch("moved", "optional", "no_such_module:parse"),
-        ),
-    )
+    targets = {
+        "optional": ("packaging.version:parse", "optional"),
+        "fault": ("packaging.version:parse", "fault"),
+        "step": ("packaging.version:parse", "step"),
+        "renamed": ("packaging.version:no_such_function", "optional"),
+        "moved": ("packaging.no_such_module:parse", "optional"),
+    }
+    family = Family("toy", "", tuple(patch(f"toy.packaging.{name}", *at) for name, at in targets.items()))
     assert _paths_not_taken(family) == {"toy.packaging.optional", "toy.packaging.fault"}
 
 

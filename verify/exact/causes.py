@@ -78,36 +78,28 @@ def measured(
     """
     same = (model, "--json", f"--seconds={options.seconds}", f"--prompt={options.prompt}")
     same = (*same, *([f"--rollout={found.engine}"] if found.engine else []))
-    possible = sglang_switches if found.engine == "sglang" else switches
-    all_of_them = (*_adapter(model, engine), *possible(engine, found.quantization))
+    all_of_them = (*_adapter(model, engine), *switches(engine, found.quantization, found.engine))
     return tuple(_run(switch, same, engine, found.kl) for switch in all_of_them)
 
 
-def sglang_switches(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:
-    """Yield what can be switched in an engine of SGLang's with these arguments."""
+def switches(engine: Mapping[str, Any], quantization: str, kind: str = "") -> Iterator[Switch]:
+    """Yield what can be switched in an engine with these arguments; ``kind`` is "sglang" if it is SGLang's."""
+    is_vllm = kind != "sglang"
     yield from _weights(engine, quantization)
     if engine.get("dtype") != "float32":
         if not quantization:
             yield Switch("dtype", "float32", {"dtype": "float32"})
-        yield Switch("head", "float32", {"enable_fp32_lm_head": True})
-    yield Switch("batch", f"{OTHERS} others in its step", options=(f"--read={BESIDE}",))
-    yield Switch("cached prefix", f"{BLOCK} tokens read before", options=(f"--read={CACHED}",))
-
-
-def switches(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:
-    """Yield what can be switched in an engine of vLLM's with these arguments."""
-    yield from _weights(engine, quantization)
-    if engine.get("dtype") != "float32":
-        if not quantization:
-            yield Switch("dtype", "float32", {"dtype": "float32"})
-        head = {**(engine.get("hf_overrides") or {}), "head_dtype": "float32"}
-        yield Switch("head", "float32", {"hf_overrides": head})
-    if (engine.get("tensor_parallel_size") or 1) > 1:
+        head = {"hf_overrides": {**(engine.get("hf_overrides") or {}), "head_dtype": "float32"}}
+        yield Switch("head", "float32", head if is_vllm else {"enable_fp32_lm_head": True})
+    if is_vllm and (engine.get("tensor_parallel_size") or 1) > 1:
         yield Switch("ranks", "one", {"tensor_parallel_size": 1})
     cut = {"enable_chunked_prefill": True, "max_num_batched_tokens": STEP, "max_num_seqs": 1}
-    if (engine.get("max_num_batched_tokens") or STEP + 1) > STEP:
+    if is_vllm and (engine.get("max_num_batched_tokens") or STEP + 1) > STEP:
         yield Switch("chunked prefill", f"steps of {STEP} tokens", cut)
     yield Switch("batch", f"{OTHERS} others in its step", options=(f"--read={BESIDE}",))
+    if not is_vllm:
+        yield Switch("cached prefix", f"{BLOCK} tokens read before", options=(f"--read={CACHED}",))
+        return
     cache = {"enable_prefix_caching": True, "block_size": BLOCK}
     yield Switch("prefix cache", f"{BLOCK} tokens from it", cache, (f"--read={CACHED}",))
     if engine.get("enforce_eager", True):

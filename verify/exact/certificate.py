@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from flashpatch.verify.exact.causes import Cause
@@ -13,8 +15,13 @@ DISTRIBUTIONS = "the distributions"
 
 
 def because(error: Exception) -> str:
-    """Say why nothing could be compared."""
-    return f"cannot compare here: {' '.join(str(error).split())[:300] or type(error).__name__}"
+    """Say why nothing could be compared; of an error without words its kind and the line that raised it, too."""
+    said = " ".join(str(error).split())[:300]
+    if " " not in said:  # nothing, or a key
+        said = ": ".join(filter(None, (type(error).__name__, said)))
+        for frame in traceback.extract_tb(error.__traceback__)[-1:]:
+            said += f" at {'/'.join(Path(frame.filename).parts[-3:])}:{frame.lineno}"
+    return f"cannot compare here: {said}"
 
 
 @dataclass(frozen=True)

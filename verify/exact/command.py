@@ -146,6 +146,7 @@ def certify(
         return Certificate([], problem=f"cannot compare here: {wanted} is not installed")
     rollout = importlib.import_module(f"flashpatch.verify.exact.{ENGINES[kind]}")
     begun = time.monotonic()
+    from flashpatch.verify.exact.engine import first_changed
     from flashpatch.verify.exact.trainer import certified
 
     try:
@@ -167,7 +168,10 @@ def certify(
             if problem := rollout.ignored(llm, settings):
                 return Certificate([], problem=f"cannot compare here: {problem}")
             seen = rollout.prefill(llm, ids, adapter, read)
-            changes = rollout.first_changes(llm, ids, seen, model, syncs, adapter, read)
+            changes = []
+            for _ in range(syncs):
+                rollout.reload(llm, model)
+                changes.append(first_changed(seen.ranks, rollout.prefill(llm, ids, adapter, read).ranks))
         done = time.monotonic()
         asked = model, bool(settings.get("trust_remote_code")), ids, pickle.dumps(seen), trainer
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:

@@ -16,7 +16,7 @@ from flashpatch.verify.exact.forced import KINDS, Gap, gaps, pairs, router_logit
 from flashpatch.verify.exact.names import FUSED, counterparts, spellings
 from flashpatch.verify.exact.noise import rounded
 from flashpatch.verify.exact.routers import choosing
-from flashpatch.verify.exact.shards import AGREE, some
+from flashpatch.verify.exact.shards import some
 from flashpatch.verify.exact.turns import gaps as far
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer
@@ -60,8 +60,7 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
         problem = f"the trainer's own model in bf16 and in float32 have nothing in common at {blind[0]}"
         return Certificate(places, problem=f"cannot compare here: {problem}")
     # Ranks that disagree come first, as what follows is compared with the first rank's.
-    apart = [Place(apart.place, apart.size, AGREE, apart.ranks) for apart in engine.apart]
-    places = _ordered([*apart, *places], engine.calls)
+    places = _ordered([*engine.apart, *places], engine.calls)
     turned = [
         Place(name, gap, TURNED, "", f"to position {end}") for name, end, gap in far(exact, engine.turns)
     ]

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from flashpatch.verify.exact import workers
-from flashpatch.verify.exact.calls import Call
+from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
-from flashpatch.verify.exact.shards import HEAD, Apart, join, some
-from flashpatch.verify.exact.turns import Turns
+from flashpatch.verify.exact.certificate import Place
+from flashpatch.verify.exact.shards import HEAD, Pair, join, layouts_of, some
+from flashpatch.verify.exact.turns import Turns, of_engine
 
 LENGTH = "max_model_len"
 PARALLEL = tuple(
     f"{kind}_parallel_size" for kind in ("pipeline", "data", "prefill_context", "decode_context")
 )
+_open = ExitStack()
+_calls: list[Call] = []
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Pass:
     quantization: str
     problem: str = ""
     ranks: list[list[Call]] = field(default_factory=list)
-    apart: list[Apart] = field(default_factory=list)
+    apart: list[Place] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     turns: Turns = field(default_factory=dict)
 
@@ -110,14 +112,10 @@ def prefill(llm: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> P
     def calls_of(*prompts: list[int]) -> list[list[Call]]:
         """By rank."""
         sampling = [asked, *[SamplingParams(**plain)] * (len(prompts) - 1)]
-        llm.collective_rpc(workers.start)
-        llm.generate(
-            [{"prompt_token_ids": prompt} for prompt in prompts],
-            sampling,
-            use_tqdm=False,
-            lora_request=under,
-        )
-        return llm.collective_rpc(workers.stop)
+        llm.collective_rpc(_start)
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        llm.generate(inputs, sampling, use_tqdm=False, lora_request=under)
+        return llm.collective_rpc(_stop)
 
     config, length = llm.llm_engine.vllm_config.model_config, len(ids)
     problem = ""
@@ -138,12 +136,34 @@ def prefill(llm: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> P
         calls = calls_of(ids)
     steps = [joined(rank) for rank in calls]
     ranks = [modules for modules, _ in steps]
-    layouts = llm.collective_rpc(workers.layouts)[0] if len(ranks) > 1 else {}
+    layouts = llm.collective_rpc(_layouts)[0] if len(ranks) > 1 else {}
     whole = join(ranks, layouts)
     logits = steps[0][1] if len(steps[0][1]) == length - 1 else torch.empty(0)
-    turns = llm.collective_rpc(workers.turns)[0]
+    turns = llm.collective_rpc(_turns)[0]
     how = config.quantization or ""
     return Pass(whole.calls, logits, how, problem, ranks, whole.apart, whole.left, turns)
+
+
+def _start(worker: Any) -> None:
+    """In a worker: record from here on the calls of the modules of its model."""
+    global _calls
+    _calls = _open.enter_context(recorded(worker.get_model()))
+
+
+def _stop(worker: Any) -> list[Call]:
+    """In a worker: return what was recorded since `_start`."""
+    _open.close()
+    return _calls
+
+
+def _layouts(worker: Any) -> dict[str, Pair]:
+    """In a worker: return how the tensors of its modules lie on the ranks."""
+    return layouts_of(worker.get_model())
+
+
+def _turns(worker: Any) -> Turns:
+    """In a worker: return what it turns queries and keys by."""
+    return of_engine(worker.get_model())
 
 
 def rows_of(calls: list[Call], of: int, count: int) -> list[Call]:
@@ -189,24 +209,14 @@ def _one(parts: list[Call]) -> Call:
     return replace(parts[0], given=torch.cat(given), returned=torch.cat(returned))
 
 
-def first_changes(
-    llm: Any, ids: list[int], first: Pass, checkpoint: str, syncs: int, adapter: str = "", read: str = ALONE
-) -> list[str]:
-    """Load the trainer's checkpoint into the engine ``syncs`` times, as a trainer at learning rate 0 sends it.
-
-    Returns:
-        Per time, the first module that then returned other bits than in ``first``, or "".
-    """
-    found = []
-    for _ in range(syncs):
-        llm.collective_rpc("reload_weights", kwargs={"weights_path": checkpoint})
-        again = prefill(llm, ids, adapter, read)
-        found.append(_first_changed(first.ranks, again.ranks))
-    return found
+def reload(llm: Any, checkpoint: str) -> None:
+    """Load a checkpoint into the engine, as a trainer sends it."""
+    llm.collective_rpc("reload_weights", kwargs={"weights_path": checkpoint})
 
 
-def _first_changed(before: list[list[Call]], after: list[list[Call]]) -> str:
-    """The module, and its ranks where not all changed it first."""
+def first_changed(before: list[list[Call]], after: list[list[Call]]) -> str:
+    """Return the first module that returned other bits in the second pass, with its ranks if not all changed it first;
+    "" if none did."""
     changed = [first_change(*calls) for calls in zip(before, after, strict=True)]
     order = [call.name for call in before[0]]
     name = min(filter(None, changed), key=lambda name: order.index(name) if name in order else -1, default="")

@@ -23,7 +23,7 @@ import torch
 from flashpatch.patches.cpu import platform
 from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
-from flashpatch.verify.exact.engine import Pass, first_change, joined, rows_of
+from flashpatch.verify.exact.engine import Pass, joined, rows_of
 from flashpatch.verify.exact.shards import HEAD
 from flashpatch.verify.exact.turns import of_engine
 
@@ -166,7 +166,7 @@ def prefill(runner: Any, ids: list[int], adapter: str = "", read: str = ALONE) -
     modules, logits = joined(calls)
     whole = logits[:-1] if len(logits) == length else torch.empty(0)
     quantization = runner.torch_runner.model_config.quantization or ""
-    return Pass(modules, whole, quantization, turns=of_engine(runner.torch_runner.model))
+    return Pass(modules, whole, quantization, ranks=[modules], turns=of_engine(runner.torch_runner.model))
 
 
 def _loaded(runner: Any, folder: str) -> str:
@@ -203,23 +203,10 @@ def _whole(model: torch.nn.Module) -> Iterator[list[Call]]:
     calls[:] = [replace(call, returned=next(found)) if call.name == HEAD else call for call in calls]
 
 
-def first_changes(
-    runner: Any,
-    ids: list[int],
-    first: Pass,
-    checkpoint: str,
-    syncs: int,
-    adapter: str = "",
-    read: str = ALONE,
-) -> list[str]:
-    """Load the trainer's checkpoint into the engine ``syncs`` times; see `engine.first_changes`."""
-    model = runner.torch_runner
-    found = []
-    for _ in range(syncs):
-        with redirect_stdout(sys.stderr):
-            updater = getattr(model, "weight_updater", model)  # 0.5.12: the runner itself
-            done, message = updater.update_weights_from_disk(checkpoint, "auto")
-        if not done:
-            raise RuntimeError(f"SGLang does not load {checkpoint}: {message}")
-        found.append(first_change(first.calls, prefill(runner, ids, adapter, read).calls))
-    return found
+def reload(runner: Any, checkpoint: str) -> None:
+    """Load a checkpoint into the engine, as a trainer sends it."""
+    updater = getattr(runner.torch_runner, "weight_updater", runner.torch_runner)  # 0.5.12: the runner itself
+    with redirect_stdout(sys.stderr):
+        done, message = updater.update_weights_from_disk(checkpoint, "auto")
+    if not done:
+        raise RuntimeError(f"SGLang does not load {checkpoint}: {message}")

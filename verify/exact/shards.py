@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from flashpatch.verify.exact.calls import Call
+from flashpatch.verify.exact.certificate import Place
 
 AGREE = 2.0**-8
 """Ranks that hold the same agree to that part of the norm."""
@@ -40,21 +41,6 @@ Pair = tuple[Layout, Layout]
 
 
 @dataclass(frozen=True)
-class Apart:
-    """Two ranks that should hold the same and do not.
-
-    Attributes:
-        place: see `forced.Gap`.
-        ranks: "RANK against RANK".
-        size: norm of their difference as a part of the norm.
-    """
-
-    place: str
-    ranks: str
-    size: float
-
-
-@dataclass(frozen=True)
 class Joined:
     """What one process would have seen.
 
@@ -65,7 +51,7 @@ class Joined:
     """
 
     calls: list[Call] = field(default_factory=list)
-    apart: list[Apart] = field(default_factory=list)
+    apart: list[Place] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
 
 
@@ -143,8 +129,8 @@ def join(ranks: Sequence[Sequence[Call]], layouts: Mapping[str, Pair]) -> Joined
         if UNKNOWN in (into, out):
             found.left.append(name)
             continue
-        found.apart.extend(Apart(f"into {name}", *one) for one in _apart(into, given))
-        found.apart.extend(Apart(name, *one) for one in _apart(out, returned))
+        found.apart.extend(Place(f"into {name}", size, AGREE, pair) for pair, size in _apart(into, given))
+        found.apart.extend(Place(name, size, AGREE, pair) for pair, size in _apart(out, returned))
         parts = _whole(into, given), _whole(out, returned), _owners(into, given), _owners(out, returned)
         found.calls.append(
             replace(calls[0], **dict(zip(("given", "returned", "given_by", "returned_by"), parts)))

@@ -24,7 +24,9 @@ def of_engine(model: torch.nn.Module) -> Turns:
     for name, module in model.named_modules():
         table = getattr(module, "cos_sin_cache", None)
         if isinstance(table, torch.Tensor) and len(table) > 1:
-            at = torch.logspace(0, 1, 16, base=min(len(table), FARTHEST) - 1).long().to(table.device)
+            last = min(len(table), FARTHEST) - 1
+            # In float32 whatever torch's default is: vLLM leaves the model's where an engine does not open.
+            at = torch.logspace(0, 1, 16, base=last, dtype=torch.float32).long().to(table.device)
             found[name] = at.cpu(), table[at].chunk(2, -1)[0].float().cpu()
     return found
 

@@ -119,11 +119,11 @@ def _process(one: live.Process, row: Row | None, named: Mapping[_Key, str], sour
         "node": one.node,
         "roles": list(one.roles),
         "rank": dict(one.rank),
-        "alive": {True: "yes", False: "no", None: "unknown"}[one.alive],
+        "alive": one.lives,
         "names": list(one.names),
         "states": dict(states),
         "calls": one.calls,
-        "verdict": "missing" if not one.present else "not proven" if one.problems else "ok",
+        "verdict": one.verdict,
         "problems": list(one.problems),
         "began": row.first_written if row is not None else 0.0,
         "ended": lanes.ended(row, events.events) if row is not None and events else 0.0,
@@ -163,7 +163,9 @@ def _patches(rows: list[Row], patches: Mapping[str, Patch]) -> list[dict[str, An
 
 
 def _of_kind(
-    events: list[tuple[str, list[dict[str, Any]]]], kind: str, shown: Callable[[dict[str, Any]], dict[str, Any]]
+    events: list[tuple[str, list[dict[str, Any]]]],
+    kind: str,
+    shown: Callable[[dict[str, Any]], dict[str, Any]],
 ) -> list[dict[str, Any]]:
     """Return what is shown of each event of a kind, with its time and its process, the oldest first."""
     found = [

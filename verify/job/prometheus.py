@@ -37,7 +37,9 @@ flashpatch_step_seconds gauge Seconds of the trainer's last step.
 flashpatch_resident_memory_bytes gauge Resident memory of the process at its last weight update.
 flashpatch_events_dropped_total counter Events that a process had no room to keep.
 """
-METRICS = {name: (kind, help) for name, kind, help in (row.split(" ", 2) for row in _TABLE.split("\n") if row)}
+METRICS = {
+    name: (kind, help) for name, kind, help in (row.split(" ", 2) for row in _TABLE.split("\n") if row)
+}
 """Name to type and help of every metric that there may be. What a job did not record has no line."""
 
 Sample = tuple[str, dict[str, str], float]

@@ -43,7 +43,9 @@ def _names(found: dict[str, Any]) -> Panel:
     table = _table("name", "acted in", "calls", "policy versions", "precision", "verdict")
     for one in found["names"]:
         versions = ", ".join(map(str, one["versions"]))
-        _add(table, one["name"], one["acted"], one["calls"], versions, one["precision"], _word(one["verdict"]))
+        _add(
+            table, one["name"], one["acted"], one["calls"], versions, one["precision"], _word(one["verdict"])
+        )
     return _panel("What was switched on", table, 0)
 
 

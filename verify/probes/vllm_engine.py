@@ -68,14 +68,17 @@ class Extension:
         }
         return {"tensors": tensors, "kernels": kernels(model)}
 
-    def flashpatch_probe_load(self, checkpoint: str, finish: bool) -> None:
+    def flashpatch_probe_load(self, checkpoint: str, finish: bool, wrapped: bool) -> None:
         """Stream a checkpoint into ``model.load_weights`` in buckets that cut every fused layer.
 
-        With ``finish``, post-process at the end as verl's receiver does; else the engine must do it by itself.
+        With ``finish``, post-process at the end as verl's receiver does; else the engine must do it by itself. With
+        ``wrapped``, layers have the names that verl gives those with adapters.
         """
-        model = self.get_model()
+        model, own = self.get_model(), "_proj.base_layer." if wrapped else "_proj."
         for bucket in range(_BUCKETS):
-            model.load_weights(_bucket(checkpoint, bucket))
+            model.load_weights(
+                (name.replace("_proj.", own), weight) for name, weight in _bucket(checkpoint, bucket)
+            )
         if finish:
             from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
@@ -106,7 +109,7 @@ class Engine:
             more |= dict(enable_lora=True, max_loras=adapters, max_lora_rank=8)
         extension = f"{__name__}.{Extension.__name__}"
         self.llm = LLM(**arguments(model, worker_extension_cls=extension, **more))
-        self._adapters: dict[str, Any] = {}
+        self._wrapped, self._adapters = bool(adapters), dict[str, Any]()
 
     def precision(self) -> Mapping[str, Any]:
         """Return the keywords with which stock vLLM opens a checkpoint in this engine's precision."""
@@ -117,7 +120,7 @@ class Engine:
 
     def update(self, checkpoint: Path, finish: bool) -> None:
         """Send a checkpoint in buckets; ``finish`` as verl's receiver does."""
-        self.llm.collective_rpc("flashpatch_probe_load", args=(str(checkpoint), finish))
+        self.llm.collective_rpc("flashpatch_probe_load", args=(str(checkpoint), finish, self._wrapped))
 
     def reload(self, checkpoint: Path) -> None:
         """Load a checkpoint from disk."""

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flashpatch.verify.exact.calls import Call
-from flashpatch.verify.exact.certificate import Certificate
+from flashpatch.verify.exact.certificate import Certificate, because
 from flashpatch.verify.exact.command import tables
 from flashpatch.verify.exact.engine import first_change, joined
 
@@ -41,6 +41,23 @@ def test_the_innermost_module_is_named(changed, first):
 
 def test_another_pass_is_no_equal_one():
     assert first_change(calls(), calls()[:-1]) == "the order of modules"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (ValueError("no  room"), "no room"),
+        (KeyError("w2"), "KeyError: 'w2' at "),
+        (AssertionError(), "AssertionError at "),
+    ],
+)
+def test_an_error_without_words_is_placed(error, said):
+    try:
+        raise error
+    except Exception as raised:
+        found = because(raised)
+    assert found.startswith(f"cannot compare here: {said}")
+    assert ("exact/test_drift.py:" in found) == said.endswith("at ")
 
 
 def test_a_sync_that_changed_something_is_shown_and_fails():

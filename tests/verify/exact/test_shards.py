@@ -10,7 +10,7 @@ from flashpatch.verify.exact.calls import Call
 from flashpatch.verify.exact.certificate import Place
 from flashpatch.verify.exact.command import tables
 from flashpatch.verify.exact.compare import Certificate, _ordered
-from flashpatch.verify.exact.engine import _first_changed
+from flashpatch.verify.exact.engine import first_changed
 from flashpatch.verify.exact.shards import HEAD, SAME, SUM, UNKNOWN, Layout, join, layouts_of
 
 TOKENS = 5
@@ -40,7 +40,7 @@ def test_queries_keys_and_values_are_joined_part_by_part() -> None:
     assert not apart and not left
     ranks[3][:, 2] += 1
     _, (found,), _ = one("qkv_proj", [X] * 4, ranks, layouts)
-    assert (found.place, found.ranks) == ("qkv_proj", "rank 3 against rank 2")
+    assert (found.name, found.rank) == ("qkv_proj", "rank 3 against rank 2")
 
 
 @pytest.mark.parametrize(("out", "whole"), [(SAME, X), (SUM, X)])
@@ -67,10 +67,10 @@ def test_heads_that_several_ranks_have_count_once() -> None:
 
 def test_ranks_that_hold_the_same_must_agree() -> None:
     call, (apart,), _ = one("norm", [X] * 3, [X, X, 2 * X], (SAME, SAME))
-    assert (apart.place, apart.ranks, apart.size) == ("norm", "rank 2 against rank 0", pytest.approx(1.0))
+    assert (apart.name, apart.rank, apart.gap) == ("norm", "rank 2 against rank 0", pytest.approx(1.0))
     assert torch.equal(call.returned, X)
     _, (apart,), _ = one("norm", [X, X + 9], [X, X], (SAME, SAME))
-    assert apart.place == "into norm"
+    assert apart.name == "into norm"
     nothing = torch.full_like(X, float("nan"))
     assert len(one("norm", [X, X], [X, nothing], (SAME, SAME))[1]) == 1
 
@@ -178,4 +178,4 @@ def test_a_sync_that_changed_one_rank_is_named_by_it(changed: dict, named: str) 
     def calls(*names: str) -> list[Call]:
         return [Call(name, X, X + (name in names)) for name in ("qkv_proj", "o_proj", HEAD)]
 
-    assert _first_changed([calls(), calls()], [calls(*changed[rank]) for rank in (0, 1)]) == named
+    assert first_changed([calls(), calls()], [calls(*changed[rank]) for rank in (0, 1)]) == named

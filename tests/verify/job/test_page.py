@@ -76,7 +76,7 @@ def test_the_page_shows_the_job_without_an_error(page: Path) -> None:
 @needs_browser
 def test_charts_are_drawn_and_told_to_who_does_not_see_them(page: Path) -> None:
     canvases = [attrs for tag, attrs in Reader(dump(BROWSER, page)).elements if tag == "canvas"]
-    assert len(canvases) == 3 + 8
+    assert len(canvases) == 3 + 9
     for canvas in canvases:
         assert canvas["role"] == "img" and len(canvas["aria-label"]) > 20
         assert int(canvas["height"]) > 50 and int(canvas["width"]) > 200

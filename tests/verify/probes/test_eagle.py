@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from verify_command import doctored, verify
+from verify_command import verify
 
 pytest.importorskip("torch")
 
@@ -109,34 +109,3 @@ def test_on_sglang(tmp_path: Path) -> None:
 @pytest.mark.full
 def test_on_vllm(tmp_path: Path) -> None:
     assert len(verify("eagle", tmp_path).proven().proofs) >= 6
-
-
-@pytest.mark.vllm
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("file", "text", "other", "what"),
-    [
-        (
-            "capture.py",
-            "            self.positions,\n",
-            "            self.positions + 1,\n",
-            "captured states",
-        ),
-        (
-            "spec_controller.py",
-            "self._arms[min(arm.steps, self.max_drafts)]",
-            "self._arms[self.max_drafts]",
-            "the bandit",
-        ),
-        (
-            "drafter_refit.py",
-            "        drafter.load_weights(iter(tensors.items()))\n",
-            "",
-            "new drafter weights",
-        ),
-    ],
-)
-def test_sabotage_is_caught(tmp_path: Path, file: str, text: str, other: str, what: str) -> None:
-    said = verify("eagle", tmp_path, PYTHONPATH=doctored(tmp_path, f"eagle/vllm/{file}", text, other))
-    assert said.code == 1, said.text
-    assert any(one.startswith(what) for one in said.failed), said.text

@@ -68,12 +68,6 @@ def test_a_loss_that_forgets_the_reference_is_caught_though_every_patch_is_live(
 @pytest.mark.parametrize(
     "file, text, other, what",
     [
-        (
-            "export.py",
-            "dict(without_head(state_dict.items()))",
-            "dict(state_dict)",
-            "the rollout engine gets",
-        ),
         ("partition_function.py", "if self.sharers is not None:", "if False:", "two ranks that share"),
         (
             "partition_function.py",
@@ -81,21 +75,8 @@ def test_a_loss_that_forgets_the_reference_is_caught_though_every_patch_is_live(
             "(means * 0).detach()",
             "log Z is that",
         ),
-        # unrefused, the recipe goes on to verl, which stumbles over what it lacks
-        (
-            "verl_config.py",
-            'if strategy not in (None, "fsdp", "fsdp2"):',
-            "if False:",
-            "verl's worker updates an actor",
-        ),
         ("actor.py", "if head is None:\n        return", "if True:\n        return", "LoRA adapters learn"),
-        (
-            "advantage.py",
-            'if chosen.reward == "raw":',
-            'if chosen.reward != "raw":',
-            "the driver's advantages",
-        ),
-        ("forward.py", "if held is not None:", "if False:", "verl's worker updates an actor"),
+        ("loss.py", 'chosen.reward == "raw":', 'chosen.reward != "raw":', "the driver's advantages"),
     ],
 )
 def test_other_sabotage_is_caught(tmp_path, file, text, other, what):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from machine import limit
 from tree import SUPPORT
-from verify_command import Said, doctored, verify
+from verify_command import Said, verify
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
@@ -63,25 +63,3 @@ def test_sabotage_is_caught(tmp_path: Path, sabotage: str, said: list[str]) -> N
     command = [Path(sys.executable).with_name("flashpatch-verify"), "--live", workdir / "ledger", "--json"]
     live = subprocess.run(command, env=own, cwd=tmp_path, capture_output=True, text=True, timeout=limit(400))
     assert live.returncode == 1, f"--live does not see it:\n{live.stdout}{live.stderr}"
-
-
-def test_a_wrapper_on_the_wrong_class_is_caught(tmp_path: Path) -> None:
-    right, wrong = 'f"{WORKER}.execute_model"', '"vllm.v1.worker.worker_base:WorkerBase.execute_model"'
-    site = doctored(tmp_path, "fp8/vllm/worker.py", right, wrong)
-    caught(tmp_path, site, "fp8.vllm.worker_execute_model by any worker")
-
-
-def test_a_hook_that_raises_is_caught(tmp_path: Path) -> None:
-    site = doctored(tmp_path, "fp8/vllm/model_loader.py", "    site.wrap(_initialize)\n", "    1 / 0\n")
-    report = caught(tmp_path, site, "fp8.vllm.initialize_model is failed: ZeroDivisionError")
-    assert "an engine opens, and its parameters are those of fp8" in report.failed
-
-
-def test_an_update_that_does_nothing_is_caught_though_every_patch_is_live(tmp_path: Path) -> None:
-    honest = "result = managed.load(functools.partial(_with_positional, original, args), weights, **kwargs)"
-    lazy = f"{honest} if managed.state == 'loading' else list(weights)"
-    report = caught(tmp_path, doctored(tmp_path, "fp8/refit/model_registry.py", honest, lazy))
-    assert report.failed >= {
-        "an update to other weights equals a fresh engine on them",
-        "reload_weights back equals the answers before",  # raises: nothing has come
-    }

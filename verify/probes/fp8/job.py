@@ -51,7 +51,7 @@ def fresh(workdir: Path, seen: dict[str, Any]) -> None:
 def adapters(workdir: Path, seen: dict[str, Any]) -> None:
     """Update the base, send each adapter in turn under one name, then one that does not fit."""
     engine = jobs.engine().Engine(workdir / "a", adapters=1)
-    engine.reload(workdir / "b")
+    engine.update(workdir / "b", finish=True)
     answers = seen["answers"] = {}
     for name in ADAPTERS:
         engine.load_adapter(POLICY, workdir / name)
