@@ -147,6 +147,7 @@ def certify(
     rollout = importlib.import_module(f"flashpatch.verify.exact.{ENGINES[kind]}")
     begun = time.monotonic()
     from flashpatch.verify.exact.engine import first_changed
+    from flashpatch.verify.exact.rows import changed
     from flashpatch.verify.exact.trainer import certified
 
     try:
@@ -171,7 +172,8 @@ def certify(
             changes = []
             for _ in range(syncs):
                 rollout.reload(llm, model)
-                changes.append(first_changed(seen.ranks, rollout.prefill(llm, ids, adapter, read).ranks))
+                again = rollout.prefill(llm, ids, adapter, read)
+                changes.append(first_changed(seen.ranks, again.ranks) or changed(seen.rows, again.rows))
         done = time.monotonic()
         asked = model, bool(settings.get("trust_remote_code")), ids, pickle.dumps(seen), trainer
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:

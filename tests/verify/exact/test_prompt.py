@@ -25,7 +25,8 @@ WORDS = [chr(code) for code in range(97, 123)]
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """Its tokenizer knows 26 letters, a word each."""
-    from tokenizers import Tokenizer, models as kinds, pre_tokenizers
+    from tokenizers import Tokenizer, pre_tokenizers
+    from tokenizers import models as kinds
 
     path = models.checkpoint(tmp_path, "llama")
     known = {word: number for number, word in enumerate([*WORDS, "?"])}

@@ -74,7 +74,9 @@ def test_what_is_left_out_is_named(path: str, value: object, named: str) -> None
     assert path in said and named in said
 
 
-@pytest.mark.parametrize("changes", [{f"{MODEL}.lora_rank": 8}, {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True}])
+@pytest.mark.parametrize(
+    "changes", [{f"{MODEL}.lora_rank": 8}, {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True}]
+)
 def test_an_adapter_that_was_trained_is_no_new_one(changes: dict) -> None:
     (said,) = job(**changes, **{f"{MODEL}.lora_adapter_path": "trained"}).left_out
     assert said == f"{MODEL}.lora_adapter_path=trained (the base is compared without it)"
