@@ -17,7 +17,7 @@ _WIDTHS = (
     "head_dim sliding_window kv_lora_rank q_lora_rank qk_nope_head_dim v_head_dim mamba_d_head mamba_d_state"
 )
 _EXPERTS = "num_experts num_local_experts n_routed_experts"
-_INNER = "moe_intermediate_size shared_expert_intermediate_size"
+_INNER = "moe_intermediate_size shared_expert_intermediate_size ffn_hidden_size expert_ffn_hidden_size"
 _ONES = "n_shared_experts num_shared_experts first_k_dense_replace n_group topk_group decoder_sparse_step mamba_n_groups"
 #: What any configuration gets that has an entry of that name.
 SMALL: Mapping[str, int] = {
@@ -44,8 +44,12 @@ OWN: Mapping[str, Mapping[str, Any]] = {
     ),
     "cohere2_moe": dict(tie_word_embeddings=True),
 }
-#: The architectures that differ, and the first place: why is in `docs/measured/exact.md`.
-DIFFERS: Mapping[str, str] = {}
+#: The architectures that differ on some vLLM, and the first place: why is in `docs/measured/exact.md`.
+DIFFERS: Mapping[str, str] = {
+    "Cohere2ForCausalLM": "into model.layers.0.self_attn.o_proj",
+    "Ernie4_5_MoeForCausalLM": "model.layers.0.mlp",
+    "Ministral3ForCausalLM": "into model.layers.0.self_attn.o_proj",
+}
 
 
 def architectures() -> dict[str, str]:
@@ -76,8 +80,9 @@ def _fitting(kind: str) -> dict[str, Any]:
 
     plain = AutoConfig.for_model(kind).to_dict()
     found: dict[str, Any] = {name: value for name, value in SMALL.items() if name in plain}
-    if layers := plain.get("layer_types"):
-        found["layer_types"] = [layers[0], layers[-1]]
+    for name, value in plain.items():
+        if isinstance(value, list) and len(value) == plain.get("num_hidden_layers"):
+            found[name] = [value[0], value[-1]]
     return found
 
 
