@@ -44,6 +44,18 @@ def _keep_head(tensors: Tensors) -> None:
     tensors["lm_head.weight"].copy_(tensors["lm_head.weight"].roll(1, 0))
 
 
+def _keep_unread_rows(tensors: Tensors) -> None:
+    """Of the embedding, all but those of the tokens that are compared of a model without a tokenizer."""
+    import torch
+
+    from flashpatch.verify.exact.command import RANDOM_TOKENS
+
+    weight = tensors["model.embed_tokens.weight"]
+    unread = torch.ones(len(weight), dtype=torch.bool)
+    unread[torch.randint(len(weight), (RANDOM_TOKENS,), generator=torch.Generator().manual_seed(0))] = False
+    weight[unread] = weight[unread].roll(1, 0)
+
+
 def _permute_experts(tensors: Tensors) -> None:
     """Experts 0 and 1 exchanged; the router is not."""
     for name in [name for name in tensors if f"{LAYER}.mlp.experts.0." in name]:
@@ -107,6 +119,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {
     "one channel's scale": ("llama", _scale_one_channel, "tensors", f"{LAYER}.mlp.down_proj"),
     "a layer not updated": ("llama", _keep_one_layer, "tensors", f"{LAYER}.self_attn.qkv_proj"),
     "head stale": ("llama", _keep_head, "tensors", "logits"),
+    "rows stale": ("llama", _keep_unread_rows, "tensors", "model.embed_tokens"),
     "rope theta": ("llama", _rope, "config", "into model.layers.0.self_attn.o_proj"),
     "rope scaling": ("llama3.1", _scaling, "config", "model.layers.0.self_attn.rotary_emb"),
     "as small as rounding": ("llama-biased", _scale_a_little, "tensors", "model.layers.0.mlp.down_proj"),

@@ -30,7 +30,7 @@ class Place:
 
     Attributes:
         rank: of a tensor-parallel engine: the rank, or ranks, that differ, or the two that disagree; "" if all do, or it is not known.
-        kind: of the gap, one of `forced.KINDS`, or how far out turns were compared.
+        kind: of the gap, one of `forced.KINDS`, which expert or rows, or how far out turns were compared.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Certificate:
         quantization: how the engine's weights are quantized, "" if they are not.
         causes: what is left of the gap with one cause switched off, if asked for.
         engine: the package whose engine it is, "" if none was opened.
+        prompt: on which tokens, in words.
     """
 
     places: list[Place]
@@ -76,6 +77,7 @@ class Certificate:
     quantization: str = ""
     causes: tuple[Cause, ...] = ()
     engine: str = ""
+    prompt: str = ""
 
     @property
     def first(self) -> Place | None:

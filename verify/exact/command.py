@@ -73,13 +73,29 @@ def of_job(job: Job, options: argparse.Namespace, engine: dict[str, Any]) -> Cer
     if job.problem:
         return Certificate([], problem=job.problem)
     settings = {**job.engine, **engine}
-    with _bounded(options.seconds, options.json):
-        kind = options.rollout or job.kind
-        trainer = job.trainer if options.causes else None
-        found = certify(job.model, options.prompt, settings, options.syncs, options.read, kind, trainer)
-    if options.causes and not found.problem:
-        found = replace(found, causes=(*causes.measured(job.model, settings, found, options), *found.causes))
-    return replace(found, left_out=(*job.left_out, *found.left_out))
+    with job.trainers_model() as model:
+        with _bounded(options.seconds, options.json):
+            kind = options.rollout or job.kind
+            trainer = job.trainer if options.causes else None
+            found = certify(model, options.prompt, settings, options.syncs, options.read, kind, trainer)
+        if options.causes and not found.problem:
+            found = replace(found, causes=(*causes.measured(model, settings, found, options), *found.causes))
+    return replace(found, left_out=(*job.left_out, *_replicas(), *found.left_out))
+
+
+def _replicas() -> Iterator[str]:
+    """Name the precisions of a mixed fleet's other replicas."""
+    from flashpatch.engine import manager
+    from flashpatch.patches.fp8.precision import fleet
+
+    choice = manager.selection.choices.get("fp8")
+    entries = fleet.parse(choice.options["fleet"] if choice else [], "[[fp8.fleet]]")
+    if entries:
+        compared = fleet.assigned(entries, int(os.environ.get(fleet.VERL_REPLICA_RANK, 0)))
+        for entry in dict.fromkeys(entries):
+            if entry != compared:
+                precision = " ".join(filter(None, (entry.precision, entry.scheme)))
+                yield f"fp8.fleet's replicas in {precision} (one in {compared.precision} is compared)"
 
 
 @contextmanager
@@ -131,13 +147,22 @@ def certify(
     rollout = importlib.import_module(f"flashpatch.verify.exact.{ENGINES[kind]}")
     begun = time.monotonic()
     from flashpatch.verify.exact.engine import first_changed
+    from flashpatch.verify.exact.rows import changed
     from flashpatch.verify.exact.trainer import certified
 
-    ids = tokens(model, prompt or TEXT)
-    settings = {**rollout.defaults(model, max(len(ids) + 8, 64)), **(engine or {})}
-    ids = ids[: (settings[rollout.LENGTH] or len(ids) + 1) - 1]
-    if problem := rollout.refusal(settings):
+    try:
+        ids, compared = tokens(model, prompt or TEXT, bool((engine or {}).get("trust_remote_code")))
+        settings = {**rollout.defaults(model, max(len(ids) + 8, 64)), **(engine or {})}
+        problem = rollout.refusal(settings)
+    except (OSError, ImportError):
+        raise
+    except Exception as error:  # whatever a damaged file raises
+        return Certificate([], problem=because(error), engine=kind)
+    if problem:
         return Certificate([], problem=f"cannot compare here: {problem}")
+    room = (settings[rollout.LENGTH] or len(ids) + 1) - 1
+    if len(ids) > room:
+        ids, compared = ids[:room], f"the first {room} of {compared}, as {rollout.LENGTH} is {room + 1}"
     adapter = settings.pop("adapter", "")
     try:
         with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
@@ -147,7 +172,8 @@ def certify(
             changes = []
             for _ in range(syncs):
                 rollout.reload(llm, model)
-                changes.append(first_changed(seen.ranks, rollout.prefill(llm, ids, adapter, read).ranks))
+                again = rollout.prefill(llm, ids, adapter, read)
+                changes.append(first_changed(seen.ranks, again.ranks) or changed(seen.rows, again.rows))
         done = time.monotonic()
         asked = model, bool(settings.get("trust_remote_code")), ids, pickle.dumps(seen), trainer
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -155,7 +181,7 @@ def certify(
     except Exception as error:  # whatever an engine or a model's own code raises
         return Certificate([], problem=because(error), engine=kind)
     seconds = {"engine": done - begun, "trainer's model": time.monotonic() - done}
-    return replace(found, syncs=tuple(changes), seconds=seconds, engine=kind)
+    return replace(found, syncs=tuple(changes), seconds=seconds, engine=kind, prompt=compared)
 
 
 def installed(kind: str = "") -> str:
@@ -163,25 +189,38 @@ def installed(kind: str = "") -> str:
     return next((one for one in ([kind] if kind else ENGINES) if importlib.util.find_spec(one)), "")
 
 
-def tokens(model: str, text: str) -> list[int]:
-    """Return the text's tokens; tokens drawn at random if they reach past no sliding window, or the tokenizer knows too few words.
+def tokens(model: str, text: str, trusted: bool = False) -> tuple[list[int], str]:
+    """Return the tokens that are compared, and in words which they are.
 
-    Equal tokens give equal values, which attention averages to the same whatever it attends to.
+    They are the text's; or drawn at random if those reach past no sliding window, or the tokenizer knows too few of its words:
+    equal tokens give equal values, which attention averages to the same whatever it attends to.
     """
     import torch
     from transformers import AutoConfig, AutoTokenizer
 
-    config = AutoConfig.from_pretrained(model).get_text_config()
+    config = AutoConfig.from_pretrained(model, trust_remote_code=trusted).get_text_config()
     size, window = config.vocab_size, getattr(config, "sliding_window", None) or 0
     least = window + DISTINCT if window <= WIDEST_WINDOW else 0
     try:
-        ids = AutoTokenizer.from_pretrained(model).encode(text)
-    except (OSError, ValueError):
-        ids = []
-    if len(set(ids)) >= DISTINCT and max(ids) < size and len(ids) >= least:
-        return ids
+        ids = AutoTokenizer.from_pretrained(model, trust_remote_code=trusted).encode(text)
+    except Exception as error:  # whatever a damaged file raises
+        ids, why = [], f"no tokenizer ({type(error).__name__})"
+    else:
+        why = _unfit(ids, size, least)
+    if not why:
+        return ids, f"{len(ids)} tokens of the prompt"
     count = max(RANDOM_TOKENS, least)
-    return torch.randint(size, (count,), generator=torch.Generator().manual_seed(0)).tolist()
+    random = torch.randint(size, (count,), generator=torch.Generator().manual_seed(0)).tolist()
+    return random, f"{count} random tokens in place of the prompt: {why}"
+
+
+def _unfit(ids: list[int], size: int, least: int) -> str:
+    """Why a text's tokens are not compared, "" if they are."""
+    if (distinct := len(set(ids))) < DISTINCT:
+        return f"it has {distinct} distinct tokens, and {DISTINCT} are needed"
+    if max(ids) >= size:
+        return f"it has token {max(ids)}, and the model knows {size}"
+    return f"it has {len(ids)} tokens, and a sliding window wants {least}" if len(ids) < least else ""
 
 
 def tables(certificate: Certificate) -> list[Table]:
@@ -204,7 +243,8 @@ def tables(certificate: Certificate) -> list[Table]:
             f"{certificate.largest_rounding:.1e}",
         ),
     ]
-    notes = [f"left out: {what}" for what in certificate.left_out]
+    notes = [f"compared on {certificate.prompt}"] if certificate.prompt else []
+    notes += [f"left out: {what}" for what in certificate.left_out]
     took = ", ".join(f"{part} {seconds:.1f}" for part, seconds in certificate.seconds.items())
     notes += [f"seconds: {took}"] if took else []
     synced = [(str(at), change or "nothing") for at, change in enumerate(certificate.syncs, 1)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import repeat
 
 import torch
@@ -12,10 +12,13 @@ from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.certificate import DISTRIBUTIONS, Certificate, Place
 from flashpatch.verify.exact.distributions import likeliest, logits, mean_kl
 from flashpatch.verify.exact.engine import Pass
+from flashpatch.verify.exact.experts import MOST, limits
 from flashpatch.verify.exact.forced import KINDS, Gap, gaps, pairs, router_logits
 from flashpatch.verify.exact.names import FUSED, counterparts, spellings
 from flashpatch.verify.exact.noise import rounded
 from flashpatch.verify.exact.routers import choosing
+from flashpatch.verify.exact.rows import UNREAD
+from flashpatch.verify.exact.rows import gaps as of_rows
 from flashpatch.verify.exact.shards import some
 from flashpatch.verify.exact.turns import gaps as far
 
@@ -25,6 +28,8 @@ FLOOR = 2.0**-8
 """A place differs if its gap is more than `FACTOR` times what rounding alone gives there, and more than `FLOOR`, bf16's spacing.
 
 A KL grows with the square of a gap, and so do its factor and its floor."""
+WINDOWS = ("sliding_window", "attention_chunk_size")
+"""Settings of a model that end what a token attends to."""
 TURNED = FACTOR * FLOOR
 """A rotary place differs by more: an engine's cosines are in bf16, angles far out in float32."""
 
@@ -53,14 +58,15 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     wanted = logits(exact, ids)
     same = pairs(exact, len(ids), engine.calls)[0]  # the same modules, so that the same lies between them
     calls = [call for call in calls if call.name in same]
-    rounding = {gap.place: gap.sizes for gap in gaps(exact, ids, calls, near)}
+    rounding = {gap.place: gap for gap in gaps(exact, ids, calls, near)}
     places = [_place(gap, rounding) for gap in found]
     blind = [place.name for place in places if place.bound >= 1]
     if blind and not engine.quantization:
         problem = f"the trainer's own model in bf16 and in float32 have nothing in common at {blind[0]}"
         return Certificate(places, problem=f"cannot compare here: {problem}")
     # Ranks that disagree come first, as what follows is compared with the first rank's.
-    places = _ordered([*engine.apart, *places], engine.calls)
+    tables = [Place(name, gap, FLOOR, "", which) for name, which, gap in of_rows(exact, engine.rows, FLOOR)]
+    places = _ordered([*engine.apart, *places, *tables], engine.calls)
     turned = [
         Place(name, gap, TURNED, "", f"to position {end}") for name, end, gap in far(exact, engine.turns)
     ]
@@ -75,14 +81,35 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     known, called = {name for name, _ in exact.named_modules()}, {call.name for call in engine.calls}
     names = [_NUMBER.sub(".*", name) for name in engine.left if counterparts(name, known, called)]
     left = [f"{name}, which cannot be joined from its ranks" for name in dict.fromkeys(names)]
-    left += [f"{gap.place}'s experts {gap.unreached}, which no token took" for gap in found if gap.unreached]
-    if not turned and any("rotary_emb" in name for name in known):
-        left.append("rotary positions beyond the prompt, of which the engine has no table like the trainer's")
+    for gap in found:
+        left += [f"{gap.place}'s experts {gap.unreached}, which no token took"] if gap.unreached else []
+        if light := [str(one) for one, most in _experts(gap, rounding).items() if most > MOST]:
+            left.append(f"{gap.place}'s experts {', '.join(light)}, which add too little on this prompt")
+    apart = {name for gap in found if gap.experts for name in spellings(gap.place)}
+    blocks = [name.removesuffix(".experts") for name in known if found and name.endswith(".experts")]
+    together = dict.fromkeys(_NUMBER.sub(".*", name) for name in blocks if name not in apart)
+    left += [f"{name}'s experts one by one" for name in together]
+    left += _beyond(exact, len(ids), bool(turned), {table.name for table in tables})
     return Certificate(
         *(places, kl, kl_rounding, largest, largest_rounding),
         quantization=engine.quantization,
         left_out=tuple(left),
     )
+
+
+def _beyond(model: torch.nn.Module, length: int, turned: bool, tables: Collection[str]) -> Iterator[str]:
+    """Name what lies beyond the prompt and was not compared."""
+    known = dict(model.named_modules())
+    if not turned and any("rotary_emb" in name for name in known):
+        yield "rotary positions beyond the prompt, of which the engine has no table like the trainer's"
+    compared = {name for table in tables for name in counterparts(table, known, tables)}
+    for name, module in known.items():
+        if isinstance(module, torch.nn.Embedding) and name not in compared:
+            yield f"{name}'s {UNREAD}"
+    for setting in WINDOWS:
+        window = getattr(model.config.get_text_config(), setting, None) or 0
+        if window >= length:
+            yield f"the window of {window} tokens ({setting}), which the prompt's {length} do not fill"
 
 
 def _by_choice(model: torch.nn.Module, ids: list[int], calls: list[Call], wanted: torch.Tensor) -> float:
@@ -95,14 +122,28 @@ def _by_choice(model: torch.nn.Module, ids: list[int], calls: list[Call], wanted
     return found
 
 
-def _place(gap: Gap, rounding: dict[str, tuple[float, ...]]) -> Place:
+def _place(gap: Gap, rounding: Mapping[str, Gap]) -> Place:
     noise = _noise(gap.place, rounding)
     bounds = [max(FACTOR * size, FLOOR, noise[0] / FACTOR * bool(kind)) for kind, size in zip(KINDS, noise)]
     differing = [rank for rank, size in enumerate(gap.ranks) if not size <= bounds[0]]
     whole = Place(gap.place, gap.size, bounds[0], some(differing, len(gap.ranks)))
-    of_kinds = (Place(gap.place, *each) for each in zip(gap.sizes, bounds, repeat(""), KINDS))
-    is_between = gap.place.startswith("into ")
-    return whole if whole.differs or is_between else next((one for one in of_kinds if one.differs), whole)
+    if whole.differs or gap.place.startswith("into "):
+        return whole
+    of_kinds = [Place(gap.place, *each) for each in zip(gap.sizes, bounds, repeat(""), KINDS)]
+    of_experts = [
+        Place(gap.place, gap.experts[expert].missing, most, "", f"expert {expert}")
+        for expert, most in _experts(gap, rounding).items()
+        if most <= MOST
+    ]
+    # A wrong one has a little of the directions of those that its tokens took too.
+    of_experts.sort(key=lambda one: -one.gap / one.bound)
+    return next((one for one in (*of_kinds, *of_experts) if one.differs), whole)
+
+
+def _experts(gap: Gap, rounding: Mapping[str, Gap]) -> dict[int, float]:
+    """By expert of a block, how much of what it adds may be missing."""
+    near = next((rounding[name].experts for name in spellings(gap.place) if name in rounding), {})
+    return limits(gap.experts, near, _noise(gap.place, rounding)[0], FACTOR) if gap.experts else {}
 
 
 def _ordered(places: list[Place], calls: list[Call]) -> list[Place]:
@@ -114,7 +155,7 @@ def _ordered(places: list[Place], calls: list[Call]) -> list[Place]:
     return sorted(places, key=lambda place: order.get(place.name, len(order)))
 
 
-def _noise(place: str, rounding: dict[str, tuple[float, ...]]) -> tuple[float, ...]:
+def _noise(place: str, rounding: Mapping[str, Gap]) -> tuple[float, ...]:
     """The largest rounding, of each kind, of the modules that make up a place; that of the worst place if none of its name is known."""
     places = spellings(place)
     head, _, last = places[0].rpartition(".")
@@ -122,4 +163,4 @@ def _noise(place: str, rounding: dict[str, tuple[float, ...]]) -> tuple[float, .
         last = "lm_head"  # which engines apply without calling it
     names = [*places, last, *(f"{head}.{part}" for part in FUSED.get(last, ()))]
     known = [rounding[name] for name in names if name in rounding]
-    return tuple(map(max, zip(*(known or rounding.values()))))
+    return tuple(map(max, zip(*(gap.sizes for gap in known or rounding.values()))))

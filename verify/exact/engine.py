@@ -14,6 +14,7 @@ import torch
 from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
 from flashpatch.verify.exact.certificate import Place
+from flashpatch.verify.exact.rows import Rows, of_model
 from flashpatch.verify.exact.shards import HEAD, Pair, join, layouts_of, some
 from flashpatch.verify.exact.turns import Turns, of_engine
 
@@ -38,6 +39,7 @@ class Pass:
         apart: where ranks that hold the same disagree.
         left: modules that cannot be joined from their ranks.
         turns: what the first rank turns queries and keys by.
+        rows: what is kept of its tables' rows.
     """
 
     calls: list[Call]
@@ -48,6 +50,7 @@ class Pass:
     apart: list[Place] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     turns: Turns = field(default_factory=dict)
+    rows: Rows = field(default_factory=dict)
 
 
 def defaults(model: str, length: int) -> dict[str, Any]:
@@ -139,9 +142,9 @@ def prefill(llm: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> P
     layouts = llm.collective_rpc(_layouts)[0] if len(ranks) > 1 else {}
     whole = join(ranks, layouts)
     logits = steps[0][1] if len(steps[0][1]) == length - 1 else torch.empty(0)
-    turns = llm.collective_rpc(_turns)[0]
+    turns, rows = llm.collective_rpc(_tables)[0]
     how = config.quantization or ""
-    return Pass(whole.calls, logits, how, problem, ranks, whole.apart, whole.left, turns)
+    return Pass(whole.calls, logits, how, problem, ranks, whole.apart, whole.left, turns, rows)
 
 
 def _start(worker: Any) -> None:
@@ -161,9 +164,9 @@ def _layouts(worker: Any) -> dict[str, Pair]:
     return layouts_of(worker.get_model())
 
 
-def _turns(worker: Any) -> Turns:
-    """In a worker: return what it turns queries and keys by."""
-    return of_engine(worker.get_model())
+def _tables(worker: Any) -> tuple[Turns, Rows]:
+    """In a worker: return what it turns queries and keys by, and what is kept of its tables' rows."""
+    return of_engine(worker.get_model()), of_model(worker.get_model())
 
 
 def rows_of(calls: list[Call], of: int, count: int) -> list[Call]:

@@ -8,13 +8,14 @@ compared, whatever rounding did to the choice.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
 import torch
 
 from flashpatch.verify.exact.calls import Call, first_tensor, given_to
+from flashpatch.verify.exact.experts import Parts, parts
 from flashpatch.verify.exact.names import counterparts
 from flashpatch.verify.exact.routers import ROUTER, decided, following, is_router, logits_of, unreached
 from flashpatch.verify.exact.shards import HEAD
@@ -33,13 +34,15 @@ class Gap:
             what it returned.
         sizes: of the difference in each of `KINDS`.
         ranks: the first of them in the columns of each rank, where they are known.
-        unreached: of a router's experts, those that no token chose, joined by commas.
+        unreached: of a router's experts, those that no decided token chose, joined by commas.
+        experts: of a block of experts, by expert its part in the difference.
     """
 
     place: str
     sizes: tuple[float, ...] = (0.0,) * len(KINDS)
     ranks: tuple[float, ...] = ()
     unreached: str = ""
+    experts: Parts = field(default_factory=dict)
 
     @property
     def size(self) -> float:
@@ -118,6 +121,8 @@ class _State:
         self.unlike: set[str] = set()
         #: By name of a block of experts, which tokens' are the same in both models.
         self.decided: dict[str, torch.Tensor] = {}
+        #: By name of a block of experts, what these were given.
+        self.experts_given: dict[str, tuple[Any, ...]] = {}
 
     def attach(self, name: str, module: torch.nn.Module) -> list[Any]:
         call, start = self.leading[name]
@@ -138,31 +143,42 @@ class _State:
             if call.name in self.unlike:
                 return None
             routes = is_router(name, returned)
-            ours = logits_of(returned) if routes else first_tensor(returned)
+            ours = first = logits_of(returned) if routes else first_tensor(returned)
             rows = call.returned.reshape(call.returned.shape[0], -1)
             width = ours.numel() // rows.shape[0]
             theirs = rows[:, start : start + width]
             if theirs.numel() != ours.numel():
                 return None
-            owners = call.returned_by
+            shape, owners = ours.shape, call.returned_by
             owners = None if owners is None else owners[start : start + width]
             kept = self.decided.get(name, slice(None))
-            self.note(call.name, ours.reshape(theirs.shape)[kept], theirs[kept], owners)
+            ours = ours.reshape(theirs.shape)
+            self.note(call.name, ours[kept], theirs[kept], owners)
+            if name in self.experts_given and call.name in self.found:
+                given, mine = self.experts_given.pop(name), ours.detach().float().cpu()
+                found = parts(module.experts, given, mine, theirs, kept)
+                self.found[call.name] = replace(self.found[call.name], experts=found)
             if routes:
                 returned = following(module, args, kwargs, theirs)
                 self.decided[name.rpartition(".")[0]] = decided(theirs, returned)
                 left = ", ".join(map(str, unreached(theirs, returned)))
                 self.found[call.name] = replace(self.found.get(call.name, Gap(call.name)), unreached=left)
                 return returned
-            goes_on = theirs.reshape(ours.shape).to(ours)
+            goes_on = theirs.reshape(shape).to(ours)
             if not isinstance(returned, tuple):
                 return goes_on if isinstance(returned, torch.Tensor) else None
-            return tuple(goes_on if value is ours else value for value in returned)
+            return tuple(goes_on if value is first else value for value in returned)
 
-        return [
+        def chosen(_: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+            self.experts_given[name] = (*args, *kwargs.values())
+
+        hooks = [
             module.register_forward_pre_hook(before, with_kwargs=True),
             module.register_forward_hook(after, with_kwargs=True),
         ]
+        if isinstance(experts := getattr(module, "experts", None), torch.nn.Module):
+            hooks.append(experts.register_forward_pre_hook(chosen, with_kwargs=True))
+        return hooks
 
     def note(
         self, place: str, ours: torch.Tensor, theirs: torch.Tensor, owners: torch.Tensor | None = None

@@ -76,9 +76,11 @@ def decided(logits: torch.Tensor, returned: tuple) -> torch.Tensor:
 
 
 def unreached(logits: torch.Tensor, returned: tuple) -> list[int]:
-    """Return the experts that no token chose, as far as a router says."""
+    """Return the experts that no decided token chose, as far as a router says."""
     chosen = _chosen(logits, returned)
-    return [] if chosen is None else sorted({*range(logits.shape[-1])} - {*chosen.flatten().tolist()})
+    if chosen is None:
+        return []
+    return sorted({*range(logits.shape[-1])} - {*chosen[decided(logits, returned)].flatten().tolist()})
 
 
 def _chosen(logits: torch.Tensor, returned: tuple) -> torch.Tensor | None:

@@ -24,6 +24,7 @@ from flashpatch.patches.cpu import platform
 from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
 from flashpatch.verify.exact.engine import Pass, joined, rows_of
+from flashpatch.verify.exact.rows import of_model
 from flashpatch.verify.exact.shards import HEAD
 from flashpatch.verify.exact.turns import of_engine
 
@@ -166,7 +167,8 @@ def prefill(runner: Any, ids: list[int], adapter: str = "", read: str = ALONE) -
     modules, logits = joined(calls)
     whole = logits[:-1] if len(logits) == length else torch.empty(0)
     quantization = runner.torch_runner.model_config.quantization or ""
-    return Pass(modules, whole, quantization, ranks=[modules], turns=of_engine(runner.torch_runner.model))
+    model = runner.torch_runner.model
+    return Pass(modules, whole, quantization, ranks=[modules], turns=of_engine(model), rows=of_model(model))
 
 
 def _loaded(runner: Any, folder: str) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,8 @@ class Job:
         problem: why nothing can be compared, "" if it can.
         kind: the package whose engine it is, "" for any.
         trainer: its.
+        config: path or name of the trainer's config.json, "" if it is the model's.
+        overrides: what the trainer's config has otherwise.
     """
 
     model: str
@@ -73,6 +77,42 @@ class Job:
     problem: str = ""
     kind: str = ""
     trainer: Trainer = Trainer()
+    config: str = ""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def trainers_model(self) -> Iterator[str]:
+        """Yield the path or name of the trainer's model; where its config is another, that of a folder that ends with the block.
+
+        Raises:
+            JobError: verl does not build such a config either.
+        """
+        if not (self.config or self.overrides):
+            yield self.model
+            return
+        from transformers import AutoConfig
+
+        trusted = bool(self.engine.get("trust_remote_code"))
+        try:
+            config = AutoConfig.from_pretrained(self.config or self.model, trust_remote_code=trusted)
+            _override(config, self.overrides)
+        except (AttributeError, KeyError, ValueError) as error:
+            raise JobError(f"verl does not take this {MODEL}.override_config: {error}") from error
+        with tempfile.TemporaryDirectory() as folder:
+            for file in Path(self.model).iterdir():
+                if file.name != "config.json":
+                    Path(folder, file.name).symlink_to(file.resolve())
+            config.to_json_file(Path(folder, "config.json"))
+            yield folder
+
+
+def _override(config: Any, changes: Mapping[str, Any]) -> None:
+    """Set what differs, as verl does: entries of a part that is no object of its own are an error there too."""
+    for name, value in changes.items():
+        if isinstance(value, Mapping):
+            _override(getattr(config, name), value)
+        else:
+            setattr(config, name, value)
 
 
 class JobError(ValueError):
@@ -94,7 +134,22 @@ def read(get: Get) -> Job:
     # Without one, that of the model, as under verl, which never gives SGLang one.
     length = {"max_model_len": get(f"{ROLLOUT}.max_model_len")}
     given.update(length if kind == "vllm" else {"context_length": None})
-    return Job(str(get(f"{MODEL}.path")), given, tuple(_left_out(get)), _problem(get), kind, _trainer(get))
+    model, config = str(get(f"{MODEL}.path")), get(f"{MODEL}.hf_config_path") or ""
+    own = get(f"{MODEL}.override_config") or {}
+    # Of attention one kind is compared, whichever the trainer has.
+    overrides = {
+        name: value for name, value in own.get("model_config", own).items() if name != "attn_implementation"
+    }
+    problem = _problem(get)
+    if config or overrides:
+        given["model" if kind == "vllm" else "model_path"] = model
+        if not Path(model).is_dir():
+            name = "override_config" if overrides else "hf_config_path"
+            problem = problem or (
+                f"cannot compare here: {MODEL}.{name} changes the trainer's config alone, which is followed if {MODEL}.path is a folder"
+            )
+    left_out = tuple(_left_out(get))
+    return Job(model, given, left_out, problem, kind, _trainer(get), config, overrides)
 
 
 def _trainer(get: Get) -> Trainer:
@@ -146,8 +201,11 @@ def _left_out(get: Get) -> Iterator[str]:
     if not get(f"{ROLLOUT}.enforce_eager"):
         more = "; --causes compiles them" if get(f"{ROLLOUT}.name") == "vllm" else ""
         yield f"{ROLLOUT}.enforce_eager=False (captured graphs hide modules{more})"
+    trained = get(f"{MODEL}.lora_adapter_path")
+    if trained:
+        yield f"{MODEL}.lora_adapter_path={trained} (the base is compared without it)"
     for name in ("lora_rank", "lora.rank"):
-        if get(f"{MODEL}.{name}") and not get(f"{MODEL}.lora.merge"):
+        if get(f"{MODEL}.{name}") and not trained and not get(f"{MODEL}.lora.merge"):
             yield f"{MODEL}.{name}={get(f'{MODEL}.{name}')} (a new adapter changes nothing: its base is compared)"
     for name in ("mtp.enable_rollout", "engine_kwargs.vllm.speculative_config"):
         if get(f"{ROLLOUT}.{name}"):

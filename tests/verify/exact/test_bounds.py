@@ -42,7 +42,7 @@ def named(path: Path, part: str, factor: float, quantization: str) -> list[str]:
     def load(dtype: torch.dtype) -> torch.nn.Module:
         return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
 
-    ids, engine = tokens(str(path), ""), load(torch.bfloat16)
+    (ids, _), engine = tokens(str(path), ""), load(torch.bfloat16)
     with torch.no_grad():
         for name, own in engine.named_parameters():
             own *= factor if part in name else 1

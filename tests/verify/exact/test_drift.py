@@ -10,6 +10,7 @@ from flashpatch.verify.exact.calls import Call
 from flashpatch.verify.exact.certificate import Certificate, because
 from flashpatch.verify.exact.command import tables
 from flashpatch.verify.exact.engine import first_change, joined
+from flashpatch.verify.exact.rows import changed as changed_rows
 
 NAMES = (
     "model",
@@ -58,6 +59,13 @@ def test_an_error_without_words_is_placed(error, said):
         found = because(raised)
     assert found.startswith(f"cannot compare here: {said}")
     assert ("exact/test_drift.py:" in found) == said.endswith("at ")
+
+
+def test_a_row_that_no_token_reads_is_compared_after_a_sync() -> None:
+    rows = torch.zeros(4, 2)
+    before = {"embed": rows, "positions": rows}
+    assert changed_rows(before, {"embed": rows.clone(), "positions": rows.clone()}) == ""
+    assert changed_rows(before, before | {"positions": rows + 1}) == "positions, rows that no token reads"
 
 
 def test_a_sync_that_changed_something_is_shown_and_fails():

@@ -22,6 +22,7 @@ from flashpatch.verify.exact.certificate import Certificate
 from flashpatch.verify.exact.compare import compare
 from flashpatch.verify.exact.distributions import logits
 from flashpatch.verify.exact.engine import Pass
+from flashpatch.verify.exact.noise import rounded
 from flashpatch.verify.exact.routers import decided
 
 pytestmark = pytest.mark.slow
@@ -40,15 +41,22 @@ def loaded(path: Path, dtype: torch.dtype) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
 
 
-def compared(path: Path, served: Path, router: str = "", choose: Callable | None = None) -> Certificate:
-    engine = loaded(served, torch.bfloat16)
+def compared(
+    path: Path,
+    served: Path | torch.nn.Module,
+    router: str = "",
+    choose: Callable | None = None,
+    quantization: str = "",
+) -> Certificate:
+    """The certificate of ``served``, or of the model at that path in bf16, rounded to eight bits if it is quantized."""
+    engine = loaded(served, torch.bfloat16) if isinstance(served, Path) else served
     if choose:
         if type(engine.get_submodule(router)).__name__.endswith("Gating"):
             pytest.skip("this transformers' router of Granite returns tokens by expert")
         engine.get_submodule(router).register_forward_hook(choose)
-    with recorded(engine) as calls:
+    with recorded(engine) as calls, rounded(engine, quantization):
         given = logits(engine, IDS)
-    return compare(lambda dtype: loaded(path, dtype), IDS, Pass(calls, given, ""))
+    return compare(lambda dtype: loaded(path, dtype), IDS, Pass(calls, given, quantization))
 
 
 def otherwise(within: float) -> tuple[Callable, list[int]]:
@@ -73,15 +81,15 @@ def otherwise(within: float) -> tuple[Callable, list[int]]:
     return choose, tokens
 
 
-def _alike(path: Path, router: str) -> None:
-    """Experts 0 and 1 are as likely as each other."""
+def _alike(path: Path, router: str, one: int = 0, other: int = 1) -> None:
+    """Two experts are as likely as each other."""
     from safetensors.torch import load_file, save_file
 
     (file,) = path.glob("*.safetensors")
     tensors = load_file(file)
     for name, tensor in tensors.items():
         if name.startswith(router) and tensor.is_floating_point():
-            tensor[1] = tensor[0]
+            tensor[other] = tensor[one]
     save_file(tensors, file, metadata={"format": "pt"})
 
 
@@ -134,3 +142,57 @@ def test_experts_that_no_token_reaches_are_named(tmp_path) -> None:
     assert not any(
         "no token took" in one for one in compared(*[models.checkpoint(tmp_path, "qwen3-moe")] * 2).left_out
     )
+
+
+def _chosen(path: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits of a router in bf16, and which experts it takes, the likeliest first."""
+    engine = loaded(path, torch.bfloat16)
+    with recorded(engine) as calls:
+        logits(engine, IDS)
+    given = next(call.returned for call in calls if call.name == name)
+    return given, given.topk(engine.config.num_experts_per_tok).indices
+
+
+def test_experts_that_only_undecided_tokens_took_are_named(tmp_path) -> None:
+    """They are not compared: a kernel may take another in their place."""
+    path, name = models.checkpoint(tmp_path, "qwen3-moe", num_experts=64), ROUTERS["qwen3-moe"]
+    _, chosen = _chosen(path, name)
+    taken = chosen.flatten().tolist()
+    last = next(expert for expert in chosen[:, -1].tolist() if taken.count(expert) == 1)
+    _alike(path, name, last, next(expert for expert in range(64) if expert not in taken))
+    given, chosen = _chosen(path, name)
+    clearly = {*chosen[decided(given, (chosen,))].flatten().tolist()}
+    assert last not in clearly
+    found = compared(path, path)
+    assert found.ok, found.first
+    (said,) = [one for one in found.left_out if one.startswith(f"{name}'s experts ")]
+    listed = said.partition("experts ")[2].partition(", which")[0]
+    assert listed == ", ".join(str(expert) for expert in range(64) if expert not in clearly)
+
+
+@pytest.mark.parametrize("quantization", ["", "int8", "fp8"])
+@pytest.mark.parametrize("taken_by", [1, 2])
+def test_one_expert_of_many_that_is_wrong_is_named(tmp_path, quantization: str, taken_by: int) -> None:
+    """It adds little to what the block returns, and that to few tokens."""
+    path, name = (
+        models.checkpoint(tmp_path, "qwen3-moe", num_experts=64, num_experts_per_tok=8),
+        ROUTERS["qwen3-moe"],
+    )
+    _, chosen = _chosen(path, name)
+    taken = chosen.flatten().tolist()
+    honest = compared(path, path, quantization=quantization)
+    assert honest.ok, honest.first
+    judged = [
+        expert for expert in {*taken} if f" {expert}," not in " ".join(honest.left_out).replace(" which", "")
+    ]
+    few = [expert for expert in judged if taken.count(expert) == taken_by]
+    assert len(few) >= 3, (few, honest.left_out)
+    block = name.removesuffix(".gate")
+    for expert in few[:3]:
+        engine = loaded(path, torch.bfloat16)
+        with torch.no_grad():
+            for weight in engine.get_submodule(f"{block}.experts").parameters():
+                weight[expert] = weight[expert].roll(1, 0)
+        found = compared(path, engine, quantization=quantization)
+        assert found.first is not None and found.first.name == block, expert
+        assert found.first.kind in (f"expert {expert}", "")  # which the whole block may show too

@@ -34,7 +34,7 @@ def causes_of(
         )
         return model.eval()
 
-    ids = tokens(str(path), "")
+    ids, _ = tokens(str(path), "")
     engine = load(torch.bfloat16)
     change(engine)
     with recorded(engine) as calls:

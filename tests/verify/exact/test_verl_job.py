@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from cpu_lab import python, tail
 from verl_job import COMMAND, make_world
+from vllm_lab import models
 
 from flashpatch.verify.exact.verl_job import ACTOR, MODEL, ROLLOUT, Job, JobError, Trainer, composed, read
 
@@ -64,12 +65,66 @@ def test_what_the_trainers_probabilities_depend_on_is_read() -> None:
         (f"{ROLLOUT}.pipeline_model_parallel_size", 2, "is compared without"),
         (f"{ROLLOUT}.enforce_eager", False, "captured graphs"),
         (f"{MODEL}.lora_rank", 8, "its base is compared"),
+        (f"{MODEL}.lora_adapter_path", "trained", "the base is compared without it"),
         (f"{ROLLOUT}.mtp.enable_rollout", True, "target's numbers"),
     ],
 )
 def test_what_is_left_out_is_named(path: str, value: object, named: str) -> None:
     (said,) = job(**{path: value}).left_out
     assert path in said and named in said
+
+
+@pytest.mark.parametrize(
+    "changes", [{f"{MODEL}.lora_rank": 8}, {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True}]
+)
+def test_an_adapter_that_was_trained_is_no_new_one(changes: dict) -> None:
+    (said,) = job(**changes, **{f"{MODEL}.lora_adapter_path": "trained"}).left_out
+    assert said == f"{MODEL}.lora_adapter_path=trained (the base is compared without it)"
+
+
+def test_the_trainers_model_has_the_config_that_verl_gives_it(tmp_path) -> None:
+    model = models.checkpoint(tmp_path, "llama")
+    written = (model / "config.json").read_text()
+    own = {"attn_implementation": "sdpa", "rms_norm_eps": 0.1}
+    changes = {f"{MODEL}.path": str(model), f"{MODEL}.override_config": own}
+    found = job(**changes)
+    assert found.engine["model"] == found.model == str(model) and not found.problem
+    with found.trainers_model() as changed:
+        config = json.loads(Path(changed, "config.json").read_text())
+        weights = {file.name for file in Path(changed).glob("*.safetensors")}
+    assert config == json.loads(written) | {"rms_norm_eps": 0.1} and weights
+    assert (model / "config.json").read_text() == written
+    of_megatron = job(**changes | {f"{MODEL}.override_config": {"model_config": own}})
+    assert of_megatron.overrides == found.overrides == {"rms_norm_eps": 0.1}
+
+
+def test_a_config_that_verl_cannot_build_either_says_so(tmp_path) -> None:
+    """Positions are a dictionary in transformers 5, of which verl sets attributes."""
+    own = {f"{MODEL}.override_config": {"rope_parameters": {"factor": 4.0}}}
+    found = job(**own, **{f"{MODEL}.path": str(models.checkpoint(tmp_path, "llama"))})
+    with pytest.raises(JobError, match="'dict' object has no attribute 'factor'"), found.trainers_model():
+        pass
+
+
+def test_another_config_is_the_trainers(tmp_path) -> None:
+    model, other = models.checkpoint(tmp_path, "llama"), tmp_path / "other"
+    other.mkdir()
+    config = json.loads((model / "config.json").read_text()) | {"rms_norm_eps": 0.1}
+    (other / "config.json").write_text(json.dumps(config))
+    found = job(**{f"{MODEL}.path": str(model), f"{MODEL}.hf_config_path": str(other)})
+    with found.trainers_model() as changed:
+        assert json.loads(Path(changed, "config.json").read_text())["rms_norm_eps"] == 0.1
+
+
+def test_a_plain_model_is_itself(tmp_path) -> None:
+    found = job(**{f"{MODEL}.override_config": {"attn_implementation": "sdpa"}})
+    with found.trainers_model() as model:
+        assert model == "policy" and found == job()
+
+
+def test_the_config_of_a_name_is_not_changed() -> None:
+    found = job(**{f"{MODEL}.override_config": {"rms_norm_eps": 0.1}})
+    assert found.problem.startswith(f"cannot compare here: {MODEL}.override_config changes")
 
 
 @pytest.mark.parametrize(
@@ -115,9 +170,13 @@ def test_the_engine_is_the_rollouts() -> None:
             ("+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.rms_norm_eps=0.1",),
             "model.layers.0.input_layernorm",
         ),
+        (
+            ("+actor_rollout_ref.model.override_config.rms_norm_eps=0.1",),
+            "model.layers.0.input_layernorm",
+        ),
     ],
 )
-def test_a_setting_that_changes_the_engine_alone_is_found(world, tmp_path, setting, place) -> None:
+def test_a_setting_that_changes_one_side_alone_is_found(world, tmp_path, setting, place) -> None:
     model = f"actor_rollout_ref.model.path={world}/model"
     done = python(CERTIFY, tmp_path, arguments=[*COMMAND, model, *setting], FLASHPATCH="cpu,bf16")
     assert done.returncode == bool(setting), tail(done)
