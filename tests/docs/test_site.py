@@ -46,7 +46,9 @@ def test_the_list_of_pages_is_the_navigation():
 
 def test_a_page_needs_nothing_from_elsewhere():
     assert CONFIG["theme"]["font"] is False
-    assert "extra_javascript" not in CONFIG and {"search", "offline"} <= {str(one) for one in CONFIG["plugins"]}
+    assert "extra_javascript" not in CONFIG and {"search", "offline"} <= {
+        str(one) for one in CONFIG["plugins"]
+    }
     assert all((TREE / "docs" / sheet).exists() for sheet in CONFIG["extra_css"])
 
 
