@@ -98,6 +98,8 @@ FAMILIES = {
             "fp8.vllm_lora.add_lora": ("vllm.v1.worker.lora_model_runner_mixin",),
             "fp8.vllm_lora.remove_adapter": ("vllm.lora.worker_manager",),
             "fp8.vllm_lora.remove_all_adapters": ("vllm.lora.worker_manager",),
+            "fp8.vllm_lora.bgmv_expand": ("vllm.lora.ops.torch_ops.lora_ops",),
+            "fp8.vllm_lora.bgmv_expand_slice": ("vllm.lora.ops.torch_ops.lora_ops",),
             "fp8.vllm_lora.get_lora_device": ("vllm.lora.layers.utils",),
             "fp8.verl.actor_update_weights_delta": ("verl.workers.engine_workers",),
             "fp8.verl.unfuse_moe_params": ("verl.workers.engine.fsdp.utils",),

@@ -67,11 +67,10 @@ def check_private(folder: str, forbidden: int = 0o077) -> None:
     By default others may not even read it; 0o022 forbids them to write.
     """
     found = os.lstat(folder)
-    if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & forbidden:
-        return
-    raise PermissionError(
-        f"{folder} is not a private directory of this user (mode 0700, no link): chmod 700 it, or name another"
-    )
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & forbidden:
+        raise PermissionError(
+            f"{folder} is not a private directory of this user (mode 0700, no link): chmod 700 it, or name another"
+        )
 
 
 def _fallback() -> str:

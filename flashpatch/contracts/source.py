@@ -187,11 +187,10 @@ class Sources:
         for node in nodes:
             place = Definition(owner.module, prefix + name, node)
             followed: list[Definition] = []
-            if depth > _DEEPEST:
-                pass
-            elif isinstance(node, Imported):
+            near = depth <= _DEEPEST
+            if near and isinstance(node, Imported):
                 followed = self._imported(owner.module, node, depth)
-            elif isinstance(node, ast.Assign) and isinstance(node.value, (ast.Name, ast.Attribute)):
+            elif near and isinstance(node, ast.Assign) and isinstance(node.value, (ast.Name, ast.Attribute)):
                 followed = self._alias(owner, name, node.value, depth)
             found.extend(followed or [place])
         return found

@@ -26,7 +26,7 @@ from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegist
 from verl.workers.rollout.utils import ensure_async_iterator
 
 from flashpatch.patches.cpu.transfer import exchange
-from flashpatch.patches.cpu.transfer.buckets import Bucket, Contents, Joiner, cut
+from flashpatch.patches.cpu.transfer.buckets import Contents, Joiner, Piece, cut
 from flashpatch.patches.cpu.transfer.errors import as_text, transfer_error
 from flashpatch.patches.cpu.transfer.exchange import Line
 
@@ -154,16 +154,21 @@ class ObjectStoreEngine(CheckpointEngine):
                 pass
 
     async def _send(self, line: Line, weights: Any, step: int | None) -> dict[str, float]:
-        began, contents, bucket = time.perf_counter(), Contents(), Bucket(self.bucket_size)
+        began, contents = time.perf_counter(), Contents()
+        bucket: list[Piece] = []
+        size = 0
         line.version = f"version {step}"
         async for name, tensor in weights:
-            for piece, data in cut(name, tensor, self.bucket_size):
-                if not bucket.add(piece, data):
+            for piece in cut(name, tensor, self.bucket_size):
+                if bucket and size + piece.data.size > self.bucket_size:
                     await _pass_on(line, bucket, contents, step)
-                    bucket.add(piece, data)
-            contents.add(piece.name, piece.shape, piece.dtype, piece.nbytes)
-        if bucket.pieces:
+                    bucket, size = [], 0
+                bucket.append(piece)
+                size += piece.data.size
+            contents.add(piece)
+        if bucket:
             await _pass_on(line, bucket, contents, step)
+            bucket = []
         await line.offer(contents.buckets, step, contents.summary())
         await line.offer(contents.buckets + 1, step, None)
         await line.settle()
@@ -195,11 +200,10 @@ class ObjectStoreEngine(CheckpointEngine):
         return Receiving(self._line).weights(global_steps)
 
 
-async def _pass_on(line: Line, bucket: Bucket, contents: Contents, step: int | None) -> None:
-    """Copy a bucket into the object store, offer it and empty it."""
-    await line.offer(contents.buckets, step, [ray.put((bucket.pieces, bucket.data))])
+async def _pass_on(line: Line, bucket: list[Piece], contents: Contents, step: int | None) -> None:
+    """Copy a bucket into the object store and offer it."""
+    await line.offer(contents.buckets, step, [ray.put(bucket)])
     contents.buckets += 1
-    bucket.clear()
 
 
 class Receiving:
@@ -220,7 +224,7 @@ class Receiving:
             while not isinstance(bucket := await coming, dict):
                 self._joiner.contents.buckets += 1
                 coming = self._ask(step)
-                for name, tensor in self._joiner.take(*bucket):
+                for name, tensor in self._joiner.take(bucket):
                     yield name, tensor
                 del bucket  # its memory in the object store, before the next one arrives
             self._check(bucket)
@@ -251,7 +255,7 @@ class Receiving:
         return coming
 
     async def _fetched(self, asked: Any, step: int | None) -> Any:
-        """Return a bucket: its pieces, and ``(length,)`` uint8. After the last, what the sender counted.
+        """Return a bucket, a list of pieces; after the last, what the sender counted.
 
         Raises:
             PatchError: it did not come, or is of another version than this process is to get.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from flashpatch.patches._shared import tensor_message
+from flashpatch.patches._shared.timing import timed
 
 OPEN = "__flashpatch_audit_open__"
 """Start of the names of the message before the weights."""
@@ -125,8 +125,5 @@ class Background:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def _timed(self, function: Callable[..., Any], *args: Any) -> Any:
-        began = time.monotonic()
-        try:
+        with timed(self, "seconds"):
             return function(*args)
-        finally:
-            self.seconds += time.monotonic() - began

@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -191,16 +191,17 @@ class Worker:
             ray.kill(self.engine._exchange)
 
     def _flip(self) -> None:
-        """Change a bit of the second bucket that arrives."""
+        """Change a bit of the last tensor in the second bucket that arrives."""
         from flashpatch.patches.cpu.transfer import buckets
 
         take = buckets.Joiner.take
 
-        def flipped(joiner: Any, pieces: list[Any], data: Any) -> Any:
+        def flipped(joiner: Any, pieces: list[Any]) -> Any:
             if self.fault and joiner.contents.buckets == 2:
-                data = data.copy()
-                data[12345] ^= 1
-            return take(joiner, pieces, data)
+                data = pieces[-1].data.copy()
+                data[-1] ^= 1
+                pieces = [*pieces[:-1], replace(pieces[-1], data=data)]
+            return take(joiner, pieces)
 
         buckets.Joiner.take = flipped
 
@@ -210,8 +211,8 @@ class Worker:
 
         take = buckets.Joiner.take
 
-        def forgetful(joiner: Any, pieces: list[Any], data: Any) -> Any:
-            return take(joiner, [piece for piece in pieces if piece.name != "layers.3.weight"], data)
+        def forgetful(joiner: Any, pieces: list[Any]) -> Any:
+            return take(joiner, [piece for piece in pieces if piece.name != "layers.3.weight"])
 
         buckets.Joiner.take = forgetful
 

@@ -1,7 +1,7 @@
-"""Cut weights into buckets of bytes, and put them together again.
+"""Collect weights in buckets for Ray's object store, and put together what arrives.
 
-A bucket is one run of bytes and a list of pieces. A piece is a whole tensor, or a part of one that is larger than a
-bucket; such parts fill buckets of their own in order.
+A bucket is a list of pieces. A piece is a whole tensor, or a part of one that is larger than a bucket; such parts have
+buckets of their own, in order.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,21 +19,21 @@ from flashpatch.patches.cpu.transfer.errors import transfer_error
 
 @dataclass(frozen=True)
 class Piece:
-    """Describe consecutive bytes of one tensor in a bucket.
+    """Hold consecutive bytes of one tensor.
 
     Attributes:
         name: of the tensor; shape, dtype: of the whole tensor.
-        begin: position of the first byte in the tensor; size: bytes.
-        offset: position of the first byte in the bucket; checksum: CRC-32; both only in a bucket.
+        begin: position of the first byte in the tensor.
+        data: the bytes, ``(length,)`` uint8, a numpy array.
+        checksum: CRC-32 of them.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     begin: int
-    size: int
-    offset: int = -1
-    checksum: int = -1
+    data: Any
+    checksum: int
 
     @property
     def nbytes(self) -> int:
@@ -48,11 +48,11 @@ class Contents:
         self.buckets = self.tensors = self.bytes = 0
         self._names = hashlib.blake2b(digest_size=16)
 
-    def add(self, name: str, shape: tuple[int, ...], dtype: str, nbytes: int) -> None:
-        """Count one whole tensor."""
+    def add(self, piece: Piece) -> None:
+        """Count one whole tensor, by a piece of it."""
         self.tensors += 1
-        self.bytes += nbytes
-        self._names.update(repr((name, tuple(shape), dtype)).encode())
+        self.bytes += piece.nbytes
+        self._names.update(repr((piece.name, piece.shape, piece.dtype)).encode())
 
     def summary(self) -> dict[str, Any]:
         """Return counts, and a digest of all names, shapes and dtypes in order."""
@@ -64,40 +64,8 @@ class Contents:
         }
 
 
-class Bucket:
-    """Fill one buffer with pieces.
-
-    Args:
-        size: capacity in bytes; memory is touched only as far as it is filled.
-    """
-
-    def __init__(self, size: int) -> None:
-        self._buffer = torch.empty(size, dtype=torch.uint8)
-        self.clear()
-
-    def clear(self) -> None:
-        """Empty it."""
-        self.pieces: list[Piece] = []
-        self._length = 0
-
-    def add(self, piece: Piece, data: torch.Tensor) -> bool:
-        """Copy a piece's bytes, uint8 on any device, behind the others; False if there is no room."""
-        begin, end = self._length, self._length + piece.size
-        if end > self._buffer.numel():
-            return False
-        place = self._buffer[begin:end].copy_(data)
-        self._length = end
-        self.pieces.append(replace(piece, offset=begin, checksum=zlib.crc32(place.numpy())))
-        return True
-
-    @property
-    def data(self) -> Any:
-        """The filled part, ``(length,)`` uint8, a numpy array."""
-        return self._buffer[: self._length].numpy()
-
-
-def cut(name: str, tensor: torch.Tensor, bucket_size: int) -> Iterator[tuple[Piece, torch.Tensor]]:
-    """Yield a tensor's pieces, each with its bytes: one if it fits in a bucket.
+def cut(name: str, tensor: torch.Tensor, bucket_size: int) -> Iterator[Piece]:
+    """Yield a tensor's pieces, copied: one if it fits in a bucket.
 
     Args:
         tensor: any shape, dtype, strides and device.
@@ -105,8 +73,8 @@ def cut(name: str, tensor: torch.Tensor, bucket_size: int) -> Iterator[tuple[Pie
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     for begin in range(0, max(flat.numel(), 1), bucket_size):
-        data = flat[begin : begin + bucket_size]
-        yield Piece(name, shape, dtype, begin, data.numel()), data
+        data = flat[begin : begin + bucket_size].to("cpu", copy=True).numpy()
+        yield Piece(name, shape, dtype, begin, data, zlib.crc32(data))
 
 
 class Joiner:
@@ -118,8 +86,8 @@ class Joiner:
         self._first: Piece | None = None
         self._filled = 0
 
-    def take(self, pieces: list[Piece], data: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield copies of the tensors that end in this bucket, whose bytes are ``(length,)`` uint8, a numpy array.
+    def take(self, pieces: list[Piece]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield copies of the tensors that end in this bucket.
 
         Raises:
             PatchError: a piece does not follow the one before, or its bytes are not those that were sent.
@@ -128,23 +96,23 @@ class Joiner:
             if self._first is None:
                 self._first, self._filled = piece, 0
                 self._whole = torch.empty(piece.nbytes, dtype=torch.uint8)
-            first, found = self._first, data[piece.offset : piece.offset + piece.size]
+            first, end = self._first, piece.begin + piece.data.size
             follows = (piece.name, piece.shape, piece.dtype) == (first.name, first.shape, first.dtype)
-            if not follows or piece.begin != self._filled or found.size != piece.size:
+            if not follows or piece.begin != self._filled or end > piece.nbytes:
                 raise transfer_error(
                     f"byte {piece.begin} of {piece.name} arrived where byte {self._filled} of {first.name} was due."
                 )
-            place = self._whole.numpy()[piece.begin : piece.begin + piece.size]
-            place[:] = found
+            place = self._whole.numpy()[piece.begin : end]
+            place[:] = piece.data
             if (checksum := zlib.crc32(place)) != piece.checksum:
                 raise transfer_error(
-                    f"{piece.name}, bytes {piece.begin} to {piece.begin + piece.size}, arrived with the CRC-32 "
-                    f"{checksum:08x}, and was sent with {piece.checksum:08x}."
+                    f"{piece.name}, bytes {piece.begin} to {end}, arrived with the CRC-32 {checksum:08x}, and was sent "
+                    f"with {piece.checksum:08x}."
                 )
-            self._filled += piece.size
+            self._filled = end
             if self._filled == piece.nbytes:
                 whole, self._whole, self._first = self._whole, None, None
-                self.contents.add(piece.name, piece.shape, piece.dtype, piece.nbytes)
+                self.contents.add(piece)
                 yield piece.name, whole.view(as_dtype(piece.dtype)).view(piece.shape)
 
     def unfinished(self) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.errors import eagle_error
 
 OFF = "disable"
 
@@ -78,19 +78,12 @@ def parse_arms(arms: Iterable[str | Arm]) -> tuple[Arm, ...]:
         arms = [part.strip() for part in arms.split(",")]
     found = tuple(Arm.parse(arm) for arm in arms)
     if not found:
-        raise PatchError(
-            "no arm is given.", patch="eagle", target="arms", advice="Give for example 3_1_4,disable."
-        )
+        raise eagle_error("arms", "no arm is given.", "Give for example 3_1_4,disable.")
     twice = sorted({str(arm) for arm in found if found.count(arm) > 1})
     if twice:
-        raise PatchError(
-            f"arms are given twice: {', '.join(twice)}.",
-            patch="eagle",
-            target="arms",
-            advice="Name each arm once.",
-        )
+        raise eagle_error("arms", f"arms are given twice: {', '.join(twice)}.", "Name each arm once.")
     return found
 
 
 def _refuse(text: object, problem: str, advice: str) -> None:
-    raise PatchError(f"arm {text!r} {problem}.", patch="eagle", target="arms", advice=advice)
+    raise eagle_error("arms", f"arm {text!r} {problem}.", advice)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.errors import eagle_error
 
 DEFAULT = (*range(1, 32), *range(32, 121, 8), *range(128, 257, 32))
 
@@ -25,11 +25,10 @@ class BatchBuckets:
         self.edges = tuple(DEFAULT if edges is None else edges)
         valid = self.edges and all(type(edge) is int for edge in self.edges) and self.edges[0] >= 1
         if not valid or any(low >= high for low, high in zip(self.edges, self.edges[1:], strict=False)):
-            raise PatchError(
+            raise eagle_error(
+                "buckets",
                 f"batch-size buckets are {list(self.edges)}.",
-                patch="eagle",
-                target="buckets",
-                advice="Give the largest batch size of each bucket, ascending, for example 1,2,4,8,16,32.",
+                "Give the largest batch size of each bucket, ascending, for example 1,2,4,8,16,32.",
             )
         self.last = len(self.edges) - 1
         self.table = [bisect_left(self.edges, size) for size in range(min(self.edges[-1], 65536) + 1)]

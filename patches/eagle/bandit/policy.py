@@ -5,27 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.batch_buckets import BatchBuckets
 from flashpatch.patches.eagle.bandit.random_tables import RandomTables
 from flashpatch.patches.eagle.bandit.rules import DEFAULT, rule_class
 from flashpatch.patches.eagle.bandit.rules.base import Setting
+from flashpatch.patches.eagle.errors import eagle_error
+
+if TYPE_CHECKING:
+    from flashpatch.patches.eagle.bandit.rank_broadcast import RankBroadcast
 
 FORMAT = 3
 MAX_SECONDS = 1e6  # seconds of a step; a longer one is a clock that jumped
-
-
-class ArmBroadcast(Protocol):
-    """Make several ranks run the same arm, see `flashpatch.patches.eagle.bandit.rank_broadcast`."""
-
-    is_leader: bool
-    """Whether this rank chooses."""
-
-    def __call__(self, step: int, batch_size: int, arm: int) -> int:
-        """Return the leader's arm for this step."""
 
 
 class Policy:
@@ -58,7 +51,7 @@ class Policy:
         window: int = 300,
         seed: int = 0,
         hold: int | None = None,
-        broadcast: ArmBroadcast | None = None,
+        broadcast: RankBroadcast | None = None,
     ) -> None:
         self.arms = parse_arms(arms)
         self.rule_name = DEFAULT if rule is None else rule
@@ -212,11 +205,10 @@ class Policy:
         for name, value in wanted.items():
             saved = state.get(name) if isinstance(state, Mapping) else None
             if saved != value:
-                raise PatchError(
+                raise eagle_error(
+                    "bandit state",
                     f"a bandit state with {name} {saved!r} does not fit a policy with {value!r}.",
-                    patch="eagle",
-                    target="bandit state",
-                    advice="Delete the state, or make the policy with the settings it was saved with.",
+                    "Delete the state, or make the policy with the settings it was saved with.",
                 )
         before = self.state()
         try:
@@ -225,11 +217,10 @@ class Policy:
             self._load_state(state)
         except Exception as error:  # whatever a damaged number leads to, at once or at the first step
             self._load_state(before)
-            raise PatchError(
+            raise eagle_error(
+                "bandit state",
                 f"a bandit state is damaged: {type(error).__name__}: {error}.",
-                patch="eagle",
-                target="bandit state",
-                advice="Delete the state.",
+                "Delete the state.",
             ) from error
 
     def _try_state(self) -> None:
@@ -263,12 +254,7 @@ class Policy:
     def _allow(self, batch_size: int) -> tuple[int, ...]:
         """Return the places of the arms within the guard, cached per batch size."""
         if not isinstance(batch_size, int):
-            raise PatchError(
-                f"a batch size is {batch_size!r}.",
-                patch="eagle",
-                target="select",
-                advice="Give a number of rows.",
-            )
+            raise eagle_error("select", f"a batch size is {batch_size!r}.", "Give a number of rows.")
         if batch_size < 1 or 2 * batch_size > self.guard:  # the smallest draft verifies two tokens
             return (self._off,) if self._off >= 0 else ()
         found = tuple(
@@ -280,9 +266,7 @@ class Policy:
 
 def _at_least(name: str, value: int, least: int) -> int:
     if type(value) is not int or value < least:
-        raise PatchError(
-            f"{name} is {value!r}.", patch="eagle", target=name, advice=f"Give an integer from {least}."
-        )
+        raise eagle_error(name, f"{name} is {value!r}.", f"Give an integer from {least}.")
     return value
 
 

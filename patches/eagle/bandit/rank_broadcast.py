@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.errors import eagle_error
 
 
 class RankBroadcast:
@@ -29,11 +29,10 @@ class RankBroadcast:
         import torch.distributed as dist
 
         if not dist.is_initialized():
-            raise PatchError(
+            raise eagle_error(
+                "broadcast",
                 "torch.distributed is not initialised.",
-                patch="eagle",
-                target="broadcast",
-                advice="Make the policy after the engine's process groups, or without broadcast on one rank.",
+                "Make the policy after the engine's process groups, or without broadcast on one rank.",
             )
         self._dist, self._group = dist, group
         self._source = dist.get_global_rank(group, 0) if group is not None else 0
@@ -52,11 +51,10 @@ class RankBroadcast:
         self._dist.broadcast(buffer, src=self._source, group=self._group)
         leader = buffer.tolist()
         if leader[:2] != [step, batch_size]:
-            raise PatchError(
+            raise eagle_error(
+                "broadcast",
                 f"this rank is at step {step} with batch {batch_size}, "
                 f"the leader at {leader[0]} with {leader[1]}.",
-                patch="eagle",
-                target="broadcast",
-                advice="Call the policy for the same steps on every rank.",
+                "Call the policy for the same steps on every rank.",
             )
         return leader[2]

@@ -1,4 +1,4 @@
-"""Hold captured rows on the host: one request buffer per request, from a token-bounded pool."""
+"""Hold captured rows on the host: one request buffer per request, bounded in all by tokens."""
 
 from __future__ import annotations
 
@@ -89,17 +89,16 @@ class Request:
 
 
 class BufferPool:
-    """Lend request buffers, used again and again; their capacities together are bounded.
+    """Make request buffers whose capacities together are bounded.
 
     Attributes:
         tokens: the bound; 0 until the first buffer is asked for: then a share of the memory that is available.
-        allocated: tokens of all buffers, lent or not.
+        allocated: tokens of the buffers in use.
     """
 
     def __init__(self, tokens: int) -> None:
         self.tokens = tokens
         self.allocated = 0
-        self._free: list[RequestBuffer] = []
         self._lock = threading.Lock()
 
     def acquire_buffer(self, length: int, like: Rows) -> RequestBuffer | None:
@@ -109,23 +108,16 @@ class BufferPool:
         with self._lock:
             if not self.tokens:
                 self.tokens = max(_LEAST_TOKENS, int(_SHARE * available_bytes() / _row_bytes(like)))
-            for index, buffer in enumerate(self._free):
-                if capacity <= buffer.capacity <= 2 * capacity:
-                    del self._free[index]
-                    buffer.versions.fill_(-1)
-                    return buffer
-            while self._free and self.allocated + capacity > self.tokens:
-                self.allocated -= self._free.pop().capacity
             if self.allocated + capacity > self.tokens:
                 return None
             self.allocated += capacity
         return RequestBuffer(capacity, like.hidden, like.auxiliary)
 
     def release_buffer(self, buffer: RequestBuffer | None) -> None:
-        """Give a buffer back, from any thread."""
+        """Note, in any thread, that a buffer is not used any more."""
         if buffer is not None:
             with self._lock:
-                self._free.append(buffer)
+                self.allocated -= buffer.capacity
 
 
 def _row_bytes(rows: Rows) -> int:

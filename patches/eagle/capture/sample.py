@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.errors import eagle_error
 
 if TYPE_CHECKING:
     import torch
@@ -97,8 +97,8 @@ class Sample:
             sample = cls(request=facts["request"], version=int(facts["version"]), **tensors)
             sample.check()
         except Exception as error:  # safetensors raises its own errors, OSError, or a panic's RuntimeError
-            raise PatchError(
-                f"{Path(path)} cannot be read as a sample: {error}", patch="eagle", advice="Delete it."
+            raise eagle_error(
+                None, f"{Path(path)} cannot be read as a sample: {error}", "Delete it."
             ) from error
         return sample
 

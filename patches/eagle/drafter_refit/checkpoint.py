@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 _SHOWN = 4  # names in a message
 
 
-def read(path: Path, patch: str) -> dict[str, torch.Tensor]:
-    """Read all tensors of a checkpoint, by name.
+def load(path: Path, own: Path, shared: set[str], patch: str) -> dict[str, torch.Tensor]:
+    """Read all tensors of an update, by name, once they are known to be the drafter's.
 
     Args:
         path: a safetensors file, or a directory of them.
-        patch: id of the patch that errors name.
+        own, shared, patch: see `check`.
 
     Raises:
-        PatchError: there is none, or a file is damaged.
+        PatchError: there is none, a file is damaged, or see `check`.
     """
     from safetensors.torch import load_file
 
@@ -42,6 +42,9 @@ def read(path: Path, patch: str) -> dict[str, torch.Tensor]:
         raise problem(
             patch, f"{path} holds no safetensors", "Give a safetensors file or a directory of them."
         )
+    if path == own:  # the first checkpoint: it may hold a copy of what is shared
+        tensors = {name: tensor for name, tensor in tensors.items() if not shared & set(name.split("."))}
+    check(tensors, own, shared, path, patch)
     return tensors
 
 

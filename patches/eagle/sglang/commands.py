@@ -158,12 +158,7 @@ def _read(manager: Any, path: Path) -> dict[str, torch.Tensor]:
         )
     if not manager.is_fully_idle():
         raise checkpoint.problem(ID, "requests are running", "Send the drafter between two rollouts.")
-    own, shared = Path(refit.own), refit.shared()
-    tensors = checkpoint.read(path, ID)
-    if path == own:  # the first checkpoint: it may hold a copy of what is shared
-        tensors = {name: tensor for name, tensor in tensors.items() if not shared & set(name.split("."))}
-    checkpoint.check(tensors, own, shared, path, ID)
-    return tensors
+    return checkpoint.load(path, Path(refit.own), refit.shared(), ID)
 
 
 def flush(manager: Any) -> dict[str, Any]:

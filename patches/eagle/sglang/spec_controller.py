@@ -17,7 +17,8 @@ from typing import Any
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
-from flashpatch.patches.eagle.bandit.policy import ArmBroadcast, Policy, policy_settings
+from flashpatch.patches.eagle.bandit.policy import Policy, policy_settings
+from flashpatch.patches.eagle.bandit.rank_broadcast import RankBroadcast
 
 
 class SpecController(Controller):
@@ -116,7 +117,7 @@ def engine_arms(asked: list[Any], own: Arm) -> tuple[Arm, ...]:
     return arms
 
 
-def make_policy(options: Any, own: Arm, broadcast: ArmBroadcast | None = None) -> Policy:
+def make_policy(options: Any, own: Arm, broadcast: RankBroadcast | None = None) -> Policy:
     """Make the bandit that the family's options describe, for an engine opened as ``own``.
 
     Args:

@@ -43,7 +43,7 @@ def main() -> int:
             out.write(json.dumps(event, default=str) + "\n")
 
     try:
-        settings = WorkerSettings.parse(sys.argv[1])
+        settings = WorkerSettings.of(json.loads(sys.argv[1]))
         with contextlib.suppress(OSError):
             os.nice(settings.niceness)
         if settings.threads:

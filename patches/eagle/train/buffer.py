@@ -6,8 +6,8 @@ import random
 from collections import Counter
 from typing import Literal
 
-from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.capture.sample import Sample
+from flashpatch.patches.eagle.errors import eagle_error
 
 KEEP = ("reservoir", "recency")
 
@@ -40,12 +40,11 @@ class Buffer:
         seed: int = 0,
     ) -> None:
         if samples < 1 or bytes < 1 or versions < 0 or keep not in KEEP:
-            raise PatchError(
+            raise eagle_error(
+                "buffer",
                 f"a buffer of {samples} samples, {bytes} bytes, {versions} versions "
                 f"by {keep!r} is not possible.",
-                patch="eagle",
-                target="buffer",
-                advice=f"Give positive bounds and one of {', '.join(KEEP)}.",
+                f"Give positive bounds and one of {', '.join(KEEP)}.",
             )
         self.samples, self.bytes, self.keep, self.versions = samples, bytes, keep, versions
         self.counts: Counter[str] = Counter(added=0, evicted=0, refused=0, stale=0)

@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.errors import eagle_error
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -87,11 +87,10 @@ class Checkpoints:
         try:
             dcp.load(state, checkpoint_id=path, no_dist=True)
         except _FAULTS as error:
-            raise PatchError(
+            raise eagle_error(
+                "drafter checkpoint",
                 f"cannot resume from {path}: {str(error).strip().splitlines()[-1]}",
-                patch="eagle",
-                target="drafter checkpoint",
-                advice="Delete it, to resume from the one before or to start from scratch.",
+                "Delete it, to resume from the one before or to start from scratch.",
             ) from error
         trainer.restore(state)
         return True

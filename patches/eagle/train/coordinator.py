@@ -21,7 +21,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
-from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.errors import eagle_error
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 
 logger = logging.getLogger("flashpatch.eagle")
@@ -37,7 +37,6 @@ class Coordinator:
         settings: of the worker.
         start_limit: seconds until the worker must be ready.
         stop_limit: seconds until it must be idle after `stop`, or after its slice.
-        silence_limit: seconds without an event while training.
         restarts: how often a dead worker is restarted from its last checkpoint, after 1, 2, 4 ... seconds.
             Counted anew after every slice that gave a drafter.
         environment: added to the worker's.
@@ -56,7 +55,6 @@ class Coordinator:
         settings: WorkerSettings | Mapping[str, Any],
         start_limit: float = 180.0,
         stop_limit: float = 30.0,
-        silence_limit: float = 60.0,
         restarts: int = 3,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -66,14 +64,14 @@ class Coordinator:
         self.figures: dict[str, Any] = {}
         self.counts: Counter[str] = Counter(started=0, died=0, killed=0, drafters=0, errors=0, undelivered=0)
         self.problem = ""
-        self._start_limit, self._stop_limit, self._silence = start_limit, stop_limit, silence_limit
+        self._start_limit, self._stop_limit = start_limit, stop_limit
         self._restarts, self._restarts_left, self._restart_at = restarts, restarts, 0.0
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
         self._events: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
         self._errors: deque[str] = deque(maxlen=20)
-        self._since = self._last_event = 0.0
+        self._since = 0.0
         self._limit = inf  # seconds for which the worker may be in its state
         self._next_slice: dict[str, Any] | None = None  # asked for while the worker was starting
         self._standing: dict[str, dict[str, Any]] = {}  # the last command of `target`, and of `keep`
@@ -127,11 +125,10 @@ class Coordinator:
             steps: most steps.
         """
         if not 0.0 < seconds < inf:
-            raise PatchError(
+            raise eagle_error(
+                "train_seconds",
                 f"train_seconds must be positive and finite, got {seconds}.",
-                patch="eagle",
-                target="train_seconds",
-                advice="Give seconds, such as 60.",
+                "Give seconds, such as 60.",
             )
         command = {"command": "train", "seconds": seconds, "steps": steps}
         with self._lock:
@@ -240,7 +237,6 @@ class Coordinator:
                 self._handle(event)
 
     def _handle(self, event: dict[str, Any]) -> None:
-        self._last_event = time.monotonic()
         name = event.get("event")
         if name in ("ready", "training", "idle", "drafter"):
             self.figures = {**self.figures, **event}
@@ -285,8 +281,6 @@ class Coordinator:
             self._ended()
         elif now - self._since > self._limit:
             self._kill(f"the trainer was {self.state} for more than {self._limit:g} seconds")
-        elif self.state == "training" and now - max(self._last_event, self._since) > self._silence:
-            self._kill(f"the trainer was silent for more than {self._silence} seconds")
         return last_events
 
     def _kill(self, why: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 
-from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.errors import eagle_error
 
 # Qwen3 has per-head norms that no engine's EAGLE-1 loader knows; its drafters use the Llama layer.
 LAYER_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "llama"}
@@ -41,18 +41,14 @@ def drafter_config(target: PretrainedConfig, kind: str = "eagle", auxiliary: int
         PatchError: another model type or kind.
     """
     if target.model_type not in LAYER_TYPES:
-        raise PatchError(
+        raise eagle_error(
+            "drafter",
             f"no drafter can be made for a target of type {target.model_type!r}.",
-            patch="eagle",
-            target="drafter",
-            advice=f"Targets can be {', '.join(sorted(LAYER_TYPES))}.",
+            f"Targets can be {', '.join(sorted(LAYER_TYPES))}.",
         )
     if kind not in ("eagle", "eagle3"):
-        raise PatchError(
-            f"a drafter is of kind eagle or eagle3, not {kind!r}.",
-            patch="eagle",
-            target="drafter",
-            advice="Choose one of the two.",
+        raise eagle_error(
+            "drafter", f"a drafter is of kind eagle or eagle3, not {kind!r}.", "Choose one of the two."
         )
     layer = LAYER_TYPES[target.model_type] if kind == "eagle" else "llama"
     fields: dict[str, Any] = {name: getattr(target, name) for name in _COPIED_FIELDS if hasattr(target, name)}

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.errors import eagle_error
 from flashpatch.patches.eagle.train.drafter import Drafter, Drafter3
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
@@ -40,20 +40,15 @@ def engine_weights(
         PatchError: an unknown engine, or an EAGLE-3 drafter without the target's head.
     """
     if engine not in ENGINES:
-        raise PatchError(
-            f"no drafter format is known for {engine!r}.",
-            patch="eagle",
-            advice=f"Choose {' or '.join(ENGINES)}.",
+        raise eagle_error(
+            None, f"no drafter format is known for {engine!r}.", f"Choose {' or '.join(ENGINES)}."
         )
     found = {name: tensor.detach() for name, tensor in weights.items()}
     dtype = found["fc.weight"].dtype
     if config.eagle_kind == "eagle3":
         if target_embeddings is None:
-            raise PatchError(
-                "an EAGLE-3 drafter is written with the target's head.",
-                patch="eagle",
-                target="drafter",
-                advice="Give target_embeddings.",
+            raise eagle_error(
+                "drafter", "an EAGLE-3 drafter is written with the target's head.", "Give target_embeddings."
             )
         found["lm_head.weight"] = target_embeddings.head.to("cpu", dtype)
     elif engine == "sglang":
@@ -141,30 +136,23 @@ def load_weights(drafter: Drafter | Drafter3, folder: str | os.PathLike[str]) ->
     try:
         found = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise PatchError(
-            f"{path} cannot be read: {error}.",
-            patch="eagle",
-            target="drafter",
-            advice="Give the folder of a drafter in safetensors.",
+        raise eagle_error(
+            "drafter", f"{path} cannot be read: {error}.", "Give the folder of a drafter in safetensors."
         ) from error
     shared = ("lm_head.weight", "embed_tokens.weight", "d2t", "t2d")
     found = {name.removeprefix("model."): tensor for name, tensor in found.items()}
     bias = found.pop("fc.bias", None) if "fc.bias" not in drafter.state_dict() else None
     if bias is not None and bias.any():
-        raise PatchError(
-            f"{path} has a bias on fc, which this drafter lacks.",
-            patch="eagle",
-            target="drafter",
-            advice="Train one from scratch.",
+        raise eagle_error(
+            "drafter", f"{path} has a bias on fc, which this drafter lacks.", "Train one from scratch."
         )
     found = {name: tensor for name, tensor in found.items() if name not in shared}
     wanted = drafter.state_dict()
     odd = sorted(wanted.keys() ^ found.keys()) or [n for n in wanted if wanted[n].shape != found[n].shape]
     if odd:
-        raise PatchError(
+        raise eagle_error(
+            "drafter",
             f"{path} is another drafter: {', '.join(odd[:4])} differ.",
-            patch="eagle",
-            target="drafter",
-            advice="Check that it was trained for this target and kind.",
+            "Check that it was trained for this target and kind.",
         )
     drafter.load_state_dict(found)

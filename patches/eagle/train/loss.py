@@ -37,11 +37,6 @@ class Sums:
     count: Tensor
 
 
-def sums(drafter: torch.nn.Module, target_embeddings: TargetEmbeddings, pack: Pack) -> Sums:
-    """Run a drafter over a row and sum its losses at the first draft step."""
-    return step_sums(drafter, target_embeddings, pack, 1)[0]
-
-
 def step_sums(
     drafter: torch.nn.Module, target_embeddings: TargetEmbeddings, pack: Pack, steps: int
 ) -> list[Sums]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.errors import eagle_error
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 
@@ -41,11 +41,10 @@ def train_for(
             if not ended:
                 time.sleep(_POLL_SECONDS)
         if coordinator.state == "given up" or coordinator.drafter is None:
-            raise PatchError(
+            raise eagle_error(
+                "drafter training",
                 f"no drafter was trained: {coordinator.problem or 'too few samples'}.",
-                patch="eagle",
-                target="drafter training",
-                advice="Give more prompts, or more seconds.",
+                "Give more prompts, or more seconds.",
             )
         return coordinator.drafter, coordinator.figures
     finally:

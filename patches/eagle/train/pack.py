@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.capture.sample import Sample
+from flashpatch.patches.eagle.errors import eagle_error
 
 
 @dataclass(frozen=True)
@@ -84,15 +84,12 @@ def windows(sample: Sample, longest: int, auxiliary: bool = False, prompts: bool
         PatchError: the sample lacks the layers, or a window would be empty.
     """
     if longest < 1:
-        raise PatchError(
-            f"a window has {longest} positions.", patch="eagle", target="window", advice="Give one or more."
-        )
+        raise eagle_error("window", f"a window has {longest} positions.", "Give one or more.")
     if auxiliary and sample.auxiliary is None:
-        raise PatchError(
+        raise eagle_error(
+            "drafter",
             f"sample {sample.request} has no auxiliary states, which an EAGLE-3 drafter reads.",
-            patch="eagle",
-            target="drafter",
-            advice="Capture them: run the engine with an EAGLE-3 drafter.",
+            "Capture them: run the engine with an EAGLE-3 drafter.",
         )
     states = sample.auxiliary if auxiliary else sample.hidden
     learn = sample.known[:-1] & sample.known[1:]

@@ -7,12 +7,42 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.errors import eagle_error
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Hold the hyperparameters of drafter training.
+
+    Attributes:
+        rate: learning rate of AdamW.
+        clip: largest norm of the gradient.
+        states: weight of the SmoothL1 loss on states.
+        tokens: weight of the soft cross entropy.
+        ttt_steps: draft steps that training unrolls (training-time test, arXiv 2503.01840); 1 for the first alone.
+        ttt_decay: weight of each step's loss over that of the step before; the weights are scaled to sum 1.
+    """
+
+    rate: float = 1e-4
+    clip: float = 0.5
+    states: float = 1.0
+    tokens: float = 0.1
+    ttt_steps: int = 1
+    ttt_decay: float = 0.8
+
+    def __post_init__(self) -> None:
+        """Raise PatchError if no unroll is described."""
+        if self.ttt_steps < 1 or not 0 < self.ttt_decay <= 1:
+            raise eagle_error(
+                "trainer",
+                f"ttt_steps={self.ttt_steps} and ttt_decay={self.ttt_decay} describe no training.",
+                "Give at least 1 step, and a decay above 0 and up to 1.",
+            )
 
 
 @dataclass(frozen=True)
-class WorkerSettings:
-    """Hold the settings of `worker`.
+class WorkerSettings(Recipe):
+    """Hold the settings of `worker`, the recipe among them.
 
     Attributes:
         target: folder of the target's checkpoint (config and safetensors), for embeddings and head.
@@ -24,7 +54,6 @@ class WorkerSettings:
         auxiliary: layers of the target that an EAGLE-3 drafter reads.
         dtype: of the drafters written; training is in float32.
         device: torch device; "" for the first accelerator, else the CPU.
-        rate, clip, states, tokens, ttt_steps, ttt_decay: see `trainer.Recipe`.
         window: longest window of a sample, in positions.
         batch: positions of a step, over all its windows.
         samples, bytes, keep, versions: see `buffer.Buffer`.
@@ -45,12 +74,6 @@ class WorkerSettings:
     auxiliary: int = 3
     dtype: str = "bfloat16"
     device: str = ""
-    rate: float = 1e-4
-    clip: float = 0.5
-    states: float = 1.0
-    tokens: float = 0.1
-    ttt_steps: int = 1
-    ttt_decay: float = 0.8
     window: int = 512
     batch: int = 4096
     samples: int = 10_000
@@ -69,34 +92,19 @@ class WorkerSettings:
         return json.dumps(asdict(self))
 
     @classmethod
-    def parse(cls, text: str) -> WorkerSettings:
-        """Read `dump`.
+    def of(cls, given: Mapping[str, Any]) -> WorkerSettings:
+        """Make settings from a mapping, such as what `dump` wrote.
 
         Raises:
-            PatchError: it is not JSON, or has a setting that does not exist; the message lists those that do.
+            PatchError: a setting does not exist; the message lists those that do.
         """
-        try:
-            given = json.loads(text)
-        except ValueError as error:
-            raise PatchError(
-                f"worker settings are no JSON: {error}.",
-                patch="eagle",
-                target="trainer",
-                advice="Give a JSON object of settings.",
-            ) from error
-        return cls.of(given)
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> WorkerSettings:
-        """Make settings from a mapping; raises as `parse` does."""
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(given) - known) if isinstance(given, Mapping) else [repr(given)]
         missing = [name for name in ("target", "queue", "folder") if name not in given]
         if unknown or missing:
-            raise PatchError(
+            raise eagle_error(
+                "trainer",
                 f"worker settings: {', '.join(unknown)} unknown, {', '.join(missing) or 'none'} missing.",
-                patch="eagle",
-                target="trainer",
-                advice=f"Known are {', '.join(sorted(known))}.",
+                f"Known are {', '.join(sorted(known))}.",
             )
         return cls(**given)

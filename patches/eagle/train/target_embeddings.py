@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.errors import eagle_error
 
 EMBEDDING = ("model.embed_tokens.weight", "embed_tokens.weight")
 HEAD = ("lm_head.weight",)
@@ -24,11 +24,10 @@ class TargetEmbeddings:
         self.embedding = embedding.detach()
         self.head = self.embedding if head is None else head.detach()
         if self.embedding.shape != self.head.shape:
-            raise PatchError(
+            raise eagle_error(
+                "drafter",
                 f"the target embeds {tuple(self.embedding.shape)} and its head is {tuple(self.head.shape)}.",
-                patch="eagle",
-                target="drafter",
-                advice="A drafter shares both, so they must have one shape.",
+                "A drafter shares both, so they must have one shape.",
             )
 
     @classmethod
@@ -54,11 +53,10 @@ class TargetEmbeddings:
                     with safe_open(place / where[name], framework="pt") as file:
                         found[part] = file.get_tensor(name)
         if "embedding" not in found:
-            raise PatchError(
+            raise eagle_error(
+                "drafter",
                 f"{place} has no {EMBEDDING[0]} in safetensors files.",
-                patch="eagle",
-                target="drafter",
-                advice="Give the folder of the target's checkpoint.",
+                "Give the folder of the target's checkpoint.",
             )
         return cls(found["embedding"], found.get("head"))
 

@@ -3,53 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.train.drafter import Drafter, Drafter3
 from flashpatch.patches.eagle.train.loss import Sums, step_sums
 from flashpatch.patches.eagle.train.pack import Pack
+from flashpatch.patches.eagle.train.settings import Recipe
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
-
-@dataclass(frozen=True)
-class Recipe:
-    """Hold the hyperparameters of drafter training.
-
-    Attributes:
-        rate: learning rate of AdamW.
-        betas: of AdamW, as EAGLE trains.
-        decay: weight decay.
-        clip: largest norm of the gradient.
-        states: weight of the SmoothL1 loss on states.
-        tokens: weight of the soft cross entropy.
-        ttt_steps: draft steps that training unrolls (training-time test, arXiv 2503.01840); 1 for the first alone.
-        ttt_decay: weight of each step's loss over that of the step before; the weights are scaled to sum 1.
-    """
-
-    rate: float = 1e-4
-    betas: tuple[float, float] = (0.9, 0.95)
-    decay: float = 0.0
-    clip: float = 0.5
-    states: float = 1.0
-    tokens: float = 0.1
-    ttt_steps: int = 1
-    ttt_decay: float = 0.8
-
-    def __post_init__(self) -> None:
-        """Raise PatchError if no unroll is described."""
-        if self.ttt_steps < 1 or not 0 < self.ttt_decay <= 1:
-            raise PatchError(
-                f"ttt_steps={self.ttt_steps} and ttt_decay={self.ttt_decay} describe no training.",
-                patch="eagle",
-                target="trainer",
-                advice="Give at least 1 step, and a decay above 0 and up to 1.",
-            )
+_BETAS = (0.9, 0.95)  # of AdamW, as EAGLE trains
 
 
 class Trainer:
@@ -74,7 +40,7 @@ class Trainer:
         self.drafter, self.target_embeddings, self.recipe = drafter, target_embeddings, recipe or Recipe()
         self.count = self.skipped = 0
         self.optimizer = torch.optim.AdamW(
-            drafter.parameters(), lr=self.recipe.rate, betas=self.recipe.betas, weight_decay=self.recipe.decay
+            drafter.parameters(), lr=self.recipe.rate, betas=_BETAS, weight_decay=0.0
         )
 
     def step(self, rows: Sequence[Pack]) -> dict[str, float]:
@@ -127,23 +93,6 @@ class Trainer:
             "positions": positions[0],
             **_agreements(agreed),
         }
-
-    @torch.no_grad()
-    def evaluate(self, rows: Sequence[Pack], steps: int = 0) -> dict[str, float]:
-        """Return the means of `step` for rows, without a step.
-
-        Args:
-            steps: draft steps whose agreement is returned; 0 for the recipe's.
-        """
-        parameter, steps = next(self.drafter.parameters()), steps or self.recipe.ttt_steps
-        totals, count = torch.zeros(steps, 3, dtype=torch.float64), torch.zeros(steps)
-        for row in rows:
-            row = row.to(parameter.device, parameter.dtype)
-            parts = step_sums(self.drafter, self.target_embeddings, row, steps)
-            totals = totals + torch.stack([_detached(part) for part in parts]).cpu()
-            count = count + torch.stack([part.count for part in parts]).cpu()
-        states, tokens, agreed = (totals / count.clamp(min=1.0)[:, None]).T.tolist()
-        return {"states": states[0], "tokens": tokens[0], **_agreements(agreed)}
 
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights on the CPU."""

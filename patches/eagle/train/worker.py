@@ -34,7 +34,7 @@ from flashpatch.patches.eagle.train.kept_samples import FOLDER, KeptSamples
 from flashpatch.patches.eagle.train.pack import Pack, pack, windows
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
-from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
+from flashpatch.patches.eagle.train.trainer import Trainer
 
 REPORT_SECONDS = 1.0  # between two events while training
 POLL_SECONDS = 0.05  # between two looks for samples
@@ -80,13 +80,11 @@ class Worker:
     def _open_trainer(self) -> Trainer:
         """Return a trainer, from the last checkpoint that can be read or else as the settings say."""
         settings = self.settings
-        names = ("rate", "clip", "states", "tokens", "ttt_steps", "ttt_decay")
-        recipe = Recipe(**{name: getattr(settings, name) for name in names})
         while True:
             drafter = make_drafter(self.config, settings.seed)
             if settings.drafter:
                 load_weights(drafter, settings.drafter)
-            trainer = Trainer(drafter.to(self.device), self._load_target(), recipe)
+            trainer = Trainer(drafter.to(self.device), self._load_target(), settings)
             try:
                 self.resumed = self.checkpoints.resume(trainer)
                 return trainer

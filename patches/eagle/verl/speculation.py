@@ -6,7 +6,6 @@ Each engine has settings of its own; `of` returns the class that knows them.
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -26,38 +25,17 @@ class Speculation(NamedTuple):
     model: str = ""
 
 
-class Dialect(ABC):
-    """Know one engine's settings. ``engine`` is verl's name of it, ``given`` what its settings are called in messages."""
+class Vllm:
+    """Know vLLM's settings, ``engine_kwargs.vllm.speculative_config``, a mapping or JSON of one; `Sglang` has the same methods.
 
-    engine: str
-
-    @abstractmethod
-    def configured(self, get: Get) -> Speculation:
-        """Return what the configuration says; raises PatchError if that cannot be read."""
-
-    @abstractmethod
-    def conflicts(self, get: Get, drafter: str) -> Iterator[str]:
-        """Yield the settings that exclude eagle's option ``drafter``."""
-
-    @abstractmethod
-    def wanted(self, get: Get, speculation: Speculation, tokens: int) -> Iterator[tuple[str, Any]]:
-        """Yield settings and values that make the engine draft ``tokens`` per step."""
-
-    def needed(self, get: Get, speculation: Speculation) -> Iterator[tuple[str, Any]]:
-        """Yield settings and values without which a configured drafter would not keep its weights."""
-        return iter(())
-
-    def remarks(self, get: Get, speculation: Speculation) -> Iterator[str]:
-        """Yield this engine's reasons why a drafter cannot be trained."""
-        return iter(())
-
-
-class Vllm(Dialect):
-    """Know ``engine_kwargs.vllm.speculative_config``, a mapping or JSON of one."""
+    Attributes:
+        engine: verl's name of the engine.
+    """
 
     engine = "vllm"
 
     def configured(self, get: Get) -> Speculation:
+        """Return what the configuration says; raises PatchError if that cannot be read."""
         given = get(SPECULATIVE) or {}
         try:
             given = json.loads(given) if isinstance(given, str) else given
@@ -72,15 +50,25 @@ class Vllm(Dialect):
         return Speculation(str(given.get("method") or ""), str(given.get("model") or ""))
 
     def conflicts(self, get: Get, drafter: str) -> Iterator[str]:
+        """Yield the settings that exclude eagle's option ``drafter``."""
         if get(SPECULATIVE):
             yield f"{SPECULATIVE}={get(SPECULATIVE)} (eagle's option drafter={drafter} sets it)"
 
     def wanted(self, get: Get, speculation: Speculation, tokens: int) -> Iterator[tuple[str, Any]]:
+        """Yield settings and values that make the engine draft ``tokens`` per step."""
         method, model = speculation
         yield SPECULATIVE, {"method": method, "model": model, "num_speculative_tokens": tokens}
 
+    def needed(self, get: Get, speculation: Speculation) -> Iterator[tuple[str, Any]]:
+        """Yield settings and values without which a configured drafter would not keep its weights."""
+        return iter(())
 
-class Sglang(Dialect):
+    def remarks(self, get: Get, speculation: Speculation) -> Iterator[str]:
+        """Yield this engine's reasons why a drafter cannot be trained."""
+        return iter(())
+
+
+class Sglang:
     """Know ``engine_kwargs.sglang.speculative_*``."""
 
     engine = "sglang"
@@ -133,7 +121,8 @@ def _unset(get: Get, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield f"{SGLANG}.{name}", value
 
 
-_DIALECTS = {dialect.engine: dialect for dialect in (Vllm(), Sglang())}
+Dialect = Vllm | Sglang
+_DIALECTS: dict[str, Dialect] = {dialect.engine: dialect for dialect in (Vllm(), Sglang())}
 
 
 def of(get: Get) -> Dialect | None:

@@ -235,12 +235,8 @@ def load_drafter(runner: Any, path: str | os.PathLike[str]) -> int:
             id, "this engine has no drafter with weights", "Open it with a speculative_config."
         )
     config = runner.vllm_config.speculative_config.draft_model_config
-    tensors = checkpoint.read(Path(path), id)
     shared = _shared(drafter, runner.get_model())
-    names = {name for _, name in shared}
-    if Path(path) == Path(config.model):  # the first checkpoint: it may hold a copy of what is shared
-        tensors = {name: tensor for name, tensor in tensors.items() if not names & set(name.split("."))}
-    checkpoint.check(tensors, Path(config.model), names, path, id)
+    tensors = checkpoint.load(Path(path), Path(config.model), {name for _, name in shared}, id)
     with _detached(shared):
         _load(runner, drafter, config, tensors)
     return len(tensors)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.errors import eagle_error
 
 HELP = "train a first drafter for a model on its own answers, through vLLM, before any rollout"
 
@@ -162,9 +163,7 @@ def answer(
     mover.join()
     del llm
     if not reader.counts["read"]:
-        raise PatchError(
-            "no answer was captured.", patch="eagle", target="eagle-warmup", advice="Look at vLLM's log."
-        )
+        raise eagle_error("eagle-warmup", "no answer was captured.", "Look at vLLM's log.")
     return reader.counts["read"]
 
 
@@ -182,9 +181,8 @@ def _input(llm: Any, prompt: Any) -> Any:
 
 
 def _refusal(problem: str, key: str) -> PatchError:
-    return PatchError(
+    return eagle_error(
+        "eagle-warmup",
         f"{problem}.",
-        patch="eagle",
-        target="eagle-warmup",
-        advice=f"Give a .parquet or .jsonl whose column {key!r} holds texts, chat messages or token ids; see --key.",
+        f"Give a .parquet or .jsonl whose column {key!r} holds texts, chat messages or token ids; see --key.",
     )

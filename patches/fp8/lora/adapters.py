@@ -122,7 +122,7 @@ class Adapters:
         began = time.perf_counter()
         try:
             digest = self._agreed(stage)
-            result = self._placed(place, restore)
+            result = self._agreed(place, restore)
         except Exception as error:
             problem = error.problem if isinstance(error, PatchError) else f"{type(error).__name__}: {error}"
             self._tell(began, "abandoned", name, problem=problem, state=self.policy().state)
@@ -154,20 +154,11 @@ class Adapters:
         seconds = round(time.perf_counter() - began, 6)
         ledger.event("update", role=ROLE, outcome=outcome, adapter=name, seconds=seconds, **facts)
 
-    def _agreed(self, stage: Callable[[], str]) -> str:
+    def _agreed(self, do: Callable[[], Any], restore: Callable[[], None] = lambda: None) -> Any:
+        """Do something on all ranks and return its result; where it fails on one, ``restore`` what was before on all."""
         self.consensus.begin()
         try:
-            digest = stage()
-        except Exception as error:
-            self.consensus.agree_on_commit(f"{type(error).__name__}: {error}")
-            raise
-        self._raise(self.consensus.agree_on_commit(None))
-        return digest
-
-    def _placed(self, place: Callable[[], Any], restore: Callable[[], None]) -> Any:
-        self.consensus.begin()
-        try:
-            result = place()
+            result = do()
         except Exception as error:
             self._restore(restore)
             self.consensus.agree_on_commit(f"{type(error).__name__}: {error}")
@@ -175,7 +166,11 @@ class Adapters:
         verdict = self.consensus.agree_on_commit(None)
         if verdict is not None:
             self._restore(restore)
-        self._raise(verdict)
+            raise PatchError(
+                f"an adapter was not put in place, {verdict}",
+                patch=ID,
+                advice="The adapters from before are in place on all ranks; send it again.",
+            )
         return result
 
     def _restore(self, restore: Callable[[], None]) -> None:
@@ -184,13 +179,4 @@ class Adapters:
         except Exception as error:
             self.error = (
                 f"an adapter could be neither put in place nor taken back: {type(error).__name__}: {error}"
-            )
-
-    @staticmethod
-    def _raise(verdict: str | None) -> None:
-        if verdict is not None:
-            raise PatchError(
-                f"an adapter was not put in place, {verdict}",
-                patch=ID,
-                advice="The adapters from before are in place on all ranks; send it again.",
             )

@@ -16,11 +16,9 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch.distributed as dist
-
-from flashpatch.patches.fp8.refit.agreement_keys import AgreementKeys
 
 TIMEOUT = 120.0  # seconds to wait for the slowest rank
 _POLL = 0.002
@@ -29,43 +27,8 @@ Verdict = tuple[str | None, list[int], bool]
 """The first error of any rank or None, the layers ready on all ranks, whether all ranks are at their last round."""
 
 
-class Consensus(Protocol):
-    """Agreement among the ranks that update a model together.
-
-    Attributes:
-        ranks: how many process layers together.
-        update: number of the update that this rank has begun last, the same on all ranks; None if updates are not counted.
-        stages: whether the model is spread over pipeline stages, which process layers apart.
-    """
-
-    ranks: int
-    stages: bool
-    update: int | None
-
-    def begin(self) -> None:
-        """Begin an update: the one that another rank has opened, or a new one."""
-
-    def agree(self, error: str | None, ready: Sequence[int] = (), last: bool = True) -> Verdict:
-        """Block until every rank that processes layers together has called this; see `RankConsensus.agree`."""
-
-    def agree_on_commit(self, error: str | None) -> str | None:
-        """Block until every rank that holds a part of the model has called this; return the first error of any."""
-
-    def everyone_ready(self, ready: bool) -> bool:
-        """Whether all ranks hold a complete update that has not ended; every rank of the engine asks at once."""
-
-    def failure(self) -> tuple[str, bool] | None:
-        """Return the error with which another rank ended our open update, and whether it did so in this call; None while it is open."""
-
-    def announce(self, error: str) -> None:
-        """Report a failure to the other ranks without waiting for them."""
-
-    def announce_failed_call(self, call: int, error: str) -> None:
-        """Report that a call from the engine core failed on this rank, whether or not it had begun an update."""
-
-
 class SingleRank:
-    """The consensus of a model that one rank holds alone."""
+    """The consensus of a model that one rank holds alone; see `RankConsensus`."""
 
     ranks = 1
     stages = False
@@ -102,6 +65,11 @@ class RankConsensus:
         rank: this process's global rank; None: asks the process group.
         name: of the model, the same on all ranks. Objects of one name are counted, in the order of construction.
         call: returns the number of the call from the engine core that is under way, None if calls are not counted.
+
+    Attributes:
+        ranks: how many process layers together.
+        update: number of the update that this rank has begun last, the same on all ranks.
+        stages: whether the model is spread over pipeline stages, which process layers apart.
     """
 
     _constructed: Counter[str] = Counter()
@@ -123,20 +91,21 @@ class RankConsensus:
         self._call = call
         number = RankConsensus._constructed[name]
         RankConsensus._constructed[name] += 1
-        self._keys = AgreementKeys(
-            f"flashpatch/{self._everyone[0]}-{self._everyone[-1]}/{name}-{number}", self._rank
-        )
+        self._base = f"flashpatch/{self._everyone[0]}-{self._everyone[-1]}/{name}-{number}"
+        self._written: dict[
+            int, dict[str, None]
+        ] = {}  # update -> keys that this rank may have written for it
         self.update = 0
-        self._round = 0
+        self._round = self._votes = 0
 
     def begin(self) -> None:
         """Open the next update, or join the one that another rank has opened."""
         store = self._store()
         while True:
-            newest = self._keys.newest(store)
-            if newest > self.update and not self._ended_before(self._keys.read_outcome(store, newest)):
+            newest = self._newest(store)
+            if newest > self.update and not self._ended_before(self._outcome(store, newest)):
                 break
-            self._keys.open(store, after=newest)
+            store.compare_set(f"{self._base}/newest", str(newest), str(newest + 1))
         self._join(store, newest)
 
     def agree(self, error: str | None, ready: Sequence[int] = (), last: bool = True) -> Verdict:
@@ -171,23 +140,23 @@ class RankConsensus:
         """
         if not self.stages:
             return ready
-        store, number = self._store(), self._keys.next_vote()
-        store.set(self._keys.vote(number, self._rank), json.dumps(ready))
-        votes = [self._keys.vote(number, rank) for rank in self._everyone]
+        store = self._store()
+        self._votes += 1
+        mine, last = (f"{self._base}/vote-{number}/{self._rank}" for number in (self._votes, self._votes - 1))
+        store.set(mine, json.dumps(ready))
+        votes = [f"{self._base}/vote-{self._votes}/{rank}" for rank in self._everyone]
         deadline = time.monotonic() + TIMEOUT
         while not store.check(votes):
             if time.monotonic() > deadline:
                 return False
             time.sleep(_POLL)
         ready = all(json.loads(store.get(vote)) for vote in votes)
-        self._keys.delete_vote(
-            store, number - 1
-        )  # everyone has come to this vote, so everyone has read the last
+        store.delete_key(last)  # everyone has come to this vote, so everyone has read the last
         return ready
 
     def failure(self) -> tuple[str, bool] | None:
         """Return the error with which another rank ended our open update, and whether it did so in this call; None while it is open."""
-        outcome = self._keys.read_outcome(self._store(), self.update) if self.update else None
+        outcome = self._outcome(self._store(), self.update) if self.update else None
         if outcome is None or outcome[0] is None:
             return None
         error, call = outcome
@@ -199,26 +168,29 @@ class RankConsensus:
 
     def announce_failed_call(self, call: int, error: str) -> None:
         """Report that a call from the engine core failed on this rank, whether or not it had begun an update."""
-        self._keys.fail(self._store(), call, f"rank {self._position()}: {error}")
+        key = self._own(max(self._written, default=0), f"{self._base}/call-{call}/{self._rank}")
+        self._store().set(key, f"rank {self._position()}: {error}")
 
     def _agree(self, members: list[int], answer: list[Any], round_: int) -> Verdict:
         store = self._store()
         self._round = round_ or self._round
         self._answer(store, members, answer, round_)
         verdict = json.dumps(self._wait(store, members, answer, round_))
-        decided = store.compare_set(self._keys.verdict(self.update, members[0], round_), "", verdict)
-        error, ready, last = json.loads(decided)
+        key = self._key(members, round_, "verdict")
+        if members[0] == self._rank:
+            self._own(self.update, key)
+        error, ready, last = json.loads(store.compare_set(key, "", verdict))
         if error:
             self._end(error)
         return error, ready, last
 
     def _answer(self, store: dist.Store, members: list[int], answer: list[Any], round_: int) -> None:
-        store.set(self._keys.answer(self.update, members[0], round_, self._rank), json.dumps(answer))
+        store.set(self._own(self.update, self._key(members, round_, self._rank)), json.dumps(answer))
 
     def _wait(self, store: dist.Store, members: list[int], answer: list[Any], round_: int) -> Verdict:
         deadline = time.monotonic() + TIMEOUT
         while True:
-            answers = [self._keys.answer(self.update, members[0], round_, rank) for rank in members]
+            answers = [self._key(members, round_, rank) for rank in members]
             late = [place for place, key in enumerate(answers) if not store.check([key])]
             if not late:
                 break
@@ -227,7 +199,7 @@ class RankConsensus:
                 reason = f"ranks {late} did not come to an agreement within {TIMEOUT:.0f} s"
             if reason is not None:
                 return reason, [], True
-            newest = self._keys.newest(store)
+            newest = self._newest(store)
             if newest > self.update:  # the others have given this update up
                 if self._round > 1 or (self._round == 1 and round_ == 0):
                     return "another rank has begun another update", [], True
@@ -241,17 +213,19 @@ class RankConsensus:
 
     def _given_up(self, store: dist.Store, late: list[int]) -> str | None:
         """Why the late ranks will not come, or None."""
-        outcome = self._keys.read_outcome(store, self.update)
+        outcome = self._outcome(store, self.update)
         if outcome is not None:
             return outcome[0]
         call = self._call()
         if call is None:
             return None
-        failures = (self._keys.read(store, self._keys.failed_call(call, rank)) for rank in late)
+        failures = (self._read(store, f"{self._base}/call-{call}/{rank}") for rank in late)
         return next((failure for failure in failures if failure is not None), None)
 
     def _end(self, error: str | None) -> None:
-        self._keys.end(self._store(), self.update, error, self._call())
+        """Note how the update ended, and in which call from the engine core; the first to do so decides."""
+        key = self._own(self.update, f"{self._base}/{self.update}/outcome")
+        self._store().compare_set(key, "", json.dumps([error, self._call()]))
 
     def _ended_before(self, outcome: tuple[str | None, int | None] | None) -> bool:
         """Whether an update ended that this rank has no part in: one that failed in this call fails here too."""
@@ -261,13 +235,42 @@ class RankConsensus:
         return error is None or call != self._call()
 
     def _join(self, store: dist.Store, number: int) -> None:
-        self._keys.delete_old(store, number)
+        """Begin an update; delete the keys of those before the last one, for which no rank can be waiting."""
+        for old in [written for written in self._written if written < number - 1]:
+            for key in self._written.pop(old):
+                store.delete_key(key)
         self.update = number
         self._round = 0
 
     def _position(self) -> int:
         return self._everyone.index(self._rank)
 
+    def _newest(self, store: dist.Store) -> int:
+        """Return the number of the update opened last, 0 before the first."""
+        return int(store.compare_set(f"{self._base}/newest", "", "0"))
+
+    def _outcome(self, store: dist.Store, update: int) -> tuple[str | None, int | None] | None:
+        """Return (error, call) of an update that has ended, None while it is open."""
+        text = self._read(store, f"{self._base}/{update}/outcome")
+        return None if text is None else tuple(json.loads(text))
+
+    def _key(self, members: list[int], round_: int, what: object) -> str:
+        """Name what a rank answered, or the group decided, in a round of the open update."""
+        return f"{self._base}/{self.update}/{members[0]}/{round_}/{what}"
+
+    def _own(self, update: int, key: str) -> str:
+        """Note that this rank deletes ``key`` when two further updates have begun; return it."""
+        self._written.setdefault(update, {})[key] = None
+        return key
+
+    @staticmethod
+    def _read(store: dist.Store, key: str) -> str | None:
+        """Return a key's value, None if it does not exist."""
+        return store.get(key).decode() if store.check([key]) else None
+
     @staticmethod
     def _store() -> dist.Store:
         return dist.distributed_c10d._get_default_store()
+
+
+Consensus = SingleRank | RankConsensus

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.tally import count
+from flashpatch.patches._shared.timing import timed
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.refit.managed_model import ManagedModel
@@ -41,24 +41,14 @@ class UpdateEvents:
             self._ended("replaced")
         self._opened, self._load, self._commit, self._buckets = time.perf_counter(), 0.0, 0.0, 0
 
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """Time a bucket."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._load += time.perf_counter() - began
-            self._buckets += 1
+    def loading(self) -> AbstractContextManager[None]:
+        """Count a bucket, and time it."""
+        self._buckets += 1
+        return timed(self, "_load")
 
-    @contextmanager
-    def committing(self) -> Iterator[None]:
+    def committing(self) -> AbstractContextManager[None]:
         """Time the commit."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._commit += time.perf_counter() - began
+        return timed(self, "_commit")
 
     def committed(self, version: int) -> None:
         """Record that the update is the policy now."""

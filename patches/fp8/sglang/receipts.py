@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine
 from flashpatch.ledger import files
+from flashpatch.patches._shared.timing import timed
 from flashpatch.patches.fp8.refit import wide_weights
 
 if TYPE_CHECKING:
@@ -37,28 +37,18 @@ class SessionReceipt:
         self._load = self._process = 0.0
         self._tensors = 0
 
-    @contextmanager
-    def loading(self, weights: Sequence[tuple[str, Any]] | Mapping[str, Any]) -> Iterator[None]:
+    def loading(self, weights: Sequence[tuple[str, Any]] | Mapping[str, Any]) -> AbstractContextManager[None]:
         """Time the loading of one bucket, and count it.
 
         Args:
             weights: name and tensor; or a flattened bucket, ``flattened_tensor`` with its ``metadata``.
         """
         self._tensors += len(weights["metadata"] if isinstance(weights, Mapping) else weights)
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._load += time.perf_counter() - began
+        return timed(self, "_load")
 
-    @contextmanager
-    def processing(self) -> Iterator[None]:
+    def processing(self) -> AbstractContextManager[None]:
         """Time the work before the first bucket or after the last."""
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._process += time.perf_counter() - began
+        return timed(self, "_process")
 
     def of_this_rank(self, rank: int, world: int, quantization: str | None) -> dict[str, Any]:
         """Return this rank's receipt, with the entries that a vLLM worker's has under verl."""

@@ -73,6 +73,19 @@ def is_on() -> bool:
     return engine.enabled(FAMILY) and bool(engine.options(FAMILY)["delta_sync"])
 
 
+def answer(what: str, *given: Any) -> Any:
+    """Answer the driver: ``held`` version, with True, or why a sync was ``refused``; or ``expect`` a `Plan`. None if this process
+    takes no part."""
+    if not is_on():
+        return None
+    if what == "held":
+        return True, STATE.receiver.version
+    if what == "refused":
+        return STATE.receiver.refused
+    STATE.plan = Plan(*given)
+    return True
+
+
 @patches.wrap(
     f"{adapters.WORKER}.update_weights",
     relies_on=("self.actor.engine.get_per_tensor_param", "self.checkpoint_engine.send_weights"),

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import uuid
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -107,7 +106,7 @@ def checkpoint_manager_update_weights_delta(
 
 async def _held(manager: Any, step: int | None) -> str | None:
     """Return the version that all rollouts hold; None if there is none."""
-    states = await _ask(_rollouts(manager), _version())
+    states = await _ask(_rollouts(manager), "held")
     _require("rollout", states)
     versions = {version for _, version in states}
     if len(versions) == 1:
@@ -118,11 +117,11 @@ async def _held(manager: Any, step: int | None) -> str | None:
 
 
 async def _tell(manager: Any, plan: delta_sync.Plan) -> None:
-    _require("trainer", await _ask(manager.actor_wg._workers, _planner(*plan)))
+    _require("trainer", await _ask(manager.actor_wg._workers, "expect", *plan))
 
 
 async def _refusals(manager: Any) -> list[str]:
-    answers = await _ask(_rollouts(manager), _refusal())
+    answers = await _ask(_rollouts(manager), "refused")
     return [f"rollout rank {rank}: {answer}" for rank, answer in enumerate(answers) if answer]
 
 
@@ -130,7 +129,16 @@ def _rollouts(manager: Any) -> list[Any]:
     return [worker for replica in manager.replicas for worker in replica.workers]
 
 
-async def _ask(workers: list[Any], question: Callable[[Any], Any]) -> list[Any]:
+async def _ask(workers: list[Any], what: str, *given: Any) -> list[Any]:
+    """Return what `delta_sync.answer` gives in each worker's process; None where FlashPatch is not installed."""
+
+    def question(actor: Any) -> Any:  # Ray pickles it by value
+        try:
+            from flashpatch.patches.fp8.verl import delta_sync
+        except ImportError:
+            return None
+        return delta_sync.answer(what, *given)
+
     return [await call for call in [worker.__ray_call__.remote(question) for worker in workers]]
 
 
@@ -154,40 +162,3 @@ def _report(step: int | None, what: str, problems: list[str]) -> None:
         "; ".join(problems),
     )
     ledger.event("error", what=f"delta sync: {what}", step=step, problem="; ".join(problems))
-
-
-# What follows returns functions that Ray pickles by value, so that they also run where FlashPatch is not installed.
-
-
-def _version() -> Callable[[Any], Any]:
-    def held(actor: Any) -> tuple[bool, str | None] | None:
-        try:
-            from flashpatch.patches.fp8.verl import delta_sync
-        except ImportError:
-            return None
-        return (True, delta_sync.STATE.receiver.version) if delta_sync.is_on() else None
-
-    return held
-
-
-def _refusal() -> Callable[[Any], str]:
-    def refused(actor: Any) -> str:
-        from flashpatch.patches.fp8.verl import delta_sync
-
-        return delta_sync.STATE.receiver.refused
-
-    return refused
-
-
-def _planner(*given: Any) -> Callable[[Any], Any]:
-    def plan(actor: Any) -> bool | None:
-        try:
-            from flashpatch.patches.fp8.verl import delta_sync
-        except ImportError:
-            return None
-        if not delta_sync.is_on():
-            return None
-        delta_sync.STATE.plan = delta_sync.Plan(*given)
-        return True
-
-    return plan

@@ -12,6 +12,7 @@ from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files
+from flashpatch.patches._shared.timing import timed
 from flashpatch.patches.fp8.verl import adapters
 from flashpatch.patches.fp8.verl.transfer import receipts
 from flashpatch.patches.fp8.verl.transfer.weight_sync import (
@@ -128,11 +129,8 @@ async def execute_method(
 async def async_send_weights(original, self, weights: Any, *args: Any, **kwargs: Any) -> Any:
     """Count and time the generator of weights."""
     sending = WEIGHT_SYNC.sending or Sending()
-    began = time.perf_counter()
-    try:
+    with timed(sending, "send"):
         return await original(self, sending.timed(weights), *args, **kwargs)
-    finally:
-        sending.send += time.perf_counter() - began
 
 
 @patches.wrap(

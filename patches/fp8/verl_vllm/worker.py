@@ -14,6 +14,7 @@ from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files
+from flashpatch.patches._shared.timing import timed
 from flashpatch.patches.fp8.refit import model_registry, wide_weights
 from flashpatch.patches.fp8.verl.transfer.weight_sync import (
     TICKET,
@@ -172,23 +173,18 @@ def receive_weights(original, self, on_bucket_received: Callable, *args: Any, **
     """Time the loading, and after a failure clear the frames that hold views before memory is closed."""
     receiving = WEIGHT_SYNC.receiving or Receiving()
 
-    def timed(weights: list[tuple[str, Any]], *rest: Any, **more: Any) -> Any:
+    def load(weights: list[tuple[str, Any]], *rest: Any, **more: Any) -> Any:
         receiving.tensors += len(weights)
         receiving.bytes += sum(tensor.nbytes for _, tensor in weights)
-        began = time.perf_counter()
-        try:
+        with timed(receiving, "load"):
             return on_bucket_received(weights, *rest, **more)
-        finally:
-            receiving.load += time.perf_counter() - began
 
-    began = time.perf_counter()
-    try:
-        return original(self, *args, on_bucket_received=timed, **kwargs)
-    except BaseException as error:
-        _release(self, error)
-        raise
-    finally:
-        receiving.receive += time.perf_counter() - began
+    with timed(receiving, "receive"):
+        try:
+            return original(self, *args, on_bucket_received=load, **kwargs)
+        except BaseException as error:
+            _release(self, error)
+            raise
 
 
 def _release(receiver: Any, error: BaseException) -> None:

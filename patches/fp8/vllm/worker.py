@@ -21,16 +21,13 @@ from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.vllm_lora import worker_manager
 
 if TYPE_CHECKING:
-    import torch
-
+    from flashpatch.patches.fp8.refit.host_copies import HostCopies
     from flashpatch.patches.fp8.refit.policy import Policy
 
 logger = logging.getLogger("flashpatch.fp8")
 
 _kept: weakref.WeakKeyDictionary[Any, list[tuple[Any, Any]]] = weakref.WeakKeyDictionary()  # by model runner
-_saved: weakref.WeakKeyDictionary[Any, list[tuple[torch.UntypedStorage, torch.UntypedStorage]]] = (
-    weakref.WeakKeyDictionary()
-)  # model runner -> memory of the engine, its copy on the host
+_saved: weakref.WeakKeyDictionary[Any, HostCopies] = weakref.WeakKeyDictionary()  # by model runner
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 
@@ -221,32 +218,21 @@ def worker_wake_up(original, self, tags: list[str] | None = None, *args: Any, **
     result = original(self, tags, *args, **kwargs)
     if tags is None or "weights" in tags:
         if (saved := _saved.pop(self.model_runner, None)) is not None:
-            for memory, copy in saved:
-                memory.copy_(copy)
+            saved.restore()
             worker_manager.write_again(self.model_runner)
         for model in model_registry.all_models(self.model_runner):
             model.asleep = False
     return result
 
 
-def _copy_to_host(
-    models: list[model_registry.ManagedModel],
-) -> list[tuple[torch.UntypedStorage, torch.UntypedStorage]]:
-    import torch
+def _copy_to_host(models: list[model_registry.ManagedModel]) -> HostCopies:
+    from flashpatch.patches.fp8.refit.host_copies import HostCopies
 
     targets = [model for model in models if model.adapter.role == "target"]
-    never_loaded = [tensor for model in targets for tensor in model.never_loaded()]
-    come_again = {tensor.untyped_storage()._cdata for model in targets for tensor in model.parameters()}
-    come_again -= {tensor.untyped_storage()._cdata for tensor in never_loaded}
-    kept = [tensor for model in targets for tensor in model.constants()] + never_loaded
+    kept = [tensor for model in targets for tensor in model.never_loaded()]
+    unloaded = {tensor.untyped_storage()._cdata for tensor in kept}
+    loaded = (tensor for model in targets for tensor in model.parameters())
+    come_again = [tensor for tensor in loaded if tensor.untyped_storage()._cdata not in unloaded]
+    kept += [tensor for model in targets for tensor in model.constants()]
     kept += [tensor for model in models if model not in targets for tensor in model.tensors()]
-    found: dict[int, torch.UntypedStorage] = {}
-    for tensor in kept:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in come_again and storage.nbytes():
-            found[storage._cdata] = storage
-    copies = []
-    for storage in found.values():
-        copy = torch.UntypedStorage(storage.nbytes(), device="cpu")
-        copies.append((storage, copy.copy_(storage)))
-    return copies
+    return HostCopies(kept, without=come_again)

@@ -4,6 +4,6 @@ A group of its own: if vLLM's code for LoRA has changed, engines without adapter
 """
 
 from flashpatch.decorate import collected
-from flashpatch.patches.fp8.vllm_lora import worker_manager
+from flashpatch.patches.fp8.vllm_lora import cpu, worker_manager
 
-PATCHES = collected(worker_manager)
+PATCHES = collected(worker_manager, cpu)

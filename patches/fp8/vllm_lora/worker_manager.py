@@ -277,20 +277,3 @@ def _report_failed_call(call: int, error: str) -> None:
     """Report to the other ranks that a call failed here, perhaps before an adapter came to be staged."""
     for adapters in list(_followed.values()):
         adapters.consensus.announce_failed_call(call, error)
-
-
-@patches.wrap(
-    "vllm.lora.layers.utils:_get_lora_device",
-    relies_on="base_layer.weight.device",
-    why="On a CPU vLLM's int8 layers keep no weight once their kernel has packed it, so an engine with adapters does not open.",
-    remove_when="vLLM asks for the device of a layer without its weight.",
-)
-def get_lora_device(original, base_layer: Any) -> Any:
-    """Answer with the device of a layer's other tensors, or the platform's, if its kernel has packed its weight away."""
-    if getattr(base_layer, "weight", False) is not None:
-        return original(base_layer)
-    import torch
-    from vllm.platforms import current_platform
-
-    tensors = (*base_layer.parameters(), *base_layer.buffers())
-    return next((tensor.device for tensor in tensors), torch.device(current_platform.device_type))

@@ -5,27 +5,15 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from flashpatch.patches.grpo.routing.lengths import Lengths
 
 T = TypeVar("T")
 
 
-class Order(Protocol[T]):
-    """Hold waiting requests; `first` and `drop` look at the next one and take it out."""
-
-    def push(self, wait: T, prompt: Hashable) -> None: ...
-
-    def first(self) -> T | None: ...
-
-    def drop(self) -> None: ...
-
-    def __iter__(self) -> Iterator[T]: ...
-
-
 class Arrival(Generic[T]):
-    """Serve requests as they came."""
+    """Hold waiting requests and serve them as they came; `first` and `drop` look at the next one and take it out."""
 
     def __init__(self) -> None:
         self._waits: deque[T] = deque()
@@ -128,3 +116,6 @@ class LongestFirst(Generic[T]):
             return self._running[0] if self._running else self._known[0][2] if self._known else None
         longest = self._lengths.expect(self._running[0], self._clock())
         return self._running[0] if longest >= -self._known[0][0] else self._known[0][2]
+
+
+Order = Arrival[T] | LongestFirst[T]

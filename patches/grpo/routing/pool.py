@@ -5,8 +5,6 @@ It has no clock, network or event loop: callers report every event and ask for e
 
 from __future__ import annotations
 
-import heapq
-import math
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -39,16 +37,10 @@ class Worker:
     tokens: int = 0
     requests: dict[Hashable, int] = field(default_factory=dict)
     resting: bool = False
-    mark: int = 0
-
-    @property
-    def shut(self) -> bool:
-        """Whether it takes no request at all, until one is released or it is resumed."""
-        return self.resting or 0 < self.most <= len(self.requests)
 
     def takes(self, tokens: int) -> bool:
         """Whether a request fits under the thresholds; one with more tokens than that fits an idle worker."""
-        if self.shut:
+        if self.resting or 0 < self.most <= len(self.requests):
             return False
         return not self.cap or not self.tokens or self.tokens + tokens <= self.cap
 
@@ -57,7 +49,7 @@ class Pool:
     """Track workers and the requests outstanding on each.
 
     Args:
-        cap: default threshold of a worker in tokens; 0 for none.
+        cap: threshold of a worker in tokens; 0 for none.
         most: threshold of a worker in requests; 0 for none. As many as it serves at once, and some to follow.
         slack: requests with the same ``prefix`` go to the same worker, where their prefix is cached, unless it is
             so many tokens fuller than the emptiest; None for any difference.
@@ -82,22 +74,17 @@ class Pool:
         self.cap, self.slack, self.remembered = cap, slack, remembered
         self.workers: dict[str, Worker] = {}
         self._holder: dict[Hashable, str] = {}
-        self._heap: list[tuple[int, int, str]] = []  # stale entries are dropped when met
-        self._marks = 0
-        self._highest = 0.0  # threshold in tokens that any worker has had
         self._prefixes: OrderedDict[Hashable, str] = OrderedDict()
         self._shared: OrderedDict[Hashable, list[Worker]] = OrderedDict()
 
-    def add(self, name: str, cap: int | None = None) -> list[Hashable]:
+    def add(self, name: str) -> list[Hashable]:
         """Add an idle worker. An earlier one of that name is removed first.
 
         Returns:
             the requests that were outstanding on it.
         """
         orphans = self.remove(name)
-        worker = self.workers[name] = Worker(name, self.cap if cap is None else cap, self.most)
-        self._highest = max(self._highest, worker.cap or math.inf)
-        self._touch(worker)
+        self.workers[name] = Worker(name, self.cap, self.most)
         return orphans
 
     def remove(self, name: str) -> list[Hashable]:
@@ -115,9 +102,8 @@ class Pool:
             self.workers[name].resting = True
 
     def resume(self, name: str) -> None:
-        if name in self.workers and self.workers[name].resting:
+        if name in self.workers:
             self.workers[name].resting = False
-            self._touch(self.workers[name])
 
     def acquire(
         self,
@@ -159,7 +145,6 @@ class Pool:
         chosen.requests[request] = tokens
         chosen.tokens += tokens
         self._holder[request] = chosen.name
-        self._touch(chosen)
         if prefix is not None and self.remembered:
             self._prefixes[prefix] = chosen.name
             self._prefixes.move_to_end(prefix)
@@ -179,7 +164,6 @@ class Pool:
             return False
         worker = self.workers[name]
         worker.tokens -= worker.requests.pop(request)
-        self._touch(worker)
         return True
 
     def where(self, request: Hashable) -> str | None:
@@ -224,29 +208,6 @@ class Pool:
         return best
 
     def _least(self, tokens: int) -> Worker | None:
-        """Return the emptiest worker that takes the request; thresholds may differ between workers."""
-        passed, found = [], None
-        while self._heap:
-            entry = self._heap[0]
-            worker = self.workers.get(entry[2])
-            if worker is None or worker.mark != entry[1] or worker.shut:
-                heapq.heappop(self._heap)  # of a past load, or it is entered again when it opens
-            elif worker.tokens and worker.tokens + tokens > self._highest:
-                break  # all that follow are as full
-            elif not worker.takes(tokens):
-                passed.append(heapq.heappop(self._heap))
-            else:
-                found = worker
-                break
-        for entry in passed:
-            heapq.heappush(self._heap, entry)
-        return found
-
-    def _touch(self, worker: Worker) -> None:
-        self._marks += 1
-        worker.mark = self._marks
-        if len(self._heap) > 8 * len(self.workers) + 64:
-            self._heap = [(one.tokens, one.mark, one.name) for one in self.workers.values()]
-            heapq.heapify(self._heap)
-        else:
-            heapq.heappush(self._heap, (worker.tokens, worker.mark, worker.name))
+        """Return the emptiest worker that takes the request."""
+        able = (worker for worker in self.workers.values() if worker.takes(tokens))
+        return min(able, key=lambda worker: worker.tokens, default=None)

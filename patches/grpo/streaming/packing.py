@@ -19,8 +19,6 @@ from flashpatch.patches.grpo.streaming.partition import balance
 
 _ENOUGH = 0.0005
 """A division whose fullest batch is this share above the least possible is not improved further."""
-_DIFFERENCING = 256
-"""Samples times ranks up to which differencing is worth its time."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +131,7 @@ class Packer:
             start.append(list(range(number, number + len(row))))
             number += len(row)
         sizes = [tokens for tokens, _ in items]
-        parts = balance(sizes, len(shared), self.budget, start, enough=_ENOUGH, differences=_DIFFERENCING)
+        parts = balance(sizes, start, _ENOUGH)
         rows = alone + [[items[at] for at in sorted(part)] for part in parts]
         return rows + [[] for _ in range(self.ranks - len(rows))]
 

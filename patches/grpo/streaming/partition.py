@@ -1,103 +1,44 @@
 """Divide numbers into parts whose sums are nearly equal.
 
-Two classical ways, and a search that improves what they give: longest processing time first (Graham, 1969),
-the largest differencing method (Karmarkar and Karp, 1982; what verl uses), moves and swaps between full and
-empty parts. The best of them is taken, so that the result is never worse than any of them.
+Longest processing time first (Graham, 1969), and moves and swaps between full and empty parts.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
+from bisect import insort
 from collections.abc import Sequence
 
 Parts = list[list[int]]
 
 
-def balance(
-    sizes: Sequence[int],
-    parts: int,
-    limit: int | None = None,
-    start: Parts | None = None,
-    *,
-    enough: float = 0.0,
-    differences: int = 1_000_000,
-) -> Parts:
-    """Divide items into ``parts`` lists of item numbers.
+def balance(sizes: Sequence[int], start: Parts, enough: float = 0.0) -> Parts:
+    """Divide items anew, into as many parts; the largest sum is at most that of ``start``.
 
     Args:
         sizes: positive integers.
-        parts: at most ``len(sizes)``; every part gets at least one item.
-        limit: largest sum a part may have; None for no limit.
-        start: a division that keeps the limit, given back when nothing better is found.
+        start: a division of the items' numbers, without an empty part.
         enough: stop at a largest sum this share above the least that any division can have.
-        differences: differencing costs about items times parts; beyond this product it is left out.
-
-    Returns:
-        The division with the smallest largest sum that was found. With a limit and no ``start``, one that
-        breaks the limit when none was found that keeps it.
-
-    Raises:
-        ValueError: more parts than items.
     """
-    if not 1 <= parts <= len(sizes):
-        raise ValueError(f"{len(sizes)} items cannot fill {parts} parts")
+    parts = len(start)
     target = math.floor((1 + enough) * max(max(sizes), -(-sum(sizes) // parts)))
-    best, height = start, _height(sizes, start) if start is not None else math.inf
-    order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
-    ways = [longest_first]
-    if len(sizes) * parts <= differences:
-        ways.append(differencing)
-    for way in ways:
-        if height <= target:
-            break
-        found = level(sizes, way(sizes, parts, order), target)
-        reached = _height(sizes, found)
-        if reached < height and (start is None or limit is None or reached <= limit):
-            best, height = found, reached
-    assert best is not None
-    return best
+    levelled = level(sizes, start, target)
+    if _height(sizes, levelled) <= target:
+        return levelled
+    anew = level(sizes, longest_first(sizes, parts), target)
+    return min(levelled, anew, key=lambda division: _height(sizes, division))
 
 
-def longest_first(sizes: Sequence[int], parts: int, order: Sequence[int] | None = None) -> Parts:
+def longest_first(sizes: Sequence[int], parts: int) -> Parts:
     """Give the smallest part the largest item left; at most 4/3 of the optimum."""
-    if order is None:
-        order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
     heap = [(0, part) for part in range(parts)]
     found: Parts = [[] for _ in range(parts)]
-    for item in order:
+    for item in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
         load, part = heap[0]
         found[part].append(item)
         heapq.heapreplace(heap, (load + sizes[item], part))
     return found
-
-
-def differencing(sizes: Sequence[int], parts: int, order: Sequence[int] | None = None) -> Parts:
-    """Join, again and again, the two partial divisions with the largest spread, largest sums with smallest
-    ones."""
-    if order is None:
-        order = sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True)
-    # Partial divisions: minus the spread, and for ties minus the largest sum and an age; then the parts as
-    # (sum, number of items, tree of items) ascending.
-    heap: list = []
-    for age, item in enumerate(order):
-        empty = [(0, 0, None)] * (parts - 1)
-        heap.append((-sizes[item], -sizes[item], age, [*empty, (sizes[item], 1, item)]))
-    heapq.heapify(heap)
-    age = len(order)
-    while len(heap) > 1:
-        *_, one = heapq.heappop(heap)
-        *_, two = heapq.heappop(heap)
-        joined = [
-            (low + high, fewer + more, _both(few, many))
-            for (low, fewer, few), (high, more, many) in zip(one, reversed(two), strict=True)
-        ]
-        joined.sort(key=_sum_and_number)
-        age += 1
-        heapq.heappush(heap, (joined[0][0] - joined[-1][0], -joined[-1][0], age, joined))
-    found = [_items(tree) for *_, tree in heap[0][-1]]
-    return found if all(found) else longest_first(sizes, parts, order)
 
 
 def level(
@@ -146,11 +87,11 @@ def _exchange(sizes: Sequence[int], parts: Parts, loads: list[int], full: int, o
         return False
     item, partner = chosen
     many.remove(item)
-    _insert(sizes, few, item)
+    insort(few, item, key=sizes.__getitem__)
     moved = sizes[item]
     if partner is not None:
         few.remove(partner)
-        _insert(sizes, many, partner)
+        insort(many, partner, key=sizes.__getitem__)
         moved -= sizes[partner]
     loads[full] -= moved
     loads[other] += moved
@@ -159,26 +100,3 @@ def _exchange(sizes: Sequence[int], parts: Parts, loads: list[int], full: int, o
 
 def _height(sizes: Sequence[int], division: Parts) -> int:
     return max(sum(map(sizes.__getitem__, part)) for part in division)
-
-
-def _insert(sizes: Sequence[int], part: list[int], item: int) -> None:
-    part.insert(bisect_left(part, sizes[item], key=sizes.__getitem__), item)
-
-
-def _sum_and_number(part: tuple) -> tuple[int, int]:
-    return part[:2]
-
-
-def _both(one: object, two: object) -> object:
-    return two if one is None else one if two is None else (one, two)
-
-
-def _items(tree: object) -> list[int]:
-    found, stack = [], [tree]
-    while stack:
-        node = stack.pop()
-        if isinstance(node, tuple):
-            stack.extend(node)
-        elif node is not None:
-            found.append(node)
-    return found

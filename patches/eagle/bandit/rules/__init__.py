@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.rules.base import Rule
 from flashpatch.patches.eagle.bandit.rules.thompson import Thompson
 from flashpatch.patches.eagle.bandit.rules.windowed import Greedy, Ucb1
+from flashpatch.patches.eagle.errors import eagle_error
 
 RULES: dict[str, type[Rule]] = {"eg": Greedy, "ucb1": Ucb1, "thompson": Thompson}
 DEFAULT = "thompson"
@@ -18,10 +18,7 @@ def rule_class(name: str) -> type[Rule]:
         PatchError: there is no such rule; the message lists the rules.
     """
     if name not in RULES:
-        raise PatchError(
-            f"there is no bandit rule {name!r}.",
-            patch="eagle",
-            target="rule",
-            advice=f"Choose one of {', '.join(sorted(RULES))}.",
+        raise eagle_error(
+            "rule", f"there is no bandit rule {name!r}.", f"Choose one of {', '.join(sorted(RULES))}."
         )
     return RULES[name]

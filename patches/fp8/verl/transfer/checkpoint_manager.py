@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from flashpatch import ledger
@@ -10,6 +9,7 @@ from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import step_metrics
 from flashpatch.patches._shared.awaits import caller_awaits, resolve
+from flashpatch.patches._shared.timing import timed
 from flashpatch.patches.fp8.mismatch.monitor import MONITOR
 from flashpatch.patches.fp8.verl.delta_versions import VERSIONS
 from flashpatch.patches.fp8.verl.transfer import receipts
@@ -132,8 +132,5 @@ def tracking_log(original, self, data: Any, *args: Any, **kwargs: Any) -> Any:
 )
 def get_per_tensor_param(original, self, *args: Any, **kwargs: Any) -> Any:
     """Count the gathering of whole weights, before the generator starts, towards the next sync's gather."""
-    began = time.perf_counter()
-    try:
+    with timed(WEIGHT_SYNC, "export_seconds"):
         return original(self, *args, **kwargs)
-    finally:
-        WEIGHT_SYNC.export_seconds += time.perf_counter() - began

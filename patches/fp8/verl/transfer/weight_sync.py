@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-import time
 import traceback
 import uuid
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from flashpatch.ledger import files
 from flashpatch.patches._shared.context import holding
+from flashpatch.patches._shared.timing import timed
 from flashpatch.patches.fp8.verl.transfer.receipts import WorkerVersions
 
 TICKET = "flashpatch"
@@ -75,7 +75,7 @@ class Sending:
     def _plain(self, weights: Any) -> Iterator[Any]:
         weights = iter(weights)
         while True:
-            with self._gathering():
+            with timed(self, "gather"):
                 item = next(weights, None)
             if item is None:
                 return
@@ -85,20 +85,12 @@ class Sending:
     async def _async(self, weights: Any) -> AsyncIterator[Any]:
         weights = aiter(weights)
         while True:
-            with self._gathering():
+            with timed(self, "gather"):
                 item = await anext(weights, None)
             if item is None:
                 return
             self._count(item)
             yield item
-
-    @contextmanager
-    def _gathering(self) -> Iterator[None]:
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.gather += time.perf_counter() - began
 
     def _count(self, item: tuple[str, Any]) -> None:
         self.tensors += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,23 +31,20 @@ def made(wanted: list[tuple[str, list[int]]]) -> list[tuple[str, Any]]:
 
 
 def packed(tensors: list[tuple[str, Any]], size: int) -> tuple[list[Any], Any]:
-    """The buckets as a receiver gets them, and what the sender counted."""
-    found, contents, bucket = [], buckets.Contents(), buckets.Bucket(size)
+    """Pieces as a receiver gets them, each in a bucket of its own, and what the sender counted."""
+    found, contents = [], buckets.Contents()
     for name, tensor in tensors:
-        for piece, data in buckets.cut(name, tensor, size):
-            if not bucket.add(piece, data):
-                found.append(as_ray(bucket))
-                bucket.clear()
-                assert bucket.add(piece, data)
-        contents.add(piece.name, piece.shape, piece.dtype, piece.nbytes)
-    return [*found, as_ray(bucket)], contents
+        for piece in buckets.cut(name, tensor, size):
+            found.append([as_ray(piece)])
+        contents.add(piece)
+    return found, contents
 
 
-def as_ray(bucket: buckets.Bucket) -> tuple[list[Any], Any]:
-    """A bucket after the object store: a copy that cannot be written to."""
-    pieces, data = pickle.loads(pickle.dumps((bucket.pieces, bucket.data)))
-    data.flags.writeable = False
-    return pieces, data
+def as_ray(piece: buckets.Piece) -> buckets.Piece:
+    """A piece after the object store: a copy that cannot be written to."""
+    found = pickle.loads(pickle.dumps(piece))
+    found.data.flags.writeable = False
+    return found
 
 
 @settings(max_examples=60)
@@ -55,21 +53,21 @@ def test_any_tensors_come_back_as_they_were(wanted, size):
     tensors = made(wanted)
     sent, contents = packed(tensors, size)
     joiner = buckets.Joiner()
-    back = [found for pieces, data in sent for found in joiner.take(pieces, data)]
+    back = [found for pieces in sent for found in joiner.take(pieces)]
     assert [name for name, _ in back] == [name for name, _ in tensors]
     for (_, before), (_, after) in zip(tensors, back, strict=True):
         assert before.dtype == after.dtype and before.shape == after.shape
         as_bytes = [t.contiguous().reshape(-1).view(torch.uint8) for t in (before, after)]
         assert torch.equal(*as_bytes)
     assert joiner.unfinished() is None and joiner.contents.summary() == contents.summary()
-    assert all(data.size <= size for _, data in sent)
+    assert all(piece.data.size <= size for [piece] in sent)
 
 
 def test_tensors_are_copies_that_a_loader_may_keep_and_change():
     sent, _ = packed([("small", torch.ones(4)), ("large", torch.arange(100.0))], 64)
     for _ in range(2):  # as two rollouts take them
         joiner = buckets.Joiner()
-        (_, small), (_, large) = [found for pieces, data in sent for found in joiner.take(pieces, data)]
+        (_, small), (_, large) = [found for pieces in sent for found in joiner.take(pieces)]
         assert small.sum() == 4 and large.sum() == 4950
         small.mul_(2), large.zero_()
 
@@ -78,10 +76,10 @@ def test_a_missing_bucket_is_refused():
     sent, _ = packed([("large", torch.arange(100.0)), ("next", torch.ones(2))], 64)
     joiner = buckets.Joiner()
     with pytest.raises(PatchError, match="byte 128 of large arrived where byte 64 of large was due"):
-        for pieces, data in sent[:1] + sent[2:]:
-            list(joiner.take(pieces, data))
+        for pieces in sent[:1] + sent[2:]:
+            list(joiner.take(pieces))
     joiner = buckets.Joiner()
-    list(joiner.take(*sent[0]))
+    list(joiner.take(sent[0]))
     assert joiner.unfinished() == "large"
 
 
@@ -91,14 +89,14 @@ def test_buckets_that_are_repeated_or_in_another_order_are_refused(order):
     joiner = buckets.Joiner()
     with pytest.raises(PatchError, match=r"byte \d+ of large arrived where byte \d+ of large was due"):
         for number in order:
-            list(joiner.take(*sent[number]))
+            list(joiner.take(sent[number]))
 
 
 def test_a_bit_that_changed_on_the_way_is_refused_by_the_tensor_s_name():
-    [(pieces, data)], _ = packed([("one", torch.ones(4)), ("other", torch.ones(4))], 64)
-    data = data.copy()
-    data[19] ^= 4
-    taken = buckets.Joiner().take(pieces, data)
+    [one], [other] = packed([("one", torch.ones(4)), ("other", torch.ones(4))], 64)[0]
+    data = other.data.copy()
+    data[3] ^= 4
+    taken = buckets.Joiner().take([one, replace(other, data=data)])
     assert next(taken)[0] == "one"
     with pytest.raises(PatchError, match="other, bytes 0 to 16, arrived with the CRC-32"):
         next(taken)
@@ -108,7 +106,7 @@ def test_names_in_another_order_are_another_summary():
     one, other = buckets.Contents(), buckets.Contents()
     for contents, names in ((one, "ab"), (other, "ba")):
         for name in names:
-            contents.add(name, (2,), "float32", 8)
+            contents.add(next(buckets.cut(name, torch.ones(2), 64)))
     assert one.summary() != other.summary()
     assert {**one.summary(), "names": ""} == {**other.summary(), "names": ""}
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashpatch.patches.eagle.bandit.window import Window
+from flashpatch.patches.eagle.bandit.rules.windowed import Window
 
 
 @settings(max_examples=30)

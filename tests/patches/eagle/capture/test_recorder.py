@@ -194,7 +194,7 @@ def test_without_memory_requests_are_given_up_and_the_rest_goes_on(tmp_path):
     recorder.flush()
     recorder.close()
     assert [found.request for found in SampleReader(tmp_path).read_samples(9)] == ["a", "c"]
-    assert recorder.counts["lost"] == 1 and recorder._pool.allocated == 256
+    assert recorder.counts["lost"] == 1 and recorder._pool.allocated == 0
 
 
 def test_nothing_is_raised_into_the_engine(tmp_path, caplog):

@@ -125,7 +125,6 @@ def test_what_a_worker_said_last_is_heard_after_its_end(run, monkeypatch):
     ("faults", "limits", "says"),
     [
         ("mute", {"start_limit": 0.5}, "starting for more than"),
-        ("hang", {"silence_limit": 0.5}, "silent for more than"),
         ("hang", {"stop_limit": 0.5}, "training for more than"),
     ],
 )

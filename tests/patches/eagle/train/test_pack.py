@@ -13,7 +13,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.capture.sample import Sample
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
-from flashpatch.patches.eagle.train.loss import sums
+from flashpatch.patches.eagle.train.loss import step_sums
 from flashpatch.patches.eagle.train.pack import join, pack, windows
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
@@ -48,7 +48,7 @@ def test_packed_loss_and_gradients_are_the_sum_of_separate_sequences(family, kin
         total = torch.zeros(2, dtype=torch.float64)
         count = 0
         for row in rows:
-            found = sums(drafter, target_embeddings, row)
+            found = step_sums(drafter, target_embeddings, row, 1)[0]
             (found.states + 0.1 * found.tokens).backward()
             total += torch.stack((found.states, found.tokens)).detach()
             count += int(found.count)
@@ -68,10 +68,10 @@ def test_without_the_mask_the_packed_loss_would_be_another(monkeypatch):
     drafter = make_drafter(drafter_config(target.config))
     target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
     row = join(cut(capture(target, 3)))
-    right = sums(drafter, target_embeddings, row).states.item()
+    right = step_sums(drafter, target_embeddings, row, 1)[0].states.item()
     causal = torch.ones(len(row), len(row), dtype=torch.bool).tril()[None, None]
     monkeypatch.setattr(type(row), "mask", lambda self: causal)
-    assert abs(sums(drafter, target_embeddings, row).states.item() - right) > 1e-4
+    assert abs(step_sums(drafter, target_embeddings, row, 1)[0].states.item() - right) > 1e-4
 
 
 def test_positions_pair_each_state_with_the_next_token_and_the_next_state():
@@ -84,7 +84,7 @@ def test_positions_pair_each_state_with_the_next_token_and_the_next_state():
         drafter.fc.weight.copy_(torch.cat((torch.eye(size), torch.zeros(size, size)), dim=1))
     target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
     for longest in (512, 7, 1):
-        found = sums(drafter, target_embeddings, join(cut(capture(target, 4), longest)))
+        found = step_sums(drafter, target_embeddings, join(cut(capture(target, 4), longest)), 1)[0]
         assert found.states.item() < 1e-9
         assert found.agreed.item() == found.count.item()
 

@@ -36,10 +36,10 @@ def test_a_drafter_from_scratch_learns_what_was_captured(kind):
     target = make_target()
     rows = pack(cut(capture(target, 12), auxiliary=kind == "eagle3"), 400)
     trainer = make(target, kind, rate=5e-3, tokens=0.5)
-    before = trainer.evaluate(rows)
+    before = trainer.backward(rows)
     for _ in range(60):
         trainer.step(rows)
-    after = trainer.evaluate(rows)
+    after = trainer.backward(rows)
     assert after["agreement"] > 0.5 > 0.2 > before["agreement"], (before, after)
     assert after["tokens"] < before["tokens"]
 

@@ -59,7 +59,6 @@ def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
         environment={"OMP_NUM_THREADS": "1"},
         start_limit=240.0,
         stop_limit=120.0,
-        silence_limit=120.0,
     )
     try:
         # From scratch, with a corrupt file among the samples.

@@ -55,9 +55,10 @@ def test_an_embedding_of_its_own_is_taken(tmp_path):
 def test_a_checkpoint_may_be_several_files(tmp_path):
     save_file({"a": torch.ones(1)}, tmp_path / "1.safetensors")
     save_file({"b": torch.ones(2)}, tmp_path / "2.safetensors")
-    assert set(checkpoint.read(tmp_path, "test")) == {"a", "b"}
+    assert set(checkpoint.load(tmp_path, tmp_path, {"b"}, "test")) == {"a"}
     assert checkpoint.shapes(tmp_path) == {"a": (1,), "b": (2,)}
-    assert set(checkpoint.read(tmp_path / "2.safetensors", "test")) == {"b"}
+    with pytest.raises(PatchError, match="lacks a"):
+        checkpoint.load(tmp_path / "2.safetensors", tmp_path, set(), "test")
 
 
 def test_what_is_shared_is_out_of_reach_and_back_in_its_place():

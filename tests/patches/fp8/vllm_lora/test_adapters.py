@@ -44,26 +44,22 @@ def over_a_base(name: str, a: str, b: str, folders: list[str]) -> dict[str, Any]
     return found
 
 
+def either(names: str, a: str, **kw: Any) -> Any:
+    """An engine with these families on, or without FlashPatch."""
+    return (
+        opened(names, a, **lora_lab.ENGINE, **kw) if names else engines.open_llm(a, **lora_lab.ENGINE, **kw)
+    )
+
+
 def bad_adapters(a: str, good: str, where: str, names: str) -> dict[str, Any]:
     """Each bad adapter sent over a good one: the error, and what the engine says under it then."""
     found = {}
-    with opened(names, a, **lora_lab.ENGINE) as llm:
+    with either(names, a) as llm:
         for how, (spoiled, changed) in spoiled_adapters(a).items():
             lora_lab.send(llm, good)
             folder = lora_lab.write(f"{where}/{how}", spoiled, **changed)
             error = updates.error(lambda folder=folder: lora_lab.send(llm, folder))
             found[how] = dict(error=error, answers=lora_lab.ask(llm, good))
-    return found
-
-
-def stock_takes(a: str, good: str, where: str) -> dict[str, Any]:
-    found = {}
-    with engines.open_llm(a, **lora_lab.ENGINE) as llm:
-        for how, (spoiled, changed) in spoiled_adapters(a).items():
-            lora_lab.send(llm, good)
-            folder = lora_lab.write(f"{where}/{how}", spoiled, **changed)
-            error = updates.error(lambda folder=folder: lora_lab.send(llm, folder))
-            found[how] = dict(error=error, answers=None if error else lora_lab.ask(llm, good))
     return found
 
 
@@ -124,21 +120,12 @@ def failing_place(a: str, folders: list[str]) -> dict[str, Any]:
 
 def cached(a: str, where: str, names: str) -> dict[str, Any]:
     """Greedy tokens with the prefix cache on, under one path whose content changes."""
-    with opened(names, a, enable_prefix_caching=True, block_size=32, **lora_lab.ENGINE) as llm:
-        return _cached(llm, a, where)
-
-
-def cached_by_stock(a: str, where: str) -> dict[str, Any]:
-    with engines.open_llm(a, enable_prefix_caching=True, block_size=32, **lora_lab.ENGINE) as llm:
-        return _cached(llm, a, where)
-
-
-def _cached(llm: Any, a: str, where: str) -> dict[str, Any]:
     found = {}
-    for seed in (1, 2):
-        folder = lora_lab.write(where, lora_lab.tensors(a, seed))
-        lora_lab.send(llm, folder)
-        found[str(seed)] = lora_lab.ask(llm, folder, engines.greedy)
+    with either(names, a, enable_prefix_caching=True, block_size=32) as llm:
+        for seed in (1, 2):
+            folder = lora_lab.write(where, lora_lab.tensors(a, seed))
+            lora_lab.send(llm, folder)
+            found[str(seed)] = lora_lab.ask(llm, folder, engines.greedy)
     return found
 
 
@@ -165,6 +152,25 @@ def in_flight(a: str, folders: list[str]) -> dict[str, Any]:
         found["tokens"] = list(ended[0].outputs[0].token_ids)
         found["next"] = lora_lab.ask(llm, folders[1], **beside)
     return found
+
+
+def in_one_batch(a: str, folders: list[str]) -> dict[str, Any]:
+    """Greedy tokens of the base and of two adapters, alone and in batches of several."""
+    from vllm import SamplingParams
+
+    asked = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+    prompt = {"prompt_token_ids": list(engines.PROMPTS[0])}
+    with opened("bf16", a, **{**lora_lab.ENGINE, "max_loras": 2}) as llm:
+        named = [lora_lab.request(one, name=f"one-{at}", number=at) for at, one in enumerate(folders, 1)]
+        under: dict[str, Any] = {"base": None, "first": named[0], "second": named[1]}
+
+        def said(*names: str) -> dict[str, list[int]]:
+            rows = [under[name] for name in names]
+            outputs = llm.generate([prompt] * len(rows), asked, lora_request=rows, use_tqdm=False)
+            return {name: list(one.outputs[0].token_ids) for name, one in zip(names, outputs, strict=True)}
+
+        alone = {name: said(name)[name] for name in under}
+        return dict(alone=alone, together=[said("base", "first"), said("second", "base"), said(*under)])
 
 
 # --- the tests
@@ -228,7 +234,7 @@ def test_a_bad_adapter_is_refused_by_name(runner: scenario.Runner, tmp_path: Any
 @pytest.mark.full
 def test_stock_takes_bad_adapters(stock: scenario.Runner, tmp_path: Any) -> None:
     a = updates.checkpoint(*A)
-    taken = stock(stock_takes, a, lora_lab.adapter(a, 1), str(tmp_path))
+    taken = stock(bad_adapters, a, lora_lab.adapter(a, 1), str(tmp_path), "")
     assert [how for how, found in taken.items() if found["error"] is None] == list(NAMED)
 
 
@@ -245,7 +251,7 @@ def test_an_adapter_that_cannot_be_put_in_place_is_taken_back(runner: scenario.R
 def test_stock_uses_prefixes_of_what_a_name_meant_before(stock: scenario.Runner, tmp_path: Any) -> None:
     a = updates.checkpoint(*A)
     want = {str(seed): lora_lab.fresh(a, lora_lab.adapter(a, seed))["tokens"] for seed in (1, 2)}
-    assert stock(cached_by_stock, a, str(tmp_path)) != want
+    assert stock(cached, a, str(tmp_path), "") != want
 
 
 def test_prefixes_under_a_name_that_means_something_else_are_not_used(
@@ -263,3 +269,11 @@ def test_running_requests_keep_their_adapter(runner: scenario.Runner) -> None:
     assert "requests are running under the LoRA adapter 1" in got["replaced"] and got["beside"] is None
     assert got["tokens"] == lora_lab.fresh(a, folders[0])["tokens"][0]
     assert engines.difference(got["next"], lora_lab.fresh(a, folders[1])).exact
+
+
+def test_a_request_of_the_base_beside_adapters_gets_none(runner: scenario.Runner) -> None:
+    a = updates.checkpoint(*A)
+    got = runner(in_one_batch, a, [lora_lab.adapter(a, seed) for seed in (1, 2)])
+    assert len({tuple(tokens) for tokens in got["alone"].values()}) == 3
+    for found in got["together"]:
+        assert found == {name: got["alone"][name] for name in found}

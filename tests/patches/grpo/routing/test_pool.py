@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from flashpatch.patches.grpo.routing.pool import Pool, Worker
+from flashpatch.patches.grpo.routing.pool import Pool
 
 
 class PoolMachine(RuleBasedStateMachine):
@@ -96,17 +96,3 @@ def test_a_threshold_in_requests():
     assert [pool.acquire(number, 1) for number in range(3)] == ["a", "a", None]
     pool.release(0)
     assert pool.acquire(3, 10_000) == "a"
-
-
-def test_full_workers_are_not_asked_one_after_another(monkeypatch):
-    pool, asked = Pool(cap=100), []
-    for number in range(200):
-        pool.add(str(number))
-        pool.acquire(("held", number), 90)
-    takes = Worker.takes
-    monkeypatch.setattr(Worker, "takes", lambda worker, tokens: asked.append(worker) or takes(worker, tokens))
-    assert pool.acquire("more", 50) is None
-    assert len(asked) <= 1
-    pool.add("large", cap=200)
-    pool.acquire("first", 120)
-    assert pool.acquire("second", 60) == "large"
