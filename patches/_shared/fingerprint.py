@@ -54,7 +54,7 @@ def of(tensor: torch.Tensor, start: int = 0, dtype: torch.dtype | None = None) -
     if flat.device.type == "cpu" and last - first <= BLOCK * WORD and flat.dtype == dtype:
         block, at = divmod(first, BLOCK * WORD)
         aligned = not (first % WORD or last % WORD or flat.storage_offset() * size % WORD)
-        if aligned and last <= (block + 1) * BLOCK * WORD:
+        if aligned and flat.stride(0) == 1 and last <= (block + 1) * BLOCK * WORD:
             return _small(flat.view(torch.int64), block, at // WORD)
     width = 1 if flat.device.type == "cpu" else _GROUP
     step = width * BLOCK * WORD
@@ -100,6 +100,7 @@ def _sums(flat: torch.Tensor, dtype: torch.dtype, first: int, groups: range, wid
     size, step, device = dtype.itemsize, width * BLOCK * WORD, flat.device
     last = first + flat.numel() * size
     in_place = flat.dtype == dtype and first % WORD == 0 and flat.storage_offset() * size % WORD == 0
+    in_place &= flat.stride(0) == 1  # an evenly strided tensor stays a view when it is flattened
     room = high = None
     one = torch.zeros(len(groups), width, dtype=torch.int64, device=device)
     two = torch.zeros_like(one)

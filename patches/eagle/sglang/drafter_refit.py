@@ -83,13 +83,13 @@ class DrafterRefit(DrafterVersions):
             name: p.detach().clone() if keep else fingerprint.of(p) for name, p in self.weights().items()
         }
 
-    def session_ended(self) -> bool:
+    def session_ended(self, success: bool) -> bool:
         """Record an update if the session changed the drafter; return whether it did.
 
-        Loaders write through ``.data``, which counts no version: the values themselves are compared.
+        What the sender named it is the name of what it brought whole, so only if its end was a ``success``. Loaders write through ``.data``, which counts no version: the values themselves are compared.
         """
         before, self._before_session = self._before_session, {}
-        incoming, self.incoming = self.incoming, None
+        incoming, self.incoming = self.incoming if success else None, None
         if incoming is None and all(
             _is_unchanged(p, before[name]) for name, p in self.weights().items() if name in before
         ):
@@ -217,7 +217,9 @@ def end_weight_update(original, self, recv_req: Any):
     """Count versions of policy and drafter, and judge the update over the following steps."""
     selector = self._session.selector if self._session is not None else None
     output = original(self, recv_req)
-    if selector is not None:
+    if (
+        selector is not None and self._session is None
+    ):  # else requests are running, and the end is to be asked for again
         _updated(self, selector, output.success)
     return output
 
@@ -237,7 +239,7 @@ def _updated(manager: Any, selector: str, success: bool) -> None:
     global _policy_version
     refit = refit_of(manager)
     if refit is not None and selector in ("draft", "all"):
-        refit.session_ended()
+        refit.session_ended(success)
     if success and selector in ("target", "all"):
         if refit is not None:
             refit.policy_updated()

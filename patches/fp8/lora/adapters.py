@@ -32,6 +32,7 @@ class Adapter:
         name, number, path: what requests call it, and where it came from; SGLang numbers by texts.
         version: of the adapters of this rank when it was put in place.
         digest: of its content, see `check.digest`.
+        key: what the engine's caches know it by.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Adapter:
     path: str
     version: int
     digest: str
+    key: str
 
 
 class Adapters:
@@ -70,8 +72,14 @@ class Adapters:
         ] = {}  # what caches know an adapter by -> its last digest, also after its removal
 
     def policy(self) -> Policy:
-        """Return what the scheduler must know: the state, and a version that changes as ``meanings`` does."""
-        holds = {number: (one.name, one.path) for number, one in self.held.items()}
+        """Return what the scheduler must know: the state, and a version that changes as ``meanings`` does.
+
+        A number whose content caches know as that of another number serves nobody: to them the two are one.
+        """
+        holds = {
+            number: (one.name, one.path) if self._contents[one.key] == one.digest else None
+            for number, one in self.held.items()
+        }
         return Policy(ROLE, "broken" if self.error else "ready", self.meanings, error=self.error, holds=holds)
 
     def changes(self, names: Names, digest: str) -> bool:
@@ -125,7 +133,7 @@ class Adapters:
         if self.changes(names, digest) or self._contents.get(key, digest) != digest:
             self.meanings += 1
         self._contents[key] = digest
-        self.held[number] = Adapter(name, number, path, self.version, digest)
+        self.held[number] = Adapter(name, number, path, self.version, digest, key)
         self._tell(began, "committed", name, version=self.version, digest=digest)
         ledger.note(adapter_version=self.version, adapters=self.digests())
         return result

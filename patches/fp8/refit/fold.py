@@ -1,24 +1,26 @@
 """Compare freshly processed values with the live layer, and write them into the objects the engine runs on.
 
-`compare` finds what the post-processing of a layer has made or changed, by its Python state before and after.
-A `Plan` pairs that with the live state and works out how to make the live one equal *in place*: tensors are copied
-into their existing storage (captured graphs keep their addresses), containers are entered, plain values replaced.
+A `Plan` pairs what the post-processing of a layer has made or changed with the live state, and works out how to make
+the live one equal *in place*: tensors are copied into their existing storage (captured graphs keep their addresses),
+containers are entered, plain values replaced.
 An object that owns a resource outside Python's sight (it has a finaliser, as a handle to packed weights has)
 exchanges its contents with its counterpart, so that each resource keeps exactly one owner and the old one is
 released with the fresh object. Nothing is changed until `Plan.apply`; a pair that cannot be matched is found before.
+What the last post-processing had set and this one does not set again goes, as a fresh load would not have it.
 """
 
 from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from flashpatch.patches.fp8.refit import layer_state
-from flashpatch.patches.fp8.refit.layer_state import Snapshot
+from flashpatch.patches.fp8.refit.attributes import ABSENT, get, put, tensors_below
+from flashpatch.patches.fp8.refit.derived import Derived, set_on
 from flashpatch.patches.fp8.refit.write_log import WriteLog
 
 
@@ -30,15 +32,31 @@ Undo = Callable[[], None]
 
 
 class Plan:
-    """Steps that make live state equal to fresh state in place."""
+    """Steps that make live state equal to fresh state in place.
 
-    def __init__(self) -> None:
+    Args:
+        known: what the last post-processing has set; when the plan is carried out, what this one has.
+        attributes: what staged tensors carry before post-processing, by identity.
+        compiled: graphs or compiled code read the tensors in use, so none may come or go.
+    """
+
+    def __init__(
+        self,
+        known: Derived | None = None,
+        attributes: Mapping[int, dict[str, Any]] | None = None,
+        compiled: bool = False,
+    ) -> None:
+        self.known = Derived() if known is None else known
+        self.derived = Derived()
+        self._attributes = attributes or {}
+        self._compiled = compiled
         # By identity, which is no other tensor's as long as this one is held.
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor, str]] = {}
         self._steps: list[Callable[[], Undo]] = []  # each returns how it is undone
         self._pairs: dict[int, Any] = {}
         self.owns_resources = False
         self.fresh: frozenset[int] = frozenset()  # identities of the fresh values' tensors
+        self._steps.append(functools.partial(self.known.take, self.derived))
 
     def pair(self, live: Any, fresh: Any, where: str) -> Any:
         """Plan to make ``live`` equal ``fresh``; returns the object to keep in its place."""
@@ -47,7 +65,11 @@ class Plan:
         if id(live) in self._pairs and not isinstance(live, (torch.Tensor, *_PLAIN)):
             return self._pairs[id(live)]
         if isinstance(live, torch.Tensor) and isinstance(fresh, torch.Tensor):
-            return self._tensor(live, fresh, where)
+            self._tensor(live, fresh, where)
+            self._tensor_attributes(live, fresh, where)
+            return live
+        if live is None or fresh is None:
+            self.come_or_go(fresh if live is None else live, where)
         if type(live) is not type(fresh) or not layer_state.holds_state(live):
             return fresh
         if isinstance(live, types.FunctionType) and live.__code__ is not fresh.__code__:
@@ -57,7 +79,10 @@ class Plan:
             kept = self._pairs[id(live)] = self._immutable(live, fresh, where)
             return kept
         if hasattr(type(live), "__del__"):
-            self._exchange(live, fresh)
+            self.owns_resources = True
+            keys = vars(fresh).keys() | self.known.keys(live)
+            self.derived.note(live, vars(fresh))
+            self._steps.append(functools.partial(_swap, live, fresh, keys))
             return live
         before, after = layer_state.read(live), layer_state.read(fresh)
         self.contents(live, before, after, where)
@@ -66,11 +91,7 @@ class Plan:
     def contents(self, container: Any, live: Any, fresh: Any, where: str) -> None:
         """Plan to bring ``container``, holding ``live``, to hold the equivalent of ``fresh``."""
         if isinstance(live, dict):
-            merged = {
-                key: self.pair(live[key], value, f"{where}.{key}") if key in live else value
-                for key, value in fresh.items()
-            }
-            merged = {**live, **merged}
+            merged = self._merged(container, "", live, fresh, where)
         elif isinstance(live, list) and len(live) == len(fresh):
             merged = [self.pair(a, b, f"{where}[{i}]") for i, (a, b) in enumerate(zip(live, fresh))]
         else:
@@ -84,15 +105,52 @@ class Plan:
 
         self._steps.append(write)
 
+    def _merged(self, container: Any, name: str, live: dict, fresh: dict, where: str) -> dict:
+        """Return what a container, or its table ``name``, holds in the end."""
+        last = self.known.keys(container, name)
+        self.derived.note(container, fresh, name)
+        merged = {key: value for key, value in live.items() if key in fresh or key not in last}
+        for key in live.keys() - merged.keys():
+            self.come_or_go(live[key], f"{where}.{key}")
+        for key, value in fresh.items():
+            if (
+                isinstance(container, torch.nn.Module)
+                and isinstance(value, dict)
+                and key in layer_state.TABLES
+            ):
+                value = self._merged(container, key, live[key], value, where)
+            elif key in live:
+                value = self.pair(live[key], value, f"{where}.{key}")
+            else:
+                self.come_or_go(value, f"{where}.{key}")
+            merged[key] = value
+        return merged
+
     def assign(self, state: dict, key: str, value: Any) -> None:
-        """Plan ``state[key] = value``."""
+        """Plan ``state[key] = value``; `ABSENT` removes the key."""
 
         def assign() -> Undo:
-            before = state.get(key, _ABSENT)
-            state[key] = value
-            return lambda: state.pop(key) if before is _ABSENT else state.__setitem__(key, before)
+            before = state.get(key, ABSENT)
+            put(state, key, value)
+            return functools.partial(put, state, key, before)
 
         self._steps.append(assign)
+
+    def drop(self, state: dict, key: str, where: str) -> None:
+        """Plan to remove what the last post-processing had set and this one has not."""
+        self.come_or_go(state[key], where)
+        self.assign(state, key, ABSENT)
+
+    def come_or_go(self, value: Any, where: str) -> None:
+        """Note what exists with some weights only.
+
+        Raises:
+            LayoutChanged: graphs or compiled code run with its tensors, or without them, for ever.
+        """
+        if self._compiled and any(True for _ in tensors_below(value)):
+            raise LayoutChanged(
+                f"{where} exists with some weights only, and the engine runs graphs or compiled code"
+            )
 
     def replace(self, items: list, new: list) -> None:
         """Plan to replace what a list holds."""
@@ -161,6 +219,25 @@ class Plan:
         self._copies[id(live)] = (live, fresh.detach(), where)
         return live
 
+    def _tensor_attributes(self, live: torch.Tensor, fresh: torch.Tensor, where: str) -> None:
+        """Plan what a tensor carries beside its values, such as a number that kernels read from it."""
+        mine, theirs = vars(live), vars(fresh)
+        context, other = _plain_context(live), _plain_context(fresh)
+        if hidden := [key for key in other if key not in theirs and context.get(key) != other[key]]:
+            raise LayoutChanged(f"{where}: {type(live).__name__} has another {hidden[0]} with a fresh load")
+        if not mine and not theirs:
+            return
+        last, inner = self.known.keys(live), _inner_tensors(live)
+        changed = {key: theirs[key] for key in last & theirs.keys()}
+        changed |= set_on(fresh, self._attributes.get(id(fresh), {}))
+        self.derived.note(live, changed)
+        for key, value in changed.items():
+            if key not in inner:
+                value = self.pair(mine.get(key), value, f"{where}.{key}")
+                self.assign(mine, key, value)
+        for key in (last & mine.keys()) - theirs.keys():
+            self.drop(mine, key, f"{where}.{key}")
+
     def _immutable(self, live: Any, fresh: Any, where: str) -> Any:
         """A tuple, partial or bound method: the live one, or a new one around what could be kept of it."""
         if isinstance(live, types.MethodType):
@@ -184,120 +261,19 @@ class Plan:
             return functools.partial(*kept[:split], **dict(zip(fresh.keywords, kept[split:])))
         return live._make(kept) if hasattr(live, "_make") else type(live)(kept)
 
-    def _exchange(self, live: Any, fresh: Any) -> None:
-        self.owns_resources = True
-        self._steps.append(functools.partial(_swap, live, fresh))
 
-
-def _swap(live: Any, fresh: Any) -> Undo:
+def _swap(live: Any, fresh: Any, keys: Collection[str]) -> Undo:
     """Exchange what two objects hold. What it returns is no closure: one that held itself would keep both alive."""
-    mine, theirs = vars(live), vars(fresh)
-    for key in mine.keys() & theirs.keys():
-        a, b = mine[key], theirs[key]
+    for key in keys:
+        a, b = get(live, key), get(fresh, key)
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.shape == b.shape:
             held = a.clone()
             a.copy_(b)
             b.copy_(held)
         else:
-            mine[key], theirs[key] = b, a
-    return functools.partial(_swap, live, fresh)
-
-
-class InitialBuffers:
-    """Buffers that a layer shows at their initial values while it is processed."""
-
-    def __init__(self) -> None:
-        self._writes: dict[int, int] = {}  # id of a buffer -> number of writes to it so far
-
-    def add(self, buffer: torch.Tensor) -> torch.Tensor:
-        """Note a buffer that is about to be shown; return it."""
-        self._writes[id(buffer)] = 0 if buffer.is_inference() else buffer._version
-        return buffer
-
-    def unwritten(self, value: Any) -> bool:
-        """Whether ``value`` is one of the buffers, and the post-processing did not write to it."""
-        if (
-            id(value) not in self._writes or value.is_inference()
-        ):  # writes to inference tensors are not counted
-            return False
-        return self._writes[id(value)] == value._version
-
-
-def compare(
-    name: str,
-    modules: list[torch.nn.Module],
-    live: Snapshot,
-    before: Snapshot,
-    after: Snapshot,
-    initial: InitialBuffers,
-    kept_alive: list[torch.Tensor],
-) -> Plan:
-    """Plan to bring into a live layer what post-processing has made of fresh values.
-
-    Args:
-        name: of the layer, for errors.
-        modules: of the layer; they are in their live state again.
-        live: their state in the running engine.
-        before: their state with fresh values, before post-processing.
-        after: the same after post-processing.
-        initial: buffers that were shown at their initial values.
-        kept_alive: when the plan is applied, its contents become the fresh tensors that a foreign resource may
-            point into; hold them until the next update.
-
-    Raises:
-        LayoutChanged: the values do not fit the storage in use.
-    """
-    plan = Plan()
-
-    def pair_into(state: dict, running: dict, changed: dict[str, Any], container: Any) -> None:
-        if not changed:
-            return
-        where = name if container in modules else f"{name}:{type(container).__name__}"
-        for key, value in changed.items():
-            if key in running and running[key] is not None:
-                value = plan.pair(running[key], value, f"{where}.{key}")
-            elif value is None:
-                continue
-            plan.assign(state, key, value)
-
-    for identity, (container, fresh) in after.contents.items():
-        if identity not in before.contents or identity not in live.contents:
-            continue  # made by the post-processing: reached through the attribute that holds it
-        if isinstance(fresh, dict) and not fresh:
-            continue  # as most tables of hooks are
-        old, running = before.contents[identity][1], live.contents[identity][1]
-        own: frozenset[str] = frozenset()
-        if isinstance(container, torch.nn.Module):
-            own = layer_state.TABLES
-            for table in ("_parameters", "_buffers", "_modules"):
-                changed = {k: v for k, v in fresh[table].items() if v is not running[table].get(k)}
-                changed = {k: v for k, v in changed.items() if not initial.unwritten(v)}
-                pair_into(getattr(container, table), running[table], changed, container)
-        if isinstance(fresh, dict):
-            changed = {k: v for k, v in fresh.items() if v is not old.get(k, _ABSENT) and k not in own}
-            state = container if isinstance(container, dict) else vars(container)
-            pair_into(state, running, changed, container)
-            for key, value in fresh.items():
-                if value is None and isinstance(running.get(key), float):
-                    plan.assign(
-                        state, key, None
-                    )  # derived in a forward from what is old now: the next one does it again
-        elif any(a is not b for a, b in zip(old, fresh)) or len(old) != len(fresh):
-            plan.contents(container, running, fresh, name)
-    fresh_tensors = _tensors(after)
-    plan.fresh = frozenset(map(id, fresh_tensors))
-    plan.replace(kept_alive, fresh_tensors if plan.owns_resources else [])
-    return plan
-
-
-def _tensors(snapshot: Snapshot) -> list[torch.Tensor]:
-    """The parameters and tensor attributes of a snapshot's modules."""
-    found = []
-    for container, contents in snapshot.contents.values():
-        if isinstance(container, torch.nn.Module):
-            found += [t for t in contents["_parameters"].values() if t is not None]
-            found += [v for v in contents.values() if isinstance(v, torch.Tensor)]
-    return found
+            put(live, key, b)
+            put(fresh, key, a)
+    return functools.partial(_swap, live, fresh, keys)
 
 
 def _refuse_tensors(live: Any, fresh: Any, where: str) -> None:
@@ -308,7 +284,6 @@ def _refuse_tensors(live: Any, fresh: Any, where: str) -> None:
         )
 
 
-_ABSENT = object()
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
@@ -316,6 +291,18 @@ def _inner_tensors(tensor: torch.Tensor) -> list[str]:
     """Return the names of the tensors that a wrapper subclass is made of; none for an ordinary tensor."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     return list(flatten()[0]) if flatten is not None else []
+
+
+def _plain_context(tensor: torch.Tensor) -> dict[Any, Any]:
+    """Return the numbers and texts that a wrapper subclass keeps beside its tensors."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    context = flatten()[1] if flatten is not None else None
+    named = (
+        context
+        if isinstance(context, dict)
+        else dict(enumerate(context if isinstance(context, (tuple, list)) else [context]))
+    )
+    return {key: value for key, value in named.items() if isinstance(value, _PLAIN)}
 
 
 def _describe(tensor: torch.Tensor) -> str:

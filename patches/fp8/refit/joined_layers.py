@@ -24,7 +24,8 @@ class JoinedLayers:
 
     def __init__(self, target: str) -> None:
         self._target = target
-        self._values: dict[int, tuple[torch.Tensor, str] | None] = {}  # storage -> its new values, their name
+        # storage -> by layer its new values and their name
+        self._values: dict[int, dict[Layer, tuple[torch.Tensor, str]]] = {}
 
     def note(self, layers: Iterable[Layer]) -> None:
         """Note which of ``layers`` share memory now."""
@@ -34,14 +35,24 @@ class JoinedLayers:
                 live = param.live()
                 if live is not None and live.numel():
                     owners.setdefault(live.untyped_storage()._cdata, set()).add(id(layer))
-        self._values = {storage: None for storage, layers in owners.items() if len(layers) > 1}
+        self._values = {storage: {} for storage, layers in owners.items() if len(layers) > 1}
 
     def restart(self) -> None:
         """Forget what has come."""
-        self._values = dict.fromkeys(self._values)
+        self._values = {storage: {} for storage in self._values}
 
-    def check(self, plan: Plan) -> bool:
-        """Check that layers which share memory are given the same values.
+    def forget(self, layer: Layer) -> None:
+        """Forget what has come for one layer."""
+        for came in self._values.values():
+            came.pop(layer, None)
+
+    def check(self, layer: Layer, plan: Plan, last: bool) -> bool:
+        """Note the new values of a layer; check that layers which share memory are given the same ones.
+
+        Args:
+            layer: that a plan was made for.
+            plan: brings the values.
+            last: none of them comes again in this update; else only `compare` tells.
 
         Returns:
             Whether the plan brings nothing but values that shared memory holds already.
@@ -55,18 +66,30 @@ class JoinedLayers:
             storage = live.untyped_storage()._cdata
             if storage not in self._values:
                 continue
-            other = self._values[storage]
-            if other is None:
-                self._values[storage] = fresh, name
+            came = self._values[storage]
+            if not came:
                 known += torch.equal(live, fresh)
-            elif not torch.equal(other[0], fresh):
+            equal = (values for values, _ in came.values() if torch.equal(values, fresh))
+            came[layer] = next(equal, fresh), name  # equal ones are held once
+        if last:
+            self.compare()
+        return 0 < known == copies
+
+    def compare(self) -> None:
+        """Compare what has come.
+
+        Raises:
+            PatchError: layers that share memory were given different values.
+        """
+        for came in self._values.values():
+            (values, name), *others = came.values() or [(None, "")]
+            for different in (other for held, other in others if held is not values):
                 raise update_error(
-                    f"{name} and {other[1]} were equal when the engine was opened and share memory since, but were "
+                    f"{different} and {name} were equal when the engine was opened and share memory since, but were "
                     "given different values",
                     "Open a new engine on them.",
                     self._target,
                 )
-        return 0 < known == copies
 
     def followers(self, layers: list[Layer]) -> list[Layer]:
         """Return the layers of which nothing came, while all that they need came for another that shares its memory."""

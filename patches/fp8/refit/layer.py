@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
+from flashpatch.patches.fp8.refit.compare import InitialBuffers, compare
+from flashpatch.patches.fp8.refit.derived import Derived
 from flashpatch.patches.fp8.refit.errors import REPORT, update_error
 from flashpatch.patches.fp8.refit.finite import is_finite
-from flashpatch.patches.fp8.refit.fold import InitialBuffers, LayoutChanged, Plan, compare
+from flashpatch.patches.fp8.refit.fold import LayoutChanged, Plan
 from flashpatch.patches.fp8.refit.layer_state import LayerState, Snapshot
 from flashpatch.patches.fp8.refit.pristine_params import PristineParam, SharedStorage
 
@@ -44,6 +46,10 @@ class Layer:
         self._tables: list[tuple[torch.nn.Module, dict, dict]] = []  # its parameters and buffers, staged
         self._live_tables: list[tuple[torch.nn.Module, dict, dict]] = []  # while staged tensors are shown
         self._pristine = Snapshot()
+        self._loaded: Snapshot | None = (
+            None  # between the first load and its post-processing, without tensors
+        )
+        self._derived = Derived()
         self._kept_alive: list[torch.Tensor] = []  # fresh tensors that a foreign resource may point into
         for param in params:
             param.optional = deferred
@@ -92,6 +98,25 @@ class Layer:
             contents = self._pristine.contents[id(module)][1]
             for table in (contents["_parameters"], contents["_buffers"]):
                 table.update(dict.fromkeys(table))
+
+    def note_loaded(self, state: LayerState, held: Mapping[int, torch.Tensor | None]) -> None:
+        """Note what the first load has left, before post-processing, unless the load itself has post-processed the layer.
+
+        Args:
+            state: which containers belong to which layer.
+            held: the tensors that it loaded into, by identity of their description.
+        """
+        for param in self.params if self.deferred else ():
+            if param.expected is not None and param.expected.covered:
+                param.loaded = param.copy_small(held[id(param)])
+        if all(param.live() is held[id(param)] for param in self.params):
+            self._loaded = state.capture(self.modules).without_tensors()
+
+    def learn_derived(self, state: LayerState) -> None:
+        """Learn what the first post-processing, just over, has set."""
+        attributes = {(id(param.module), param.key): param.attributes for param in self.params}
+        self._derived.learn(state.capture(self.modules), self._loaded or self._pristine, attributes)
+        self._loaded = None
 
     def derived_later(self, state: LayerState) -> list[str]:
         """Return attributes that the constructor left None and that hold a number now, as a first forward derives it."""
@@ -212,7 +237,9 @@ class Layer:
                 param.coverage.add(staged)
         self.prepare()
 
-    def process(self, state: LayerState, process: Callable[[torch.nn.Module], None]) -> Plan:
+    def process(
+        self, state: LayerState, process: Callable[[torch.nn.Module], None], compiled: bool = False
+    ) -> Plan:
         """Post-process the loaded values as at a first load, and plan their way into the live layer.
 
         The live layer is in place again when this returns. Nothing of it has changed yet, apart from tensors that
@@ -221,6 +248,7 @@ class Layer:
         Args:
             state: which containers belong to which layer.
             process: post-processes one module.
+            compiled: graphs or compiled code read the tensors in use.
 
         Raises:
             PatchError: the values do not fit the storage in use.
@@ -236,7 +264,8 @@ class Layer:
             live.restore()
         with self._refusing_layouts():
             kept_alive = self._kept_alive if self.borrows else []
-            return compare(self.name, self.modules, live, before, after, initial, kept_alive)
+            plan = self._new_plan(compiled)
+            return compare(self.name, self.modules, live, before, after, initial, kept_alive, plan)
 
     def plan_unprocessed(self) -> Plan | None:
         """Plan the way of the loaded values into the live layer if post-processing does nothing to them, else None.
@@ -247,12 +276,16 @@ class Layer:
         pairs = [(param.live(), param.stage(), param.name) for param in self.params if self._is_staged(param)]
         if self.processed or self.waits or any(live is None for live, _, _ in pairs):
             return None
-        plan = Plan()
+        plan = self._new_plan()
         with self._refusing_layouts():
             for live, staged, name in pairs:
                 plan.pair(live, staged, name)
         plan.fresh = frozenset(id(staged) for _, staged, _ in pairs)
         return plan
+
+    def _new_plan(self, compiled: bool = False) -> Plan:
+        attributes = {id(param.tensor): param.attributes for param in self.params if param.tensor is not None}
+        return Plan(self._derived, attributes, compiled)
 
     @contextmanager
     def _refusing_layouts(self) -> Iterator[None]:

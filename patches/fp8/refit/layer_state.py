@@ -112,6 +112,17 @@ class Snapshot:
             snapshot.add(module)
         return snapshot
 
+    def without_tensors(self) -> Snapshot:
+        """Return the attributes in this snapshot that are no tensors, of which it would keep the memory."""
+        snapshot = Snapshot()
+        for identity, (container, contents) in self.contents.items():
+            if isinstance(contents, dict):
+                kept = {key: value for key, value in contents.items() if not isinstance(value, torch.Tensor)}
+                tables = ("_parameters", "_buffers") if _kind(container) is _Kind.MODULE else ()
+                kept |= {table: dict.fromkeys(contents[table]) for table in tables}
+                snapshot.contents[identity] = container, kept
+        return snapshot
+
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors that the containers held directly."""
         for _, contents in self.contents.values():

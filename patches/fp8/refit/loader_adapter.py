@@ -34,6 +34,7 @@ class LoaderAdapter:
         quantized_cache: whether the KV cache holds values that were rounded with scales of the model.
         kept: names of a module's parameters for which the engine keeps what came, until all of the module has.
         captured: whether whole forwards are captured as graphs, in which numbers of Python are constants.
+        compiled: whether parts of forwards are graphs or compiled code, which go on with the tensors they were made with.
     """
 
     device: torch.device
@@ -52,3 +53,4 @@ class LoaderAdapter:
     quantized_cache: Callable[[], bool] = lambda: False
     kept: Callable[[torch.nn.Module], set[str]] = lambda module: set()
     captured: Callable[[], bool] = lambda: False
+    compiled: Callable[[], bool] = lambda: False

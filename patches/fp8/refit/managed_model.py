@@ -140,6 +140,8 @@ class ManagedModel:
         if learned and not any(expected.covered for expected in learned):
             self._unsupported = "its loader writes where it cannot be followed, in other threads perhaps"
         self._layer_state.find_shared([layer.modules for layer in self.layers])
+        for layer in self.layers:
+            layer.learn_derived(self._layer_state)
         self._update.note_joined_layers()
         pristine = (tensor for layer in self.layers for tensor in layer.pristine_tensors())
         self._hooks.phase = "commit"
@@ -248,15 +250,13 @@ class ManagedModel:
         params = [param for layer in self.layers for param in layer.params]
         held = {id(param): param.live() for param in params}
         for param in params:
-            if param.expected is None:
-                param.expected = Coverage(param.shape, param.stride, param.offset)
+            param.expected = param.expected or Coverage(param.shape, param.stride, param.offset)
         table = storage_table((param, held[id(param)]) for param in params)
         with WriteTracker(table, lambda param, view, _: param.expected.add(view, names.current)):
             result = self._watched_load(original, names, **kwargs)
         lost_writes.refuse(params, self.adapter.kept, type(self._model).__name__)
-        for param in (param for layer in self.layers if layer.deferred for param in layer.params):
-            if param.expected.covered:
-                param.loaded = param.copy_small(held[id(param)])
+        for layer in self.layers:
+            layer.note_loaded(self._layer_state, held)
         return result
 
     def _watched_load(self, original: Callable, weights: Iterable, **kwargs: Any) -> Any:

@@ -94,6 +94,7 @@ class ModelHooks:
         for place, (container, value) in self._set.items():
             put(container, place[1], value)
         self._called.clear()
+        before = Attributes(self._model)
         self.phase = "commit"
         log = WriteLog(_tensors(self._model) if undo is not None else ())
         try:
@@ -101,8 +102,11 @@ class ModelHooks:
                 for module in self._originals:
                     if module not in self._called:  # an outer one may have called it
                         getattr(module, NAME)()
-            fresh = self._values()
         finally:
+            for place, held in before.changes().items():
+                if place not in self._set:  # not set at an earlier policy
+                    self._set[place], live[place] = held, held[1]
+            fresh = self._values()
             if undo is not None:
                 undo.append(log.undo)
             for place, (container, _) in self._set.items():
@@ -140,11 +144,11 @@ class ModelHooks:
         for place, (container, before) in self._set.items():
             where = f"{type(container).__name__}.{place[1]}"
             value = fresh[place]
-            if value is before:
-                if any(True for _ in tensors_below(live[place])):
-                    raise LayoutChanged(f"{where} is not derived a second time")
+            if value is before and any(True for _ in tensors_below(live[place])):
+                raise LayoutChanged(f"{where} is not derived a second time")
+            if value is live[place]:
                 continue
-            if live[place] is not ABSENT:
+            if value is not before and live[place] is not ABSENT:
                 value = plan.pair(live[place], value, where)
             plan.assign(table(container), place[1], value)
         return plan

@@ -25,8 +25,8 @@ class PartLoad:
     It is no function: a walk over a layer's containers stops at FlashPatch's own objects.
     """
 
-    def __init__(self, managed: ManagedModel, original: Callable[..., Any]) -> None:
-        self._managed, self._original = managed, original
+    def __init__(self, managed: ManagedModel, path: str, original: Callable[..., Any]) -> None:
+        self._managed, self._prefix, self._original = managed, f"{path}.", original
 
     def __call__(self, weights: Any, *args: Any, **kwargs: Any) -> Any:
         """Load weights, named as the part names them: as a piece of a load under way, or as a bucket of an update."""
@@ -34,31 +34,33 @@ class PartLoad:
         if managed.inside_load:
             return self._original(weights, *args, **kwargs)
 
+        # two parts have tensors of one name, which the update must tell apart
+        whole = ((self._prefix + name, tensor) for name, tensor in weights)
+
         def load(weights: Any, **kwargs: Any) -> Any:
-            result = self._original(weights, *args, **kwargs)
+            own = ((name.removeprefix(self._prefix), tensor) for name, tensor in weights)
+            result = self._original(own, *args, **kwargs)
             return (
                 list(result) if isinstance(result, Iterator) else result
             )  # a generator loads when it is read
 
-        result = managed.load(load, weights, **kwargs)
+        result = managed.load(load, whole, **kwargs)
         update_events.note(managed)
         return result
 
 
 def install(model: torch.nn.Module, managed: ManagedModel) -> None:
     """Let every part of ``model`` that has ``load_weights`` load through ``managed``."""
-    for module in _parts(model):
-        module.load_weights = PartLoad(managed, module.load_weights)
+    for path, module in _parts(model):
+        module.load_weights = PartLoad(managed, path, module.load_weights)
 
 
 def remove(model: torch.nn.Module) -> None:
     """Give the parts their own ``load_weights`` back."""
-    for module in _parts(model):
+    for _, module in _parts(model):
         if isinstance(vars(module).get(NAME), PartLoad):
             del vars(module)[NAME]
 
 
-def _parts(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    return (
-        module for module in model.modules() if module is not model and callable(getattr(module, NAME, None))
-    )
+def _parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
+    return ((path, one) for path, one in model.named_modules() if path and callable(getattr(one, NAME, None)))

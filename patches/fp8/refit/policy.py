@@ -17,7 +17,7 @@ class Policy:
         version: number of the last committed update, 0 before the first.
         missing: names that an open update still waits for, the first few.
         error: why the weights are broken, or what came may be of several updates; empty otherwise.
-        holds: of LoRA adapters, number to name and path.
+        holds: of LoRA adapters, number to name and path; None if another number has taken its place in caches.
     """
 
     role: str
@@ -25,7 +25,7 @@ class Policy:
     version: int
     missing: list[str] = field(default_factory=list)
     error: str = ""
-    holds: dict[int | str, tuple[str, str]] = field(default_factory=dict)
+    holds: dict[int | str, tuple[str, str] | None] = field(default_factory=dict)
 
     def why_refused(self) -> str:
         """Return one sentence for a policy that may not generate."""

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit.coverage import Coverage
 
-SMALL = 1 << 14  # elements up to which initial values are kept, for tensors a checkpoint may leave alone
+SMALL = 1 << 14  # elements up to which initial values are kept, for parameters a checkpoint may leave alone
 _POISON = 0xFF  # every byte: NaN in all floating formats, -1 in integers
 _ONLINE = "vllm.model_executor.model_loader.reload.layerwise"
 
@@ -35,7 +35,7 @@ class PristineParam:
         name: dotted name in the model.
         tensor_class, attributes, shape, stride, offset, dtype: of the tensor that the constructor made.
         storage: the memory it shares with others.
-        initial: its values on the host, if it is small: an engine may take the device's memory away.
+        initial: its values on the host, if it is small, or a buffer that checkpoints may bring: an engine may take the device's memory away.
         loaded: what was loaded into it last, likewise; kept for layers that are processed last.
         optional: a checkpoint may leave it out.
         alias: a buffer that shares the memory of a parameter.
@@ -300,7 +300,8 @@ def _record_one(module, key, name, is_buffer, tensor, storages, device) -> Prist
     if storage is None:
         home = device if tensor.is_meta else tensor.device
         storage = storages[raw._cdata] = SharedStorage(raw.nbytes(), home)
-    keep = tensor.numel() <= SMALL and not tensor.is_meta
+    weight = is_buffer and tensor.is_floating_point() and key not in module._non_persistent_buffers_set
+    keep = (weight or tensor.numel() <= SMALL) and not tensor.is_meta
     return PristineParam(
         module=module,
         key=key,

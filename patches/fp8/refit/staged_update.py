@@ -24,7 +24,7 @@ from flashpatch.patches.fp8.refit.layer_state import LayerState
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.name_order import NameOrder
 from flashpatch.patches.fp8.refit.policy import listed
-from flashpatch.patches.fp8.refit.pristine_params import PristineParam
+from flashpatch.patches.fp8.refit.pristine_params import PristineParam, storage_table
 from flashpatch.patches.fp8.refit.tied_head import TiedHead
 from flashpatch.patches.fp8.refit.wide_weights import WideWeights
 from flashpatch.patches.fp8.refit.write_log import WriteLog
@@ -181,6 +181,8 @@ class StagedUpdate:
         last = [layer for layer in by_turn if layer.comes_last(left_out)]
         for layer in last:
             layer.prepare(left_out)
+        for came in (self._joined, self._tied):
+            came.compare()
         followers = self._joined.followers(self._layers)
         loaded = [
             (param, param.copy_small(param.tensor))
@@ -267,11 +269,7 @@ class StagedUpdate:
             touched[layer] = None
             self._wide.note(names, param, source)
 
-        table: dict[int, list[PristineParam]] = {}
-        for layer in self._layers:
-            for param in layer.params:
-                if param.tensor is not None:
-                    table.setdefault(param.storage.identity, []).append(param)
+        table = storage_table((param, param.tensor) for layer in self._layers for param in layer.params)
         self._accessible.clear()
         return WriteTracker(table, on_write, on_access, self._live_storages, self._accessible, summed=True)
 
@@ -294,7 +292,7 @@ class StagedUpdate:
                 self._restart(names.current)
             self.names.add(names.current, self._call)
             yield item
-            self._tied.note(*item)
+            self._tied.note(*item, last=not self.session)
             self._queue_complete(touched)
             # Drawing the next tensor may be a collective. So ranks meet at a number of tensors, whatever order they come in.
             if self._adapter.consensus.ranks == 1 or number % _BETWEEN == 0:
@@ -351,15 +349,16 @@ class StagedUpdate:
         plan = layer.plan_unprocessed()
         if plan is None:
             with self._adapter.context():
-                plan = layer.process(self._layer_state, process)
+                plan = layer.process(self._layer_state, process, self._adapter.compiled())
             if log is not None:
                 plan.hold_back(log)
-        self._new |= not self._joined.check(plan)
+        self._new |= not self._joined.check(layer, plan, last=not self.session)
         layer.processed_in = self._call or 1
         return plan
 
     def _forget(self, layer: Layer) -> None:
         layer.forget()
+        self._joined.forget(layer)
         self._plans.pop(layer, None)
         self._queue = [one for one in self._queue if one is not layer]
 

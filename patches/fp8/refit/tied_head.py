@@ -35,8 +35,8 @@ class TiedHead:
         self._came: dict[bool, tuple[str, tuple]] = {}  # whether it is the head -> name; shape and values
         self._held: tuple | None = None  # shape and values of the embedding that was committed last
 
-    def note(self, name: str, tensor: torch.Tensor) -> None:
-        """Note what a loader has just been given.
+    def note(self, name: str, tensor: torch.Tensor, last: bool) -> None:
+        """Note what a loader has just been given; ``last``: neither comes again in this update, else only `compare` tells.
 
         Raises:
             PatchError: the head and the embedding have different values.
@@ -45,11 +45,31 @@ class TiedHead:
             return
         param = self._owner[1]
         is_head = name.endswith(_HEAD)
-        if not is_head and name not in param.coverage.names.values():
+        # a loader that draws all tensors before it loads one has written nothing yet
+        named = name.split(".")[-2:] == param.name.split(".")[-2:] or name in param.coverage.names.values()
+        if not (is_head or named):
             return
         with _disable_current_modes():  # a sender may give one of the two in another precision
             self._came[is_head] = name, (tuple(tensor.shape), fingerprint.of(tensor, dtype=param.dtype))
-        if len(self._came) == 2 and self._came[True][1] != self._came[False][1]:
+        if last and len(self._came) == 2:
+            self.compare()
+
+    def compare(self) -> None:
+        """Compare what has come, once all has.
+
+        Raises:
+            PatchError: the head and the embedding have different values, or it is not known what came for the embedding.
+        """
+        if True not in self._came or self._owner is None:
+            return
+        if False not in self._came and self._owner[0].processed_in:
+            raise update_error(
+                f"this engine was opened with {self._came[True][0]} tied to {self._owner[1].name}, and under which name that "
+                "came was not seen, so that the two could not be compared",
+                f"Leave {self._came[True][0]} out.",
+                self._target,
+            )
+        if False in self._came and self._came[True][1] != self._came[False][1]:
             raise update_error(
                 f"{self._came[True][0]} and {self._came[False][0]} have different values, and this engine was opened with the "
                 "two tied",
@@ -75,10 +95,7 @@ class TiedHead:
     def keep(self) -> None:
         """Note that the update is committed."""
         if self._owner is not None and self._owner[0].processed_in:
-            if False not in self._came:
-                self._owner = None  # its loader draws tensors before it loads them: which came is not seen
-            else:
-                self._held = self._came[False][1]
+            self._held = self._came[False][1] if False in self._came else None
 
     def restart(self, came: Collection[str] = ()) -> None:
         """Forget what has come, but for tensors named in ``came``."""

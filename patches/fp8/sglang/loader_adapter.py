@@ -73,6 +73,7 @@ def make(
         another_consensus=consensus,
         refusal=lambda: refusal(model, settings()),
         busy=schedulers.busy,
+        compiled=lambda: place.type != "cpu",
     )
 
 

@@ -92,6 +92,7 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         ),
         kept=_kept_online,
         captured=lambda: vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs(),
+        compiled=lambda: not vllm_config.model_config.enforce_eager,
     )
 
 

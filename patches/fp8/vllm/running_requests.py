@@ -79,7 +79,12 @@ def unmet(core: Any, gate: SchedulerGate) -> tuple[list[str], str]:
             else:
                 gate.holds[number] = wanted
         held = gate.holds.get(number, wanted)
-        if held != wanted:
+        if held is None:
+            reason = (
+                f"number {number} of the LoRA adapters holds what {_said(wanted)} was before another number brought it anew. "
+                "Name the number that was sent last, or send this one again by add_lora."
+            )
+        elif held != wanted:
             reason = (
                 f"number {number} of the LoRA adapters holds {_said(held)}, and the request names {_said(wanted)}. "
                 "Name what was sent last, or send the other one by add_lora under a number of its own."
@@ -89,7 +94,7 @@ def unmet(core: Any, gate: SchedulerGate) -> tuple[list[str], str]:
     return next(((requests, reason) for reason, requests in found.items()), ([], ""))
 
 
-def move(core: Any, requests: Collection[str], holds: Mapping[int, tuple[str, str]]) -> None:
+def move(core: Any, requests: Collection[str], holds: Mapping[int, tuple[str, str] | None]) -> None:
     """Let requests that have begun go on under what the numbers of their adapters hold by now."""
     for name in requests:
         request = core.scheduler.requests[name]

@@ -46,7 +46,7 @@ class SchedulerGate:
         turn: held during a step and during a call to the workers, which may come from another thread.
         version: version of the target's weights that the caches belong to.
         adapters: how often the name or number of a LoRA adapter has come to mean something else.
-        holds: name and path of the adapter that each number stands for; None where adapters are not followed.
+        holds: name and path of the adapter that each number stands for, see `Policy`; None where adapters are not followed.
         prefix_key: of the prefix cache; None if commits empty it.
         drafter_version: version of the drafter's weights, 0 before its first update and without one.
         drafter_problem: why the drafter may not be used, empty if it may.
@@ -57,7 +57,7 @@ class SchedulerGate:
     def __init__(self, core: Any) -> None:
         self.version = self.drafter_version = self.adapters = 0
         self.drafter_problem = ""
-        self.holds: dict[int, tuple[str, str]] | None = None
+        self.holds: dict[int, tuple[str, str] | None] | None = None
         self.weight_version: str | None = None
         self.stepped = False
         self.prefix_key = caches.open_for(core)

@@ -202,3 +202,11 @@ def test_the_cast_is_part_of_it():
     assert fingerprint.of(tensor, dtype=torch.bfloat16) == fingerprint.of(tensor.bfloat16())
     assert fingerprint.of(tensor[7:], 7, torch.bfloat16) == fingerprint.of(tensor.bfloat16()[7:], 7)
     assert fingerprint.of(tensor) != fingerprint.of(tensor.bfloat16())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("number", [64, 1 << 18])
+def test_evenly_strided_tensors_are_read_in_order(dtype, number):
+    values = torch.arange(number, dtype=torch.float32).to(dtype)
+    for tensor in (values[::2], values[:1].expand(number), values.view(8, -1)[:, ::2]):
+        assert fingerprint.of(tensor) == by_definition(as_bytes(tensor))

@@ -127,7 +127,7 @@ def test_worse_weights_are_rolled_back_and_better_ones_stay(monkeypatch) -> None
         drafter.session_started()
         assert [type(one) for one in drafter._before_session.values()] == [held]
         draft.head.data.copy_(torch.tensor([value]))
-        return drafter.session_ended()
+        return drafter.session_ended(True)
 
     def steps(accepted: int, count: int = 4) -> None:
         for _ in range(count):

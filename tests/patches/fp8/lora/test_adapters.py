@@ -101,3 +101,13 @@ def test_a_request_never_changes_what_a_name_means():
     adapters.check_meaning("new", "b")
     with pytest.raises(PatchError, match="Send it by add_lora"):
         adapters.check_meaning("policy", "b")
+
+
+def test_of_two_numbers_that_caches_take_for_one_the_last_sent_serves():
+    adapters = Adapters(SingleRank())
+    for number, digest in ((1, "a"), (2, "a"), (2, "b")):
+        adapters.replace(("policy", number, "path", "key"), lambda: digest, lambda: None, lambda: None)
+    assert adapters.policy().holds == {1: None, 2: ("policy", "path")}
+    adapters.replace(("policy", 1, "path", "key"), lambda: "b", lambda: None, lambda: None)
+    assert adapters.policy().holds == {1: ("policy", "path"), 2: ("policy", "path")}
+    assert adapters.policy().version == 2

@@ -59,3 +59,17 @@ def test_the_other_alone_with_the_same_values_is_no_update(atomic):
     engine.managed.begin()
     engine.update(weights)
     assert toys.same_answers(engine.model, toys.fresh("transposed", weights))
+
+
+def test_both_come_again_in_a_session(atomic):
+    engine = toys.Engine(toys.Model(), with_equal_embeddings(0), tie, atomic=atomic)
+    engine.managed.begin()
+    for seed in (1, 2):
+        engine.load(with_equal_embeddings(seed))
+    engine.managed.finish()
+    assert toys.same_answers(engine.model, toys.fresh("transposed", with_equal_embeddings(2)))
+    engine.managed.begin()
+    engine.load(toys.checkpoint(3))
+    with pytest.raises(PatchError, match="share memory since, but were given different values"):
+        engine.managed.finish()
+    assert engine.managed.may_generate == (atomic == "model")

@@ -76,14 +76,61 @@ def test_a_head_that_comes_after_the_commit(atomic):
     assert toys.same_answers(tied.model, toys.fresh("transposed", toys.checkpoint(2, tied=True), tied=True))
 
 
-def test_a_loader_that_draws_everything_first_is_left_alone(monkeypatch):
-    """Which of the tensors it wrote is not seen."""
+@pytest.fixture
+def drawing_first(monkeypatch):
+    """A loader that draws everything first: which of the tensors it wrote is not seen."""
     original = toys.Model.load_weights
     monkeypatch.setattr(toys.Model, "load_weights", lambda self, weights: original(self, list(weights)))
-    tied = engine(0)
+
+
+def test_a_loader_that_draws_everything_first(atomic, drawing_first):
+    tied = engine(0, atomic=atomic)
     for seed in (1, 2):
         for bucket in sent(seed, "calls", differs=False):
             tied.load(bucket)
         tied.managed.finish()
         weights = toys.checkpoint(seed, tied=True)
         assert toys.same_answers(tied.model, toys.fresh("transposed", weights, tied=True))
+        with pytest.raises(PatchError, match="have different values"):
+            tied.update([item for bucket in sent(3, "calls", differs=True) for item in bucket])
+
+
+def test_a_head_whose_embedding_is_not_known_by_name(atomic, drawing_first, monkeypatch):
+    original = toys.Model.load_weights
+
+    def renamed(self, weights):
+        return original(self, [(name.replace("tokens.", "embed."), tensor) for name, tensor in weights])
+
+    monkeypatch.setattr(toys.Model, "load_weights", renamed)
+    tied = engine(0, atomic=atomic)
+    whole = [item for bucket in sent(1, "calls", differs=False) for item in bucket]
+    whole = [(name.replace("embed.", "tokens."), tensor) for name, tensor in whole]
+    with pytest.raises(PatchError, match="could not be compared"):
+        tied.update(whole)
+    weights = [item for item in whole if item[0] != "lm_head.weight"]
+    tied.update(weights)
+    expected = toys.fresh("transposed", toys.checkpoint(1, tied=True), tied=True)
+    assert toys.same_answers(tied.model, expected)
+
+
+def test_both_come_again_in_a_session(atomic):
+    tied = engine(0, atomic=atomic)
+    tied.managed.begin()
+    for seed in (1, 2):
+        for bucket in sent(seed, "calls", differs=False):
+            tied.load(bucket)
+    tied.managed.finish()
+    assert toys.same_answers(tied.model, toys.fresh("transposed", toys.checkpoint(2, tied=True), tied=True))
+    tied.managed.begin()
+    for bucket in sent(1, "calls", differs=True):
+        tied.load(bucket)
+    with pytest.raises(PatchError, match="have different values"):
+        tied.managed.finish()
+
+
+def test_a_strided_embedding():
+    tied = engine(0)
+    weights = dict(toys.checkpoint(1, tied=True))
+    weights["embed.weight"] = torch.stack([weights["embed.weight"]] * 2, -1)[..., 0]
+    tied.update(list(weights.items()))
+    assert toys.same_answers(tied.model, toys.fresh("transposed", toys.checkpoint(1, tied=True), tied=True))

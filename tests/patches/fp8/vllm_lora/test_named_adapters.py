@@ -189,6 +189,22 @@ def a() -> str:
     return updates.checkpoint(*A)
 
 
+def two_numbers(a: str, where: str) -> dict[str, Any]:
+    """One name and folder under two numbers, the folder overwritten in between."""
+    kw = {**lora_lab.ENGINE, "max_loras": 2, "enable_prefix_caching": True, "block_size": 32}
+    with opened("bf16", a, **kw) as llm:
+        first = lora_lab.request(lora_lab.write(where, lora_lab.tensors(a, 1)), "policy", 1)
+        llm.llm_engine.add_lora(first)
+        found: dict[str, Any] = {"first": say(llm, first)}
+        second = lora_lab.request(lora_lab.write(where, lora_lab.tensors(a, 2)), "policy", 2)
+        llm.llm_engine.add_lora(second)
+        found["second"] = say(llm, second)
+        clear(llm)
+        found["stale"] = updates.error(lambda: say(llm, first))
+        found["after it"] = say(llm, second)
+    return found
+
+
 @pytest.fixture(scope="module")
 def folders(a: str) -> list[str]:
     return [lora_lab.adapter(a, seed) for seed in (1, 2)]
@@ -211,6 +227,12 @@ def test_a_number_answers_as_what_was_sent_last(
     assert got["first"] != got["second"] == got["after it"]
     assert "number 1 of the LoRA adapters holds" in (got["stale"] or "no error"), got["stale"]
     assert got["back"] == got["first"]
+
+
+def test_caches_know_one_name_by_one_content(runner: scenario.Runner, a: str, tmp_path: Path) -> None:
+    got = runner(two_numbers, a, str(tmp_path))
+    assert "another number brought it anew" in (got["stale"] or "no error"), got["stale"]
+    assert got["first"] != got["second"] == got["after it"]
 
 
 @pytest.mark.parametrize("mode", ["recompute", pytest.param("abort", marks=pytest.mark.full), "keep"])

@@ -1,0 +1,74 @@
+"""The end of a session counts once, when the session is over, and names what came only if it came whole."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck
+from flashpatch.patches.eagle.drafter_refit.versions import DrafterVersions, Weights
+from flashpatch.patches.eagle.sglang import drafter_refit
+
+
+class Refit(drafter_refit.DrafterRefit):
+    """Without a worker of SGLang's."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        self.weight = weight
+        DrafterVersions.__init__(self, Weights(0, "own"), AcceptanceCheck(3, 0.1))
+        self.incoming = None
+        self._may_roll_back, self._backup, self._newest, self._before_session = True, None, {}, {}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {"weight": self.weight}
+
+    def refresh_bandit(self) -> None:
+        pass
+
+    def _note(self, event: str, weights: Weights, **facts: Any) -> None:
+        self.log.append({"event": event})
+
+
+@pytest.fixture
+def refit(monkeypatch) -> Refit:
+    refit = Refit(torch.zeros(3))
+    monkeypatch.setattr(drafter_refit, "refit_of", lambda manager: refit)
+    refit.session_started()
+    return refit
+
+
+def manager() -> types.SimpleNamespace:
+    return types.SimpleNamespace(_session=types.SimpleNamespace(selector="draft"))
+
+
+def end(at: types.SimpleNamespace, success: bool, is_open: bool = False) -> None:
+    def original(self, request):
+        self._session = self._session if is_open else None
+        return types.SimpleNamespace(success=success, message="")
+
+    drafter_refit.end_weight_update(original, at, None)
+
+
+@pytest.mark.parametrize("atomic", ["layer", "model"])
+def test_an_end_that_is_asked_for_again(refit: Refit, atomic: str) -> None:
+    at = manager()
+    if atomic == "layer":  # in place with the buckets
+        refit.weight += 1
+    end(at, success=False, is_open=True)
+    assert refit.version == 0
+    refit.weight.fill_(1)
+    end(at, success=True)
+    assert refit.version == 1 and refit._backup["weight"].tolist() == [0, 0, 0]
+    assert [entry["event"] for entry in refit.log] == ["update"]
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_named_session_that_fails(refit: Refit, changed: bool) -> None:
+    refit.incoming = Weights(7, "/new")
+    refit.weight += changed
+    end(manager(), success=False)
+    assert refit.current == Weights(int(changed), "" if changed else "own") and refit.incoming is None

@@ -1,0 +1,252 @@
+"""What post-processing sets for some policies alone, and what it leaves on tensors themselves, follow every update."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fp8_toy_methods
+import fp8_toys as toys
+from torch import nn
+
+from flashpatch.errors import PatchError
+
+
+def plain(weight: torch.Tensor) -> nn.Parameter:
+    return nn.Parameter(weight, requires_grad=False)
+
+
+def positive(layer: nn.Module) -> bool:
+    return bool(layer.weight.detach()[0, 0] > 0)
+
+
+class SomeAttribute(fp8_toy_methods.Method):
+    def process(self, layer):
+        if positive(layer):
+            layer.extra = layer.weight.detach().sum().clone()
+
+    def apply(self, layer, x):
+        return x @ layer.weight.T + getattr(layer, "extra", 0.0)
+
+
+class SomeNumber(SomeAttribute):
+    def process(self, layer):
+        if positive(layer):
+            layer.extra = float(layer.weight.detach().sum())
+
+
+class SomeKey(fp8_toy_methods.Method):
+    def __init__(self) -> None:
+        self.kernel = fp8_toy_methods.Kernel()
+
+    def process(self, layer):
+        self.kernel.cache = {"weight": [layer.weight.detach().T.contiguous()]}
+        if positive(layer):
+            self.kernel.cache["extra"] = [layer.weight.detach().sum().clone()]
+
+    def apply(self, layer, x):
+        return x @ self.kernel.cache["weight"][0] + self.kernel.cache.get("extra", [0.0])[0]
+
+
+class SomeBuffer(fp8_toy_methods.Method):
+    def process(self, layer):
+        if positive(layer):
+            layer.register_buffer("cache", 2 * layer.weight.detach().T.contiguous(), persistent=False)
+
+    def apply(self, layer, x):
+        cache = getattr(layer, "cache", None)
+        return x @ layer.weight.T if cache is None else x @ cache
+
+
+class Flag(fp8_toy_methods.Method):
+    def __init__(self) -> None:
+        self.doubled = False
+
+    def process(self, layer):
+        self.doubled = positive(layer)
+
+    def apply(self, layer, x):
+        return x @ layer.weight.T * (2.0 if self.doubled else 1.0)
+
+
+class OnParameter(fp8_toy_methods.Method):
+    def process(self, layer):
+        layer.weight.power_of_two = positive(layer)
+
+    def apply(self, layer, x):
+        return x @ layer.weight.T * (2.0 if layer.weight.power_of_two else 1.0)
+
+
+class OnNewParameter(OnParameter):
+    def process(self, layer):
+        power = positive(layer)
+        layer.weight = plain(layer.weight.detach().clone())
+        layer.weight.power_of_two = power
+
+
+class SomeOnParameter(fp8_toy_methods.Method):
+    def process(self, layer):
+        if positive(layer):
+            layer.weight.extra = layer.weight.detach().sum().clone()
+
+    def apply(self, layer, x):
+        return x @ layer.weight.T + getattr(layer.weight, "extra", 0.0)
+
+
+class Scaled(torch.Tensor):
+    """As torchao's subclasses: what its values mean is a number of Python."""
+
+    @staticmethod
+    def __new__(cls, values, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=values.dtype)
+
+    def __init__(self, values, scale):
+        self.values, self.scale = values, scale
+
+    def __tensor_flatten__(self):
+        return ["values"], {"scale": self.scale}
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        assert func is torch.ops.aten.detach.default
+        return cls(args[0].values, args[0].scale)
+
+
+class Subclass(fp8_toy_methods.Method):
+    def process(self, layer):
+        scale = float(layer.weight.detach().abs().max())
+        layer.weight = plain(Scaled(layer.weight.detach() / scale, scale))
+
+    def apply(self, layer, x):
+        return x @ layer.weight.values.T * layer.weight.scale
+
+
+METHODS = {
+    cls.__name__: cls
+    for cls in (
+        SomeAttribute,
+        SomeNumber,
+        SomeKey,
+        SomeBuffer,
+        Flag,
+        OnParameter,
+        OnNewParameter,
+        SomeOnParameter,
+        Subclass,
+    )
+}
+
+
+@pytest.fixture(autouse=True)
+def methods(monkeypatch):
+    for name, method in METHODS.items():
+        monkeypatch.setitem(fp8_toy_methods.METHODS, name, method)
+
+
+def policy(seed: int, sign: int) -> list[tuple[str, torch.Tensor]]:
+    """A checkpoint whose matrices all begin with a value of this sign."""
+    weights = toys.checkpoint(seed)
+    for _, tensor in weights:
+        first = tensor.view(-1)[0]
+        first.copy_(sign * first.abs())
+    return weights
+
+
+@pytest.mark.parametrize("atomic", ["layer", "model"])
+@pytest.mark.parametrize("first", [1, -1])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_update_is_as_a_fresh_load(method, first, atomic):
+    policies = [policy(number, first * (-1) ** number) for number in range(4)]
+    engine = toys.Engine(toys.Model(method), policies[0], atomic=atomic)
+    for weights in policies[1:]:
+        engine.update(weights)
+        assert toys.same_answers(engine.model, toys.fresh(method, weights))
+
+
+@pytest.mark.parametrize("first", [1, -1])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_refused_update_leaves_it_as_it_was(method, first):
+    engine = toys.Engine(toys.Model(method), policy(0, first), atomic="model")
+    broken = toys.Attention.process
+
+    def fail(self):
+        raise RuntimeError("no memory")
+
+    toys.Attention.process = fail
+    try:
+        with pytest.raises(RuntimeError, match="no memory"):
+            engine.update(policy(1, -first))
+    finally:
+        toys.Attention.process = broken
+    assert toys.same_answers(engine.model, toys.fresh(method, policy(0, first)))
+    engine.update(policy(2, -first))
+    assert toys.same_answers(engine.model, toys.fresh(method, policy(2, -first)))
+
+
+@pytest.mark.parametrize("first", [1, -1])
+@pytest.mark.parametrize("method", ["SomeAttribute", "SomeKey", "SomeBuffer", "SomeOnParameter"])
+def test_graphs_refuse_a_tensor_that_comes_or_goes(method, first):
+    engine = toys.Engine(toys.Model(method), policy(0, first), atomic="model", compiled=lambda: True)
+    engine.update(policy(1, first))
+    with pytest.raises(PatchError, match="exists with some weights only"):
+        engine.update(policy(2, -first))
+    assert toys.same_answers(engine.model, toys.fresh(method, policy(1, first)))
+
+
+def test_what_others_set_on_a_layer_stays():
+    engine = toys.engine("SomeNumber", seed=0)
+    layer = engine.model.layers[0].qkv
+    layer.cache, layer.weight.note = torch.ones(1), "kept"
+    engine.update(toys.checkpoint(1))
+    assert layer.cache.item() == 1 and layer.weight.note == "kept"
+
+
+class Bonus(toys.Model):
+    """Derives a number in a hook of its own, for some policies alone."""
+
+    def process_weights_after_loading(self):
+        if self.layers[0].norm.weight.detach()[0] > 0:
+            self.bonus = float(self.layers[0].norm.weight.detach().sum())
+
+    def forward(self, tokens):
+        return super().forward(tokens) + getattr(self, "bonus", 0.0)
+
+
+def processed(model: nn.Module) -> None:
+    toys.process_all(model)
+    model.process_weights_after_loading()
+
+
+@pytest.mark.parametrize("atomic", ["layer", "model"])
+@pytest.mark.parametrize("first", [1, -1])
+def test_a_hook_of_the_model(first, atomic):
+    engine = toys.Engine(Bonus(), policy(0, first), processing=processed, atomic=atomic)
+    for number in range(1, 4):
+        weights = policy(number, first * (-1) ** number)
+        engine.update(weights)
+        expected = Bonus()
+        expected.load_weights(weights)
+        processed(expected)
+        assert toys.same_answers(engine.model, expected)
+
+
+class Table(toys.Model):
+    """Has a large buffer that checkpoints may bring."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.linspace(0, 1, 20_000))
+
+    def forward(self, tokens):
+        return super().forward(tokens) + self.table[tokens].unsqueeze(1)
+
+
+@pytest.mark.parametrize("atomic", ["layer", "model"])
+def test_a_large_buffer_that_no_update_brings_to_dummy_weights(atomic):
+    engine = toys.Engine(Table(), None, atomic=atomic)
+    engine.update(toys.checkpoint(1))
+    expected = Table()
+    expected.load_weights(toys.checkpoint(1))
+    toys.process_all(expected)
+    assert toys.same_answers(engine.model, expected)
