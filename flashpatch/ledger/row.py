@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _INTERVAL = 1.0
 _BEHIND = 0.1  # seconds by which the row may be older than the last event
 _FLUSH_SECONDS = 2.0
+_TELLS = frozenset({"driver", "engine-core"})
 _log = logging.getLogger("flashpatch")
 
 
@@ -171,9 +172,27 @@ def boot() -> None:
 
 
 def role(name: str, **rank: Any) -> None:
-    """Add a role (driver, engine-core, worker, trainer) and ranks such as ``tp=1``; roles are a set."""
+    """Add a role (driver, engine-core, worker, trainer) and ranks such as ``tp=1``; roles are a set.
+
+    The first driver or engine core of a process says in its log what is on, and where the proof will be.
+    """
     standby.wake()
+    tells = name in _TELLS and _TELLS.isdisjoint(_row.roles)
     _row.update((name,), rank, {})
+    on = _engine_snapshot().get("on") if tells else None
+    if on:
+        told = ", ".join(sorted(map(_name_and_options, on, on.values())))
+        proof = f"flashpatch-verify --live --run {files.run_id()}"
+        print(
+            f"flashpatch: {told} on in this {name} (pid {os.getpid()}); proof: {proof}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _name_and_options(family: str, on: Mapping[str, Any]) -> str:
+    options = ", ".join(f"{key}={value}" for key, value in on.get("options", {}).items())
+    return on.get("name", family) + (f" ({options})" if options else "")
 
 
 def note(**values: Any) -> None:

@@ -31,7 +31,7 @@ for line in sys.stdin:
             time.sleep(600)
         report(event="bye")
         break
-    if command["command"] == "target":
+    if command["command"] in ("target", "load"):
         report(event="got", folder=command["folder"])
     if command["command"] == "train":
         report(event="training", step=1)
@@ -41,4 +41,4 @@ for line in sys.stdin:
             report(event="error", command="train", problem="OSError: No space left on device")
         else:
             report(event="drafter", folder="/some/drafter-1", step=1)
-    report(event="idle", step=1)
+    report(event="idle", command=command["command"], step=1)

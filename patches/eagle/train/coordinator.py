@@ -74,7 +74,9 @@ class Coordinator:
         self._since = 0.0
         self._limit = inf  # seconds for which the worker may be in its state
         self._next_slice: dict[str, Any] | None = None  # asked for while the worker was starting
-        self._standing: dict[str, dict[str, Any]] = {}  # the last command of `target`, and of `keep`
+        self._standing: dict[
+            str, dict[str, Any]
+        ] = {}  # the last command of `target`, `keep`, and an open `load`
         self._lock = threading.RLock()
 
     @property
@@ -154,9 +156,9 @@ class Coordinator:
             return self._send({"command": "stop"})
 
     def load(self, folder: str | os.PathLike[str]) -> bool:
-        """Make the worker continue from other weights, as after a rollback; return False when it cannot be
-        reached."""
-        return self._send({"command": "load", "folder": os.fspath(folder)})
+        """Make the worker continue from other weights, as after a rollback; return False when it cannot be reached. One
+        that is started again gets them unless the last one has them in its checkpoint."""
+        return self._send_standing({"command": "load", "folder": os.fspath(folder)})
 
     def target(self, folder: str | os.PathLike[str]) -> bool:
         """Send the folder of the policy's present embedding and head; return False when the worker cannot be
@@ -240,6 +242,8 @@ class Coordinator:
         name = event.get("event")
         if name in ("ready", "training", "idle", "drafter"):
             self.figures = {**self.figures, **event}
+        if name == "idle" and event.get("command") == "load":
+            self._standing.pop("load", None)
         if name == "ready" or self.ends_slice(event):
             self._enter("idle")
             if name == "ready":

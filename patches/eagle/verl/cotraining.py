@@ -53,7 +53,7 @@ class Job:
 
     Attributes:
         coordinator: of the training process; None until a replica has reported its sample directory.
-        version: drafters sent to the replicas.
+        version: of the drafter that was sent last, also if not all replicas took it: those that did hold it, and go back to it.
         metrics: of the last pause, ``eagle/...``.
     """
 
@@ -133,9 +133,10 @@ class Job:
 
     def _send_drafter(self, call: Call, drafter: Path) -> None:
         self._sent = drafter  # not again, even if it fails
+        self.version += 1
         try:
-            call(UPDATE, (str(drafter), self.version + 1))
-            self._held = self.version = self.version + 1
+            call(UPDATE, (str(drafter), self.version))
+            self._held = self.version
         except Exception as error:  # the replicas go on with the old one
             self._warn(f"the replicas refused drafter {drafter.name}: {error}")
 
@@ -156,7 +157,7 @@ class Job:
         figures = self.coordinator.figures
         lengths = [one["acceptance"] for one in counts if one.get("acceptance")]
         self.metrics = {
-            "eagle/drafter_version": float(self.version),
+            "eagle/drafter_version": float(self._held),
             "eagle/trained_steps": float(figures.get("step", 0)),
             "eagle/samples": float(figures.get("read", 0)),
             "eagle/captured": float(sum(one.get("requests", 0) for one in counts)),

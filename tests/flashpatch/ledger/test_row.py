@@ -2,6 +2,8 @@
 
 import os
 import stat
+import subprocess
+import sys
 import time
 
 import pytest
@@ -24,6 +26,23 @@ def calls(row: Row) -> int:
 
 def wait_for(process, word: str) -> None:
     assert process.stdout.readline().strip() == word
+
+
+def test_a_driver_and_an_engine_say_once_what_is_on_and_where_the_proof_will_be(home):
+    code = """
+import flashpatch
+from flashpatch import ledger
+flashpatch.enable("fp8", in_flight="recompute")
+for role in ("worker", "driver", "engine-core", "driver"):
+    ledger.role(role)
+"""
+    env = {**os.environ, "FLASHPATCH_LEDGER": str(home), "FLASHPATCH_RUN": "told"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=limit(60)
+    )
+    [said] = [line for line in done.stderr.splitlines() if line.startswith("flashpatch: ")]
+    assert "fp8 (in_flight=recompute) on in this driver" in said
+    assert said.endswith("proof: flashpatch-verify --live --run told")
 
 
 def test_a_row_tells_what_the_process_is(home, finish):

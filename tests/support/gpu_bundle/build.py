@@ -28,6 +28,7 @@ LEFT_OUT = (  # other capabilities, other Pythons, a server in Rust; what is onl
     *("cpython-314-", "__pycache__", "/tests/", "libxgrammar.a"),
 )
 SMALL = """
+httpx2 httpcore2 truststore opentelemetry-proto opentelemetry-sdk opentelemetry-semantic-conventions opentelemetry-semantic-conventions-ai python-dateutil
 anyio apache-tvm-ffi cachetools cbor2 compressed-tensors diskcache dill einops email-validator fastapi httpcore httpx
 jmespath jsonschema jsonschema-specifications lark llguidance loguru msgspec nvidia-ml-py openai openai-harmony
 opentelemetry-api partial-json-parser py-cpuinfo pybase64 pydantic pydantic-core pydantic-extra-types python-multipart pyzmq

@@ -96,6 +96,22 @@ def test_the_newest_target_alone_reaches_a_worker_that_starts_and_one_that_start
     assert [event["folder"] for event in events if event["event"] == "got"] == ["/shared-2"]
 
 
+def test_a_rollback_while_no_worker_runs_reaches_the_next_once(run):
+    one = run()
+    assert one.load("/good") is False
+    for loaded in (["/good"], []):
+        events = []
+        while one.state != "idle":
+            one.start()
+            events += until(lambda: one.state in ("idle", "down"), one)
+        assert one.train(1.0)
+        drafters = one.counts["drafters"]
+        events += until(lambda: one.counts["drafters"] > drafters and one.state == "idle", one)
+        assert [event["folder"] for event in events if event["event"] == "got"] == loaded
+        os.kill(one.pid, signal.SIGKILL)
+        until(lambda: one.state == "down", one)
+
+
 def test_a_worker_that_keeps_dying_is_given_up(run):
     one = run("crash", restarts=1)
     one.train(1.0)

@@ -55,6 +55,7 @@ class Replicas:
 
     def __init__(self, count=2):
         self.calls, self.refuses = [], ""
+        self.broken = set()  # those that take no drafter
         self.states = [
             dict(queue="/queue", requests=3, drafter=0, drafter_path="own", acceptance=2.0)
         ] * count
@@ -65,7 +66,10 @@ class Replicas:
             raise RuntimeError("no")
         if method == UPDATE:
             path, version = given
-            self.states = [{**state, "drafter": version, "drafter_path": path} for state in self.states]
+            for number in set(range(len(self.states))) - self.broken:
+                self.states[number] = {**self.states[number], "drafter": version, "drafter_path": path}
+            if self.broken:
+                raise RuntimeError("cannot read the file")
         return [[state] for state in self.states]
 
     def made(self, method):
@@ -109,6 +113,23 @@ def test_a_rollback_of_one_replica_rolls_all_back(one):
     assert replicas.made(UPDATE)[-1] == (first, 3)
 
 
+def test_a_rollback_to_a_drafter_that_another_replica_refused_rolls_all_back(one):
+    replicas = Replicas()
+    one.policy_updated(replicas, 0)
+    replicas.broken = {1}
+    step(one, replicas, 1)
+    assert replicas.states[0]["drafter_path"] != replicas.states[1]["drafter_path"] == "own"
+    assert one.metrics["eagle/drafter_version"] == 0
+    replicas.broken = set()
+    step(one, replicas, 2)
+    partly, both = replicas.made(UPDATE)
+    assert both[1] > partly[1], "two drafters have the same version"
+    replicas.states[0] = {**replicas.states[0], "drafter": partly[1], "drafter_path": partly[0]}
+    one.policy_updated(replicas, 3)
+    assert ("load", partly[0]) in one.coordinator.commands
+    assert [state["drafter_path"] for state in replicas.states] == [partly[0]] * 2
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_training_goes_on_from_what_all_replicas_went_back_to(one, count):
     replicas = Replicas(count)
@@ -139,10 +160,10 @@ def test_what_fails_is_said_and_stops_nothing(one, caplog, method):
     step(one, replicas, 1)
     step(one, replicas, 2)
     assert "no" in caplog.text
-    assert one.version == (0 if method != SAVE_EMBEDDINGS else 2)
+    assert [version for _, version in replicas.made(UPDATE)] == ([] if method == FLUSH else [1, 2])
     replicas.refuses = ""
     step(one, replicas, 3)
-    assert one.version == (1 if method != SAVE_EMBEDDINGS else 3)
+    assert one.metrics["eagle/drafter_version"] == (1 if method == FLUSH else 3)
 
 
 def test_replicas_that_capture_to_different_places_are_not_trained_on(one, caplog):
