@@ -110,7 +110,7 @@ class Layer:
             if param.expected is not None and param.expected.covered:
                 param.loaded = param.copy_small(held[id(param)])
         if all(param.live() is held[id(param)] for param in self.params):
-            self._loaded = state.capture(self.modules).without_tensors()
+            self._loaded = state.capture(self.modules).without_tensors(self._pristine)
 
     def learn_derived(self, state: LayerState) -> None:
         """Learn what the first post-processing, just over, has set."""

@@ -112,12 +112,16 @@ class Snapshot:
             snapshot.add(module)
         return snapshot
 
-    def without_tensors(self) -> Snapshot:
-        """Return the attributes in this snapshot that are no tensors, of which it would keep the memory."""
+    def without_tensors(self, earlier: Snapshot) -> Snapshot:
+        """Return the attributes in this snapshot, for tensors, of which it would keep the memory, those ``earlier``."""
         snapshot = Snapshot()
         for identity, (container, contents) in self.contents.items():
             if isinstance(contents, dict):
-                kept = {key: value for key, value in contents.items() if not isinstance(value, torch.Tensor)}
+                old = earlier.contents.get(identity, (None, {}))[1]
+                kept = {
+                    key: old.get(key) if isinstance(value, torch.Tensor) else value
+                    for key, value in contents.items()
+                }
                 tables = ("_parameters", "_buffers") if _kind(container) is _Kind.MODULE else ()
                 kept |= {table: dict.fromkeys(contents[table]) for table in tables}
                 snapshot.contents[identity] = container, kept

@@ -194,12 +194,19 @@ def test_graphs_refuse_a_tensor_that_comes_or_goes(method, first):
     assert toys.same_answers(engine.model, toys.fresh(method, policy(1, first)))
 
 
-def test_what_others_set_on_a_layer_stays():
-    engine = toys.engine("SomeNumber", seed=0)
-    layer = engine.model.layers[0].qkv
-    layer.cache, layer.weight.note = torch.ones(1), "kept"
-    engine.update(toys.checkpoint(1))
-    assert layer.cache.item() == 1 and layer.weight.note == "kept"
+@pytest.mark.parametrize("seed", [0, None], ids=["loaded", "dummy"])
+def test_what_others_set_on_a_layer_stays(seed):
+    """As an engine gives an attention layer its KV cache, in the place of an empty tensor."""
+    model = toys.Model("SomeNumber")
+    layer = model.layers[0].qkv
+    layer.kv_cache = torch.empty(0)
+    engine = toys.Engine(model, None if seed is None else toys.checkpoint(seed))
+    layer.kv_cache, layer.cache, layer.weight.note = torch.ones(3), torch.ones(1), "kept"
+    for seed in (1, 2):
+        engine.update(toys.checkpoint(seed))
+        assert (
+            layer.kv_cache.tolist() == [1, 1, 1] and layer.cache.item() == 1 and layer.weight.note == "kept"
+        )
 
 
 class Bonus(toys.Model):
