@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import Future
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
 from flashpatch import ledger
@@ -30,7 +30,8 @@ class Replicas:
     """Send weights to the servers that live, and start others in place of the dead.
 
     verl's own update ends the job when a server is dead, though its requests went to the others. A server that was
-    started again gets its first requests after the next update.
+    started again gets its first requests after the next update, which waits for it if no other is left. Within a step it
+    gets no weights: verl's workers may begin such a call at another place among the rounds on each rank.
 
     Args:
         manager: verl's ``LLMServerManager``.
@@ -42,6 +43,7 @@ class Replicas:
         self.manager, self.sync = manager, sync
         self._replace = self._left = replace
         self._starting: list[tuple[str, Future[Any]]] = []
+        self._lost = ""  # why the servers were lost that the last look found dead
         self._slowest: float | None = None
         self._asked = time.monotonic()
 
@@ -58,11 +60,12 @@ class Replicas:
         """Send the weights of step ``step``; a replica that is dead, or dies meanwhile, is removed.
 
         Raises:
-            PatchError: no replica is left.
+            PatchError: no replica is left, and none could be started.
             Exception: the update failed with all replicas alive.
         """
         joined, lost = self._join(), self.prune()
         while True:
+            joined += self._await()
             try:
                 found = dict(self.sync.update_weights(step) or {})
                 break
@@ -88,6 +91,35 @@ class Replicas:
             self._asked = time.monotonic()
             if all(_is_dead(one) for one in self.sync.replicas):
                 self.prune()
+                self._refuse_none()
+
+    def _await(self) -> list[Any]:
+        """Wait for the replicas that are being started while there is no other, and return those that have joined.
+
+        Raises:
+            PatchError: none could be started.
+        """
+        joined: list[Any] = []
+        while not self.sync.replicas and self._starting:
+            logger.warning("no rollout server is left: waiting for those that are being started")
+            wait([start for _, start in self._starting], return_when=FIRST_COMPLETED)
+            joined += self._join()
+        self._refuse_none()
+        return joined
+
+    def _refuse_none(self) -> None:
+        """Raise unless a replica is left."""
+        if self.sync.replicas:
+            return
+        starting = "; those started in their place have no weights before the step ends" * bool(
+            self._starting
+        )
+        raise PatchError(
+            f"lost the last rollout server: {self._lost}{starting}.",
+            patch=ID,
+            target="verl.checkpoint_engine.base:CheckpointEngineManager.update_weights",
+            advice="Look at the servers' logs; the last checkpoint resumes the job.",
+        )
 
     def _join(self) -> list[Any]:
         """Let the update reach the replicas that have started meanwhile, and return them."""
@@ -114,11 +146,7 @@ class Replicas:
             ledger.note(replaced_servers=ledger.notes().get("replaced_servers", 0) + len(servers))
 
     def prune(self) -> list[str]:
-        """Remove the replicas that do not answer from verl's balancer and update; return their addresses.
-
-        Raises:
-            PatchError: none is left.
-        """
+        """Remove the replicas that do not answer from verl's balancer and update; return their addresses."""
         import ray
 
         replicas = list(self.sync.replicas)
@@ -136,16 +164,10 @@ class Replicas:
             for one in dead:
                 _kill(one)  # what is removed must not come back with old weights
             ledger.note(lost_servers=ledger.notes().get("lost_servers", 0) + len(dead))
+            self._lost = "; ".join(filter(None, problems))
             for one, name in zip(dead[: self._left], names):
                 self._left -= 1
                 self._starting.append((name, _start_again(self.manager, one)))
-        if not self.sync.replicas:
-            raise PatchError(
-                f"lost the last rollout server: {'; '.join(map(str, filter(None, problems)))}.",
-                patch=ID,
-                target="verl.checkpoint_engine.base:CheckpointEngineManager.update_weights",
-                advice="Look at the servers' logs; the last checkpoint resumes the job.",
-            )
         return names
 
 

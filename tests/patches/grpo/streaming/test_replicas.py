@@ -187,6 +187,41 @@ def test_a_dead_server_is_started_again_and_serves_after_an_update():
     _update_until(lambda: len(sync.replicas) == 2, replicas)
 
 
+def test_an_update_waits_for_the_server_in_place_of_the_last():
+    replicas, sync, balancer = _replaced(1, lambda rank: Replica(rank, suffix="-again"), replace=1)
+    _kill(sync.replicas[0].server)
+    assert replicas.update_weights(1) == {"step": 1}
+    assert sync.updates == [["server-0-again"]]
+    assert ray.get(balancer.added_names.remote()) == ["server-0-again"]
+
+
+def test_an_update_during_which_the_last_server_dies_is_repeated_with_the_next():
+    replicas, sync, _ = _replaced(1, lambda rank: Replica(rank, suffix="-again"), replace=1)
+    sync.die = [0]
+    assert replicas.update_weights(1) == {"step": 1}
+    assert sync.updates == [["server-0"], ["server-0-again"]]
+
+
+def test_the_last_server_that_cannot_be_started_again_ends_the_job_by_name():
+    def fail(rank: int) -> Replica:
+        raise OSError("no room")
+
+    replicas, sync, _ = _replaced(1, fail, replace=1)
+    _kill(sync.replicas[0].server)
+    with pytest.raises(PatchError, match=r"lost the last rollout server: died \(ActorDiedError\)\."):
+        replicas.update_weights(1)
+
+
+def test_within_a_step_a_server_without_weights_is_none(monkeypatch):
+    monkeypatch.setattr(replicas_module, "PING", 0.0)
+    replicas, sync, _ = _replaced(2, lambda rank: Replica(rank, suffix="-again"), replace=2)
+    _kill(sync.replicas[0].server)
+    replicas.update_weights(1)
+    _kill(sync.replicas[0].server)
+    with pytest.raises(PatchError, match="in their place have no weights before the step ends"):
+        replicas.look()
+
+
 def test_the_name_of_a_server_that_hangs_is_free_for_the_next(monkeypatch):
     monkeypatch.setattr(replicas_module, "ANSWER", limit(3.0))
     replicas, sync, balancer = _replaced(
