@@ -9,7 +9,7 @@ import warm
 from installed import version_of
 from packaging.version import Version
 
-pytest_plugins = ["cpu_times", "cuda_lab.plugin", "marked_files"]
+pytest_plugins = ["cuda_lab.plugin", "marked_files"]
 
 # Before torch is imported, and for all processes of the tests: what they compute is tiny, and on cores that several
 # processes share, threads spend their time waiting for each other.

@@ -33,19 +33,14 @@ from flashpatch.record import Family, Option
 
 def _too_late() -> str | None:
     """Return a sentence when an engine was built before the family was enabled, else None."""
-    return _too_late_sglang() or client.find_late()
-
-
-def _too_late_sglang() -> str | None:
     module = sys.modules.get("sglang.srt.managers.scheduler")
-    if module is None:
-        return None
-    from flashpatch.patches.fp8.sglang import schedulers
+    if module is not None:
+        from flashpatch.patches.fp8.sglang import schedulers
 
-    unknown = [one for one in instances.of(module.Scheduler) if one not in schedulers.known()]
-    if not unknown:
-        return None
-    return f"{len(unknown)} SGLang scheduler(s) exist already and stay as they are; build engines after enabling."
+        late = sum(one not in schedulers.known() for one in instances.of(module.Scheduler))
+        if late:
+            return f"{late} SGLang scheduler(s) exist already and stay as they are; build engines after enabling."
+    return client.find_late()
 
 
 FAMILY = Family(

@@ -212,12 +212,9 @@ def exported(entries: dict[str, Own], module: Any, adapter: bool, base_sync_done
 
     whole = getattr(module, "_fsdp_wrapped_module", module)
     if adapter:
-        entries = _of_adapter(entries) if base_sync_done else _of_base(entries, whole.peft_config["default"])
+        own = {_ADAPTER.sub(r"\1", name): one for name, one in entries.items() if "lora_" in name}
+        entries = own if base_sync_done else _of_base(entries, whole.peft_config["default"])
     return convert_weight_keys(entries, whole)
-
-
-def _of_adapter(entries: Mapping[str, Own]) -> dict[str, Own]:
-    return {_ADAPTER.sub(r"\1", name): own for name, own in entries.items() if "lora_" in name}
 
 
 def _of_base(entries: Mapping[str, Own], adapter: Any) -> dict[str, Own]:

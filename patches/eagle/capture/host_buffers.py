@@ -113,7 +113,8 @@ class BufferPool:
         capacity = max(_MIN_CAPACITY, 1 << (length - 1).bit_length())
         with self._lock:
             if not self.tokens:
-                self.tokens = max(_LEAST_TOKENS, int(_SHARE * available_bytes() / _row_bytes(like)))
+                of_a_row = sum(one[:1].nbytes for one in (like.hidden, like.auxiliary) if one is not None)
+                self.tokens = max(_LEAST_TOKENS, int(_SHARE * available_bytes() / of_a_row))
             if self.allocated + capacity > self.tokens:
                 return None
             self.allocated += capacity
@@ -124,11 +125,6 @@ class BufferPool:
         if buffer is not None:
             with self._lock:
                 self.allocated -= buffer.capacity
-
-
-def _row_bytes(rows: Rows) -> int:
-    """Return the bytes of a row's states."""
-    return sum(one[:1].nbytes for one in (rows.hidden, rows.auxiliary) if one is not None)
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

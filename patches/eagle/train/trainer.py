@@ -91,7 +91,7 @@ class Trainer:
             "states": states[0],
             "tokens": tokens[0],
             "positions": positions[0],
-            **_agreements(agreed),
+            **{f"agreement_{step}" if step > 1 else "agreement": one for step, one in enumerate(agreed, 1)},
         }
 
     def weights(self) -> dict[str, Tensor]:
@@ -125,7 +125,3 @@ def _step_weights(positions: Sequence[float], decay: float) -> list[float]:
 def _detached(part: Sums) -> Tensor:
     """Return float64 [3]: losses and agreed positions of a draft step."""
     return torch.stack([part.states.detach(), part.tokens.detach(), part.agreed]).double()
-
-
-def _agreements(agreed: Sequence[float]) -> dict[str, float]:
-    return {"agreement" if step == 0 else f"agreement_{step + 1}": one for step, one in enumerate(agreed)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -130,14 +129,10 @@ def report_failed_call(call: int, error: str) -> None:
         managed.adapter.consensus.announce_failed_call(call, error)
 
 
-def _with_positional(original: Callable, args: tuple, weights: Any, **kwargs: Any) -> Any:
-    return original(weights, *args, **kwargs)
-
-
 def _managed_load(managed: ManagedModel, original: Callable) -> Callable:
     def load_weights(weights, *args, **kwargs):
         """Load a bucket of weights as part of an update; ``partial=True`` also commits it."""
-        result = managed.load(functools.partial(_with_positional, original, args), weights, **kwargs)
+        result = managed.load(lambda bucket, **more: original(bucket, *args, **more), weights, **kwargs)
         update_events.note(managed)
         return result
 

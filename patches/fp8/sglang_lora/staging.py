@@ -120,7 +120,8 @@ def _pairs(parts: Mapping[str, torch.Tensor], scaling: float) -> dict[str, Pair]
 
 def _consumed(manager: Any, adapter: Any, pairs: Mapping[str, Pair]) -> dict[str, Place | None]:
     """Return the places of the modules whose parts the engine reads, by the trainer's names."""
-    there, whole = dict(_places(manager)), {_inside(name) for name in _wrapped(manager)}
+    wrapped = {_inside(name): layer for name, layer in _wrapped(manager).items()}
+    there = dict(places.of((layer.base_layer, _parts(name)) for name, layer in wrapped.items()))
     left = {
         _inside(known[1])
         for layer in adapter.layers
@@ -131,16 +132,11 @@ def _consumed(manager: Any, adapter: Any, pairs: Mapping[str, Pair]) -> dict[str
     taken: set[str] = set()
     for name in pairs:
         inside = _inside(name)
-        read = inside in there and (inside in left) == (inside in whole)
+        read = inside in there and (inside in left) == (inside in wrapped)
         if read and inside not in taken:
             found[name] = there[inside]
             taken.add(inside)
     return found
-
-
-def _places(manager: Any) -> Iterator[tuple[str, Place | None]]:
-    """Yield the parts of the engine's layers that take an adapter, by their names within the stack of layers."""
-    return places.of((layer.base_layer, _parts(_inside(name))) for name, layer in _wrapped(manager).items())
 
 
 def _parts(name: str) -> list[str]:

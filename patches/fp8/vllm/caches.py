@@ -136,8 +136,8 @@ def open_for(core: Any) -> PrefixKey | None:
 def unkeyed(core: Any) -> str:
     """Return the name of a cache to which the key does not reach, or in which it was never tested; empty if there is none."""
     scheduler = core.scheduler
-    if connector := _keeping(scheduler.connector):
-        return connector
+    if scheduler.connector is not None:  # it may keep KV of finished prompts
+        return type(next(_each(scheduler.connector))).__name__
     if not core.vllm_config.cache_config.enable_prefix_caching:
         return ""
     if scheduler.kv_cache_config.has_mamba_layers:
@@ -221,11 +221,6 @@ def _empty(core: Any) -> None:
             advice="Finish all requests; a KV connector that cannot be reset cannot be used with weight updates.",
         )
     _check_reset(core.scheduler.connector)
-
-
-def _keeping(connector: Any) -> str:
-    """Return the name of a connector, which may keep KV of finished prompts; empty if there is none."""
-    return type(next(_each(connector))).__name__ if connector is not None else ""
 
 
 def _check_reset(connector: Any) -> None:

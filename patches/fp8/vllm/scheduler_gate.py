@@ -135,7 +135,7 @@ class SchedulerGate:
         adapters, problem = _agreed(reports, "lora")
         if problem:
             return f"{problem}. Send the adapter again."
-        self.holds = _holds(reports)
+        self.holds = next((one.holds for policies in reports for one in policies if one.role == "lora"), None)
         self._stale, self._seen_changes = False, model_registry.change_count(self.door.runner)
         if (version, adapters) == (self.version, self.adapters):
             return None
@@ -254,8 +254,11 @@ def _agreed(reports: list[list[Policy]], role: str) -> tuple[int, str]:
     held = [
         (rank, policy) for rank, policies in enumerate(reports) for policy in policies if policy.role == role
     ]
+    serve = ("ready", "open") if engine.options("fp8")["atomic"] == "model" else ("ready",)
     broken = [
-        f"rank {rank} cannot serve: {policy.why_refused()}" for rank, policy in held if not _serves(policy)
+        f"rank {rank} cannot serve: {policy.why_refused()}"
+        for rank, policy in held
+        if policy.state not in serve
     ]
     versions = sorted({policy.version for _, policy in held})
     if broken:
@@ -263,12 +266,3 @@ def _agreed(reports: list[list[Policy]], role: str) -> tuple[int, str]:
     if len(versions) > 1:
         return max(versions), f"ranks hold different versions of the {role}, {versions}"
     return max(versions, default=0), ""
-
-
-def _holds(reports: list[list[Policy]]) -> dict | None:
-    """Return what the numbers of LoRA adapters hold, the same on all ranks; None if adapters are not followed."""
-    return next((one.holds for policies in reports for one in policies if one.role == "lora"), None)
-
-
-def _serves(policy: Policy) -> bool:
-    return policy.state == "ready" or (policy.state == "open" and engine.options("fp8")["atomic"] == "model")

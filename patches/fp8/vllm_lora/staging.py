@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -64,16 +63,12 @@ def _consumed(manager: Any, adapter: Any) -> dict[str, Place | None]:
     """Return the places of the adapter's parts, by the names that the parts have: a model may know them by others."""
     by_part = {id(part): name for name, part in adapter.loras.items()}
     found = {}
-    for name, place in _places(manager):
+    modules = manager.modules.items()
+    fused = manager.packed_modules
+    for name, place in places.of(
+        (getattr(one, "base_layer", None), fused.get(name) or [name]) for name, one in modules
+    ):
         part = manager._get_lora_layer_weights(adapter, name)
         if part is not None:
             found[by_part[id(part)]] = place
     return found
-
-
-def _places(manager: Any) -> Iterator[tuple[str, Place | None]]:
-    """Yield the engine's modules that take an adapter: fused ones by the names of their parts."""
-    return places.of(
-        (getattr(module, "base_layer", None), manager.packed_modules.get(name) or [name])
-        for name, module in manager.modules.items()
-    )

@@ -25,12 +25,6 @@ def quantize(model: str | os.PathLike[str], scheme: str) -> Path:
     return target
 
 
-def quantized_weights(model: str | os.PathLike[str], scheme: str) -> Tensors:
-    """The same tensors without a directory: what a trainer that quantizes before sending would send."""
-    for name, tensor in weights(model):
-        yield from SCHEMES[scheme][0](name, tensor) if is_linear(name) else [(name, tensor)]
-
-
 def is_linear(name: str) -> bool:
     """Whether this is the weight of a linear layer in one of SCHEMES, an expert's included: not head or router."""
     return name.endswith("proj.weight") or re.search(r"\.experts\.\d+\.w[123]\.weight$", name) is not None
