@@ -160,9 +160,10 @@ def _rank(value: Any, name: str) -> Any:
 
 
 def _notes(value: Any, name: str) -> dict[str, Any]:
-    for key in ("policy_version", "drafter_version", "updates", "steps"):
+    counts = dict.fromkeys(("policy_version", "drafter_version", "updates", "steps"), _count)
+    for key, check in {**counts, "policy_since": _time}.items():
         if key in _mapping(value, name):
-            _count(value[key], f"{name}.{key}")
+            check(value[key], f"{name}.{key}")
     return value
 
 
