@@ -161,9 +161,8 @@ def _rank(value: Any, name: str) -> Any:
 
 def _notes(value: Any, name: str) -> dict[str, Any]:
     counts = dict.fromkeys(("policy_version", "drafter_version", "updates", "steps"), _count)
-    for key, check in {**counts, "policy_since": _time}.items():
-        if key in _mapping(value, name):
-            check(value[key], f"{name}.{key}")
+    for key in (checks := {**counts, "policy_since": _time}).keys() & _mapping(value, name):
+        checks[key](value[key], f"{name}.{key}")
     return value
 
 
