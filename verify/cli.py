@@ -169,8 +169,8 @@ def _at_rest(read: Callable[[], runs.Run]) -> runs.Run:
     commits of two ranks every engine is."""
     from flashpatch.verify.policy_versions import splits
 
-    run, before = read(), list[str]()
-    while (now := splits(run.rows)) not in ([], before) and any(row.alive for row in run.rows):
+    run, before, patches = read(), list[str](), registry.patches()
+    while (now := splits(run.rows, patches)) not in ([], before) and any(row.alive for row in run.rows):
         time.sleep(_BETWEEN_LOOKS)
         run, before = read(), now
     return run

@@ -27,13 +27,12 @@ class Situation:
 def situations(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[Situation]:
     """Return the situation of each process.
 
-    Updates concern the whole job. Steps concern a process, its parent and its children, of which one noted
+    Updates concern the whole job, but the engines that were opened after the last one. Steps concern a process, its parent and its children, of which one noted
     some or had a patch called that is called on steps; another replica of the job may be idle.
     """
-    common = {"install"}
-    if any(row.notes.get("updates") or row.notes.get("drafter_version") for row in rows):
-        common.add("update")
-    stepped = [row for row in rows if _stepped(row, patches)]
+    updated = any(row.notes.get("updates") or row.notes.get("drafter_version") for row in rows)
+    fresh = opened_since(rows)
+    stepped = [row for row in rows if has_stepped(row, patches)]
     theirs = {(row.host, row.pid) for row in stepped}
     parents = {(row.host, row.ppid) for row in stepped}
     anywhere = frozenset(id for row in rows for id in called(row))
@@ -43,6 +42,7 @@ def situations(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[Situat
     for row in rows:
         here = (row.host, row.pid)
         near = here in theirs or here in parents or (row.host, row.ppid) in theirs
+        happened = {"install", *["step"] * near, *["update"] * (updated and here not in fresh)}
         mine = called(row)
         facts = Facts(
             called=mine,
@@ -54,8 +54,22 @@ def situations(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[Situat
             family: {**values, **(row.on.get(family) or shared.get(family) or {}).get("options", {})}
             for family, values in defaults.items()
         }
-        found.append(Situation(frozenset(common | {"step"} if near else common), facts, options))
+        found.append(Situation(frozenset(happened), facts, options))
     return found
+
+
+def opened_since(rows: Sequence[Row]) -> set[tuple[str, int]]:
+    """Return host and pid of the workers whose weights were loaded after the last update of the job, and of what started
+    these. A worker notes when it got its policy; one that says nothing is as old as its row."""
+    last = max((row.notes.get("policy_since", 0.0) for row in rows if row.notes.get("updates")), default=0.0)
+    fresh = [
+        row
+        for row in rows
+        if "worker" in row.roles
+        and not row.notes.get("updates")
+        and row.notes.get("policy_since", row.first_written) > last > 0
+    ]
+    return {(row.host, pid) for row in fresh for pid in (row.pid, row.ppid)}
 
 
 def called(row: Row) -> frozenset[str]:
@@ -162,7 +176,8 @@ def _children(rows: Sequence[Row]) -> dict[tuple[str, int], set[str]]:
     return found
 
 
-def _stepped(row: Row, patches: Mapping[str, Patch]) -> bool:
+def has_stepped(row: Row, patches: Mapping[str, Patch]) -> bool:
+    """Whether a process noted steps, or had a patch called that is called on steps."""
     found = (patches[id] for id in called(row) if id in patches)
     return bool(row.notes.get("steps")) or any(
         patch.evidence == "step" and patch.scope != {"driver"} for patch in found

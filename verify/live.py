@@ -102,7 +102,7 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
     problems = [f"{process.name}: {problem}" for process in processes for problem in process.problems]
     problems += [f"no process carries {named[family]}" for family in sorted(set(named) - carried)]
     problems += due.not_seen_anywhere(run.rows, situations, chosen, patches)
-    split = policy_versions.splits(run.rows)
+    split = policy_versions.splits(run.rows, patches)
     problems += split
     problems += run.problems
     typed = {

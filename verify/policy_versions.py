@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from flashpatch.ledger.runs import Row
+from flashpatch.record import Patch
+from flashpatch.verify import due
 
 FAMILY = "fp8"
 """The family that updates weights and notes their version."""
 
 
-def splits(rows: Sequence[Row]) -> list[str]:
+def splits(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[str]:
     """Return a sentence per engine, and one for the fleet, that holds several policies, with its ranks.
 
     The ranks of an engine are workers of one front end, or of one core, whose ranks differ (``dp`` is among them); their
     versions, which count updates, must be equal. Engines are compared by the step of verl's trainer that was sent last, and only those that live: one that was
-    started later has counted fewer updates, and one that was killed was sent fewer steps. Where an update is open, nothing is said.
+    started later has counted fewer updates, and one that was killed was sent fewer steps. An engine that was there at the last
+    update, takes steps and was sent none is behind too. Where an update is open, nothing is said.
     """
     workers = [row for row in rows if "worker" in row.roles and "policy_version" in row.notes]
     cores = {(row.host, row.pid): row.ppid for row in rows if "engine-core" in row.roles}
@@ -27,8 +30,19 @@ def splits(rows: Sequence[Row]) -> list[str]:
                 found += _split(
                     ranks, "policy_version", "the ranks of one engine hold several policy versions"
                 )
-    living = [row for row in workers if row.alive is not False and row.notes.get("sync_step") is not None]
-    found += _split(living, "sync_step", "engines of one job hold the policies of several steps")
+    living = [row for row in rows if "worker" in row.roles and row.alive is not False]
+    sent = [row for row in living if row.notes.get("sync_step") is not None]
+    fresh = due.opened_since(rows)
+    behind = [
+        row
+        for row in living
+        if row not in sent and (row.host, row.pid) not in fresh and due.has_stepped(row, patches)
+    ]
+    found += _split(
+        [*sent, *behind] if sent else [],
+        "sync_step",
+        "engines of one job hold the policies of several steps",
+    )
     return found
 
 
@@ -45,12 +59,12 @@ def _is_one_engine(rows: Sequence[Row]) -> bool:
 
 
 def _split(rows: Sequence[Row], name: str, what: str) -> Iterator[str]:
-    held = Counter(row.notes[name] for row in rows)
+    held = Counter(row.notes.get(name) for row in rows)
     if len(held) < 2 or any(row.notes.get("policy_state", "ready") != "ready" for row in rows):
         return
     texts = (
-        f"{value} in {', '.join(_who(row) for row in rows if row.notes[name] == value)}"
-        for value in sorted(held)
+        f"{'none' if value is None else value} in {', '.join(_who(row) for row in rows if row.notes.get(name) == value)}"
+        for value in sorted(held, key=lambda value: (value is not None, value))
     )
     yield f"{what}: {'; '.join(texts)}. Send a complete update to all of them"
 

@@ -160,9 +160,9 @@ def _rank(value: Any, name: str) -> Any:
 
 
 def _notes(value: Any, name: str) -> dict[str, Any]:
-    for key in ("policy_version", "drafter_version", "updates", "steps"):
-        if key in _mapping(value, name):
-            _count(value[key], f"{name}.{key}")
+    counts = dict.fromkeys(("policy_version", "drafter_version", "updates", "steps"), _count)
+    for key in (checks := {**counts, "policy_since": _time}).keys() & _mapping(value, name):
+        checks[key](value[key], f"{name}.{key}")
     return value
 
 

@@ -75,6 +75,21 @@ def test_what_another_call_in_the_process_makes_due():
     )
 
 
+def test_no_update_is_due_in_an_engine_that_was_opened_after_the_last():
+    updates = patch("load", "update", "worker"), patch("forward", "update", "engine-core")
+    known = {one.id: one for one in updates}
+
+    def found(since: float) -> list[str]:
+        both = {id: entry("live", 3) for id in known}
+        first = row("worker", "engine-core", pid=3, patches=both, updates=3, policy_since=300.0)
+        core = row("engine-core", pid=8, patches=idle(updates[1]))
+        new = row("worker", pid=4, ppid=8, patches=idle(updates[0]), policy_version=0, policy_since=since)
+        return list(judge(Run("r", [first, core, new]), known).problems)
+
+    assert len(found(200.0)) == 2, "it was there, and got none"
+    assert found(400.0) == []
+
+
 def test_what_is_due_once_in_the_job():
     begun = row("worker", patches={BEGIN.id: entry("live", 1)})
     sides = [row("trainer", pid=pid, patches=idle(SENT)) for pid in (20, 21)]

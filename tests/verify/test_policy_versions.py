@@ -43,6 +43,19 @@ def test_engines_that_were_sent_different_steps_are_named() -> None:
     )
 
 
+def test_an_engine_that_takes_steps_and_was_sent_none_is_behind() -> None:
+    sent = worker(0, 3, sync_step=3, policy_since=300.0)
+    for notes in ({"policy_version": 0, "policy_since": 100.0}, {}):
+        missed = replace(worker(0, 0, ppid=8), notes={"steps": 5, **notes})
+        [problem] = problems(sent, missed)
+        assert problem.startswith(
+            "engines of one job hold the policies of several steps: none in rank 0 (far:80); 3 in rank 0 (far:70)"
+        )
+        assert problems(sent, replace(missed, notes={**notes})) == (), "it answers nothing"
+    opened_since = worker(0, 0, ppid=8, steps=5, policy_since=400.0)
+    assert problems(sent, opened_since) == ()
+
+
 def test_data_parallel_engines_of_one_front_end_are_one() -> None:
     cores = [replace(row("engine-core", pid=pid, ppid=1)) for pid in (7, 8)]
     ranks = [

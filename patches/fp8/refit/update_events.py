@@ -94,8 +94,10 @@ def note(managed: ManagedModel) -> None:
 def _note(role: str, version: int, state: str) -> None:
     if role == "drafter":
         ledger.note(drafter_version=version, drafter_state=state)
-    else:
-        ledger.note(policy_version=version, updates=version, policy_state=state)
+        return
+    if ledger.notes().get("policy_version") != version:
+        ledger.note(policy_since=round(time.time(), 3))
+    ledger.note(policy_version=version, updates=version, policy_state=state)
 
 
 def _resident_bytes() -> int | None:

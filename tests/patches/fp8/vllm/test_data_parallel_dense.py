@@ -48,7 +48,7 @@ async def _session(model: str, sent: list[tuple[str, list[int]]]) -> dict[str, A
 
     def splits() -> list[str]:
         rows = [row for run in ledger.read() if run.id == files.run_id() for row in run.rows]
-        return policy_versions.splits(rows)
+        return policy_versions.splits(rows, {})
 
     arguments = {**engines.DEFAULTS, "data_parallel_size": 2, "skip_tokenizer_init": True}
     with engines.forked():
