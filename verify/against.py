@@ -41,9 +41,6 @@ class Cell:
     def text(self) -> str:
         return f"drifted({self.line})" if self.verdict == "drifted" else self.verdict
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def against(paths: Iterable[Path], patches: Sequence[Patch]) -> list[Cell]:
     """Every patch against every version found in ``paths``, path by path.
@@ -95,7 +92,7 @@ class DriftReport:
     def as_json(self) -> dict[str, Any]:
         return {
             "ok": self.exit_status == NO_DRIFT,
-            "cells": [cell.as_json() for cell in self.cells],
+            "cells": [asdict(cell) for cell in self.cells],
             "unreadable": [{"path": path, "reason": reason} for path, reason in self.unreadable],
         }
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,6 @@ from flashpatch.commands.report import Table, emit, reader_left
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
 from flashpatch.patch_status import absent_frameworks
-from flashpatch.record import Patch
 from flashpatch.verify import gather
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _probes(options: argparse.Namespace) -> int:
         Table("Patches", ("patch", "state", "evidence", "framework", "tested"), patches, notes=absent),
         Table("Observed", ("about", "behaviour", "seen", "evidence", "seconds"), proofs, "nothing"),
     ]
-    emit({"ok": ok, "families": [report.as_json() for report in reports]}, tables, options.json)
+    emit({"ok": ok, "families": [asdict(report) for report in reports]}, tables, options.json)
     for report in reports:
         if report.workdir:
             print(f"{report.name}: logs and files of the probe are in {report.workdir}", file=sys.stderr)
@@ -143,7 +143,7 @@ def _live(options: argparse.Namespace) -> int:
     if options.all:
         tables.append(_processes(report))
     said = report.as_json() | {"ok": not problems, "problems": problems}
-    emit(said | {"names": [name.as_json() for name in names]}, tables, options.json)
+    emit(said | {"names": [asdict(name) for name in names]}, tables, options.json)
     return NOT_LIVE if problems else OK
 
 
@@ -219,7 +219,8 @@ def _process_row(process: Process) -> tuple[str, ...]:
 def _against(options: argparse.Namespace) -> int:
     from flashpatch.verify.against import survey
 
-    patches = _patches(options.names)
+    families = {registry.family_of(name).name for name in options.names}
+    patches = [patch for patch in registry.patches().values() if not families or patch.family in families]
     if not patches:
         raise ValueError("there is no patch to check")
     report = survey(options.against, patches)
@@ -232,8 +233,3 @@ def _against(options: argparse.Namespace) -> int:
     table = Table("Contracts", ("patch", "version", "contract", "tested", "drift"), rows)
     emit(report.as_json(), [table], options.json)
     return report.exit_status
-
-
-def _patches(names: Sequence[str]) -> list[Patch]:
-    families = {registry.family_of(name).name for name in names}
-    return [patch for patch in registry.patches().values() if not families or patch.family in families]

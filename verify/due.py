@@ -37,7 +37,9 @@ def situations(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[Situat
     parents = {(row.host, row.ppid) for row in stepped}
     anywhere = frozenset(id for row in rows for id in called(row))
     children = _children(rows)
-    defaults, shared = _defaults(rows), _shared(rows)
+    defaults = _defaults(rows)
+    # A process that wrote nothing of a family got the same as another.
+    shared = {family: choice for row in rows for family, choice in row.on.items()}
     found = []
     for row in rows:
         here = (row.host, row.pid)
@@ -199,8 +201,3 @@ def _defaults(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
         name: {option: one.default for option, one in known[name].options.items()} if name in known else {}
         for name in families
     }
-
-
-def _shared(rows: Sequence[Row]) -> dict[str, Mapping[str, Any]]:
-    """Return what some process says of each family: one that wrote nothing got the same."""
-    return {family: choice for row in rows for family, choice in row.on.items()}

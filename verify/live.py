@@ -105,8 +105,9 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
     split = policy_versions.splits(run.rows, patches)
     problems += split
     problems += run.problems
+    said = {family: on.get("name", family) for row in reversed(run.rows) for family, on in row.on.items()}
     typed = {
-        family: named.get(family) or _typed(family, run.rows)
+        family: named.get(family) or said.get(family, family)
         for family in sorted(chosen & (carried | set(named)))
     }
     by_family = {
@@ -119,11 +120,6 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
         for family in typed
     }
     return LiveReport(run.id, tuple(processes), tuple(problems), typed, by_family)
-
-
-def _typed(family: str, rows: Collection[Row]) -> str:
-    """Return what the user typed for a family; its own name if no process says."""
-    return next((row.on[family]["name"] for row in rows if family in row.on), family)
 
 
 def _is_about(problem: str, family: str, name: str) -> bool:

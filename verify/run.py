@@ -11,11 +11,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from flashpatch import ledger, registry
 from flashpatch.arming.preflight import examine, packages
@@ -64,9 +63,6 @@ class FamilyReport:
     proofs: tuple[Proof, ...]
     patches: tuple[PatchReport, ...]
     workdir: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def selected(names: Sequence[str]) -> list[tuple[selections.Selection, str]]:

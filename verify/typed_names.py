@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from flashpatch import registry
 from flashpatch.ledger.runs import Row
@@ -54,14 +54,15 @@ class TypedName:
     problems: int
     verdict: str
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+    @property
+    def where(self) -> str:
+        return ", ".join(map(str, self.acted)) or "nowhere"
 
     def cells(self) -> tuple[str, ...]:
         """Return the cells of `COLUMNS`."""
         return (
             self.name,
-            ", ".join(map(str, self.acted)) or "nowhere",
+            self.where,
             str(self.calls),
             ", ".join(map(str, self.versions)),
             self.precision,
@@ -108,17 +109,16 @@ def _name(family: str, rows: list[Row], report: LiveReport, there: Counter[str])
     return TypedName(
         name=report.typed[family],
         family=family,
-        acted=tuple(Acted(kind, acted[kind], there[kind]) for kind in sorted(acted, key=_order)),
+        acted=tuple(
+            Acted(kind, acted[kind], there[kind])
+            for kind in sorted(acted, key=lambda kind: (kind not in _OWN_ROLES, kind))
+        ),
         calls=calls,
         versions=tuple(sorted(versions)),
         precision=_precision(family, rows),
         problems=problems,
         verdict="not proven" if problems else "proven" if calls else "never called",
     )
-
-
-def _order(kind: str) -> tuple[bool, str]:
-    return kind not in _OWN_ROLES, kind
 
 
 def _precision(family: str, rows: list[Row]) -> str:

@@ -45,17 +45,14 @@ def configuration(model: str, **engine: Any) -> Any:
         model: folder of a checkpoint with a tokenizer.
         engine: more of SGLang's arguments.
     """
-    import verl
-    from hydra import compose, initialize_config_dir
+    from flashpatch.verify.probes import verl_actor
 
     settings = [f"actor_rollout_ref.model.path={model}"]
     settings += [f"actor_rollout_ref.rollout.{name}={value}" for name, value in _ROLLOUT.items()]
     given = {**_ENGINE, **engine}
     settings += [f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{n}={v}" for n, v in given.items()]
     settings += ["actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1"]
-    folder = str(Path(verl.__file__).parent / "trainer" / "config")
-    with initialize_config_dir(folder, version_base=None):
-        return compose("ppo_trainer", overrides=settings)
+    return verl_actor.configuration(settings)
 
 
 def server(model: str, number: int, variables: dict[str, str] | None = None, **engine: Any) -> Any:

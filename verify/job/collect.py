@@ -54,7 +54,7 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "generated": now,
         "about": about(source.run.rows),
         "verdict": "not proven" if report.problems or idle else "proven",
-        "names": [_typed(name) for name in typed],
+        "names": [{**vars(name), "acted": name.where, "versions": list(name.versions)} for name in typed],
         "problems": [*report.problems, *idle, *source.problems],
         "processes": [
             _process(one, rows.get((one.host, one.pid, one.start)), named, source) for one in report.processes
@@ -80,7 +80,12 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
 def names(source: Source) -> dict[_Key, str]:
     """Return host, pid and start of each process of a job to its name: roles, ranks, host, pid, the node of Ray, and the start
     if only that tells two apart."""
-    found = {row.key: _name(row) for row in source.run.rows}
+    found = {}
+    for row in source.run.rows:
+        what = " ".join(filter(None, ("+".join(row.roles), row.title))) or "process"
+        ranks = " ".join(f"{name}={value}" for name, value in row.rank.items())
+        node = f"on {row.node.title}" if row.node is not None else ""
+        found[row.key] = " ".join(filter(None, (what, ranks, f"{row.host}:{row.pid}", node)))
     many = Counter(found.values())
     return {key: name if many[name] == 1 else f"{name} started {key[2]}" for key, name in found.items()}
 
@@ -92,21 +97,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _name(row: Row) -> str:
-    ranks = " ".join(f"{name}={value}" for name, value in row.rank.items())
-    node = f"on {row.node.title}" if row.node is not None else ""
-    what = " ".join(filter(None, ("+".join(row.roles), row.title))) or "process"
-    parts = (what, ranks, f"{row.host}:{row.pid}", node)
-    return " ".join(part for part in parts if part)
-
-
-def _typed(name: typed_names.TypedName) -> dict[str, Any]:
-    return name.as_json() | {
-        "acted": ", ".join(map(str, name.acted)) or "nowhere",
-        "versions": list(name.versions),
-    }
 
 
 def _process(one: live.Process, row: Row | None, named: Mapping[_Key, str], source: Source) -> dict[str, Any]:
@@ -217,7 +207,10 @@ def _incidents(
             elif kind == "audit" and event.get("problem"):
                 kind = "audit"
             elif kind == "drafter" and event.get("what") in ("worse", "rollback"):
-                event = {**event, "problem": _drafter(event)}
+                numbers = (event.get(when) for when in ("before", "after"))
+                lengths = [f"{number:.2f}" for number in numbers if isinstance(number, float)]
+                accepted = f", tokens per speculative step {' then '.join(lengths)}" if lengths else ""
+                event = {**event, "problem": f"drafter version {event.get('version')}{accepted}"}
             elif kind not in ("refused", "error"):
                 continue
             text = ": ".join(str(event[key]) for key in ("what", "problem") if event.get(key))
@@ -237,19 +230,11 @@ def _incidents(
     ]
 
 
-def _drafter(event: dict[str, Any]) -> str:
-    lengths = [f"{event[when]:.2f}" for when in ("before", "after") if isinstance(event.get(when), float)]
-    accepted = f", tokens per speculative step {' then '.join(lengths)}" if lengths else ""
-    return f"drafter version {event.get('version')}{accepted}"
-
-
 def _recorded(source: Source) -> dict[str, int]:
-    processes = list(source.events.values())
+    processes = source.events.values()
+    lost = ("dropped", "dropped_samples", "lost", "unreadable")
     return {
         "events": sum(len(process.events) for process in processes),
         "processes": len(processes),
-        "dropped": sum(process.dropped for process in processes),
-        "dropped_samples": sum(process.dropped_samples for process in processes),
-        "lost": sum(process.lost for process in processes),
-        "unreadable": sum(process.unreadable for process in processes),
+        **{name: sum(getattr(process, name) for process in processes) for name in lost},
     }

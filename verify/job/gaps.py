@@ -14,6 +14,16 @@ _CHARTS = {
     "memory": "Memory: none recorded. It is read at each weight update, for the process as a whole; memory of "
     "accelerators is not.",
 }
+_COUNTED = {
+    "untimed": "When {untimed} processes took their policy: they recorded versions, and no times.",
+    "silent": "Times of {silent} of {all} processes: nothing happened in them that is timed, or FLASHPATCH_EVENT_BYTES was 0.",
+    "dropped": "{dropped} old events, for which their files had no room (FLASHPATCH_EVENT_BYTES is bytes per process): "
+    "what is shown of those processes begins later than they did.",
+    "lost": "{lost} events, while the file system of the ledger did not answer.",
+    "dropped_samples": "{dropped_samples} old samples, for which there was no room either.",
+    "unreadable": "{unreadable} lines that cannot be read, as a killed process leaves one.",
+    "left_out": "{left_out} further lines of charts with more than twelve are recorded and not drawn.",
+}
 _BESIDE = {"acceptance": ("trained",), "memory": ("device_memory", "host_memory")}
 
 
@@ -34,28 +44,11 @@ def sentences(found: dict[str, Any]) -> list[str]:
             1,
             "Syncs and their phases: none recorded. The families fp8, int8 and bf16 record them under verl.",
         )
-    untimed = sum(not lane["timed"] for lane in found["lanes"])
-    if untimed:
-        said.append(f"When {untimed} processes took their policy: they recorded versions, and no times.")
-    silent = len(found["processes"]) - sum(bool(process["events"]) for process in found["processes"])
-    if silent:
-        said.append(
-            f"Times of {silent} of {len(found['processes'])} processes: nothing happened in them that is timed, or "
-            "FLASHPATCH_EVENT_BYTES was 0."
-        )
-    recorded = found["recorded"]
-    if recorded["dropped"]:
-        said.append(
-            f"{recorded['dropped']} old events, for which their files had no room (FLASHPATCH_EVENT_BYTES is bytes per "
-            "process): what is shown of those processes begins later than they did."
-        )
-    if recorded["lost"]:
-        said.append(f"{recorded['lost']} events, while the file system of the ledger did not answer.")
-    if recorded["dropped_samples"]:
-        said.append(f"{recorded['dropped_samples']} old samples, for which there was no room either.")
-    if recorded["unreadable"]:
-        said.append(f"{recorded['unreadable']} lines that cannot be read, as a killed process leaves one.")
-    left_out = sum(chart["lines_left_out"] for chart in found["charts"])
-    if left_out:
-        said.append(f"{left_out} further lines of charts with more than twelve are recorded and not drawn.")
-    return said
+    counts = {
+        **found["recorded"],
+        "untimed": sum(not lane["timed"] for lane in found["lanes"]),
+        "silent": sum(not process["events"] for process in found["processes"]),
+        "all": len(found["processes"]),
+        "left_out": sum(chart["lines_left_out"] for chart in found["charts"]),
+    }
+    return said + [text.format(**counts) for name, text in _COUNTED.items() if counts[name]]

@@ -131,9 +131,6 @@ def _if(name: str, value: Any, **labels: str) -> Iterator[Sample]:
 
 
 def _line(name: str, labels: dict[str, str], value: float) -> str:
-    written = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
+    escapes = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+    written = ",".join(f'{label}="{text.translate(escapes)}"' for label, text in labels.items())
     return f"{name}{{{written}}} {float(value):.10g}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')

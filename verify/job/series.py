@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from typing import Any
 
 Points = list[tuple[float, float]]
@@ -14,29 +14,18 @@ _POINTS = 1200
 _LINES = 12
 """The most lines of one chart."""
 
-
-def _part(name: str) -> Callable[[str], bool]:
-    return lambda metric: metric.startswith(name)
-
-
-_METRICS: tuple[tuple[str, str, str, Callable[[str], bool]], ...] = (
-    ("mismatch", "Gap between rollout and trainer (k3, an estimate of KL)", "nats", _part("mismatch/k3")),
-    ("staleness", "Age of the tokens trained on", "policy versions", _part("stream/staleness/m")),
-    (
-        "trained",
-        "Acceptance of drafts, by the trainer's log",
-        "tokens per step",
-        _part("eagle/acceptance_length"),
-    ),
-    ("trained_rate", "Rate of acceptance, by verl's servers", "share", _part("rollout/spec_accept_rate")),
-    ("score", "Score of rollouts", "score", _part("critic/score/mean")),
-    ("steps", "Time of a training step", "seconds", lambda metric: metric in _STEP_TIMES),
-    ("device_memory", "Memory by verl's log", "GB", _part("perf/max_memory")),
-    ("host_memory", "Memory of the trainer's host, by verl's log", "GB", _part("perf/cpu_memory")),
+_STEP_TIMES = r"timing_s/(step|gen|old_log_prob|update_actor|update_weights)\Z"
+_METRICS = (
+    ("mismatch", "Gap between rollout and trainer (k3, an estimate of KL)", "nats", "mismatch/k3"),
+    ("staleness", "Age of the tokens trained on", "policy versions", "stream/staleness/m"),
+    ("trained", "Acceptance of drafts, by the trainer's log", "tokens per step", "eagle/acceptance_length"),
+    ("trained_rate", "Rate of acceptance, by verl's servers", "share", "rollout/spec_accept_rate"),
+    ("score", "Score of rollouts", "score", "critic/score/mean"),
+    ("steps", "Time of a training step", "seconds", _STEP_TIMES),
+    ("device_memory", "Memory by verl's log", "GB", "perf/max_memory"),
+    ("host_memory", "Memory of the trainer's host, by verl's log", "GB", "perf/cpu_memory"),
 )
-_STEP_TIMES = frozenset(
-    f"timing_s/{name}" for name in ("step", "gen", "old_log_prob", "update_actor", "update_weights")
-)
+"""Id, title and unit of a chart, and a pattern with which the names of its metrics begin."""
 
 
 def charts(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
@@ -74,8 +63,8 @@ def _values(process: str, event: dict[str, Any]) -> list[tuple[str, str, float]]
         return [
             (id, metric, float(value))
             for metric, value in values.items()
-            for id, _, _, takes in _METRICS
-            if takes(metric)
+            for id, _, _, pattern in _METRICS
+            if re.match(pattern, metric)
         ]
     if name == "speculation" and event.get("drafted"):
         return [("acceptance", process, float(event.get("acceptance_length", 0)))]

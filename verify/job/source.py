@@ -78,7 +78,11 @@ def chosen(args: argparse.Namespace) -> Path:
     with original_env.environment():
         ledger = args.ledger or files.directory()
     if args.ray is not None:
-        return _gathered(args, ledger)
+        try:
+            args.gathered = gather.Gathered(ledger, args.ray, args.run_id)
+        except LookupError as error:
+            raise PatchError(f"{error}.", advice="A node publishes its ledger within seconds.") from None
+        return args.gathered.folder
     if args.run_id and ("/" in args.run_id or args.run_id in (".", "..")):
         folder = Path(args.run_id).resolve()
         if folder.is_dir():
@@ -100,14 +104,6 @@ def renew(args: argparse.Namespace) -> None:
     """
     if args.ray is not None:
         args.gathered.renew()
-
-
-def _gathered(args: argparse.Namespace, ledger: Path) -> Path:
-    try:
-        args.gathered = gather.Gathered(ledger, args.ray, args.run_id)
-    except LookupError as error:
-        raise PatchError(f"{error}.", advice="A node publishes its ledger within seconds.") from None
-    return args.gathered.folder
 
 
 def load(folder: Path) -> Source:

@@ -75,9 +75,9 @@ def _event(number: int, event: dict[str, Any], zero: float) -> Iterator[dict[str
                 yield _slice(number, track, phase, end - seconds, event[f"timing_s/sync/{phase}"], {})
     elif kind == "metrics":
         if seconds:
-            yield _slice(
-                number, _STEPS, f"step {event.get('step', '')}".strip(), end - seconds, seconds, _times(event)
-            )
+            name = f"step {event.get('step', '')}".strip()
+            times = {key: value for key, value in event["values"].items() if key.startswith("timing_s/")}
+            yield _slice(number, _STEPS, name, end - seconds, seconds, times)
     elif kind == "speculation":
         values = {"tokens per speculative step": event.get("acceptance_length") or 0}
         yield {"ph": "C", "pid": number, "tid": 0, "name": "acceptance", "ts": _us(end), "args": values}
@@ -94,10 +94,6 @@ def _seconds(event: dict[str, Any]) -> float:
     if event["event"] == "metrics":
         return float(event.get("values", {}).get("timing_s/step") or 0)
     return float(event.get("seconds") or 0)
-
-
-def _times(event: dict[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in event["values"].items() if name.startswith("timing_s/")}
 
 
 def _slice(

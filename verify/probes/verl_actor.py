@@ -16,6 +16,16 @@ def on_cpu(*names: str) -> None:
         flashpatch.enable(*names)
 
 
+def configuration(overrides: list[str]) -> Any:
+    """Return verl's own configuration of a PPO trainer with overrides."""
+    import verl
+    from hydra import compose, initialize_config_dir
+
+    folder = Path(verl.__file__).parent / "trainer" / "config"
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose("ppo_trainer", overrides)
+
+
 def refusal(recipe: dict[str, Any]) -> tuple[str, str]:
     """Return the patch and the error with which verl's config validation refuses a recipe; empty if it does not."""
     from omegaconf import OmegaConf

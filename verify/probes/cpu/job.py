@@ -46,17 +46,6 @@ def flat(tensors: Any) -> list[float]:
     return [value for tensor in tensors for value in tensor.flatten().tolist()]
 
 
-def changed_and_restored(model: torch.nn.Module) -> None:
-    """Save an FSDP2 model's shards as verl does between two updates, change the model, and restore it."""
-    from verl.utils.fsdp_utils import fsdp2_sharded_load_from_cpu, fsdp2_sharded_save_to_cpu
-
-    saved, spec = fsdp2_sharded_save_to_cpu(model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(1.0)
-    fsdp2_sharded_load_from_cpu(model, saved, spec)
-
-
 def rank(workdir: Path, seen: dict[str, Any]) -> None:
     """Start, be refused, and step."""
     number = int(os.environ["RANK"])
@@ -117,11 +106,17 @@ def sharded_once(model: torch.nn.Module, batch: torch.Tensor, device: Any) -> li
 
 
 def sharded_twice(model: torch.nn.Module, batch: torch.Tensor) -> list[float]:
-    """Step under FSDP2 with the offload policy that verl gives a reference policy, from weights that were restored."""
+    """Step under FSDP2 with the offload policy that verl gives a reference policy, from weights that were changed and
+    restored from shards that verl had saved, as it does between two updates."""
     from torch.distributed import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+    from verl.utils.fsdp_utils import fsdp2_sharded_load_from_cpu, fsdp2_sharded_save_to_cpu
 
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)), offload_policy=CPUOffloadPolicy())
-    changed_and_restored(model)
+    saved, spec = fsdp2_sharded_save_to_cpu(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1.0)
+    fsdp2_sharded_load_from_cpu(model, saved, spec)
     step(model, batch)
     return flat(parameter.full_tensor() for parameter in model.parameters())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flashpatch.verify.probes import calls, jobs
 from flashpatch.verify.proof import Proof
 
+_proof = partial(Proof, "cpu")
 _TIMEOUT = 300.0  # seconds for both ranks together
 _SGLANG = {"SGLANG_USE_CPU_ENGINE": "1"}  # as the family sets it for a job whose rollouts are SGLang's
 _TAKEN = {
@@ -28,10 +30,10 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
 
     device = platform.accelerator()
     if device is not None:
-        return [Proof("cpu", "there is no accelerator", False, f"there is {device}: cpu refuses itself")]
+        return [_proof("there is no accelerator", False, f"there is {device}: cpu refuses itself")]
     ended = jobs.run(jobs.ranks("cpu.job:rank", workdir, environment=_SGLANG), workdir, _TIMEOUT)
     if ended.problem:
-        return [Proof("cpu", "two ranks start as verl's trainers do", False, ended.problem, ended.seconds)]
+        return [_proof("two ranks start as verl's trainers do", False, ended.problem, ended.seconds)]
     return [
         *_weigh(ended.ranks, ended.seconds),
         *(calls.counted(nonce, of, {"trainer": taken}) for of, taken in _TAKEN.items()),
@@ -44,15 +46,13 @@ def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> list[Proof]:
 
     first, wanted = seen[0], job.plain()
     proofs = [
-        Proof(
-            "cpu",
+        _proof(
             "verl chooses the CPU, its FSDP engine and the rollout engine's CPU build",
             first["platform"] == "cpu" and first["engine"].startswith("FSDP") and bool(first["rollout"]),
             f"{first['platform']}, {first['engine']}, {first['rollout'] or 'no rollout engine on a CPU'}",
             seconds,
         ),
-        Proof(
-            "cpu",
+        _proof(
             "a critic with LoRA is refused by name",
             all("critic.model.lora_rank=8" in error for error in first["refused"]),
             f"{sum(map(bool, first['refused']))} of {len(first['refused'])} times, before anything started",
@@ -61,5 +61,5 @@ def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> list[Proof]:
     for kind in ("fsdp", "fsdp2"):
         worst = max(abs(got - want) for rank in seen for got, want in zip(rank[kind], wanted, strict=True))
         what = f"a step of two ranks under {kind} equals one process's on the whole batch"
-        proofs.append(Proof("cpu", what, worst < _CLOSE, f"largest difference {worst:.1e}"))
+        proofs.append(_proof(what, worst < _CLOSE, f"largest difference {worst:.1e}"))
     return proofs

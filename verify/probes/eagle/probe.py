@@ -92,14 +92,10 @@ def _judge(
     queue = Path(notes["eagle_samples"]) if "eagle_samples" in notes else sample_queue.queue_directory()
     samples = sample_queue.SampleReader(queue).read_samples(10_000)
     yield _aligned(workdir / "target", samples, seen, counts)
-    for what, (good, evidence) in (
-        ("the bandit chooses the number of tokens, and learns from the steps", bandit_adapts(notes)),
-        (
-            "new drafter weights arrive: acceptance falls with noise, which is rolled back, and rises with better ones",
-            drafter_follows(notes, sent),
-        ),
-    ):
-        yield _proof(what, "" if good else evidence, evidence)
+    learns = "the bandit chooses the number of tokens, and learns from the steps"
+    yield Proof("eagle", learns, *bandit_adapts(notes))
+    follows = "new drafter weights arrive: acceptance falls with noise, which is rolled back, and rises with better ones"
+    yield Proof("eagle", follows, *drafter_follows(notes, sent))
 
 
 def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:

@@ -7,6 +7,7 @@ have only one.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from flashpatch.verify import processes
 from flashpatch.verify.probes import calls, jobs
 from flashpatch.verify.proof import Proof
 
+_proof = partial(Proof, "flowrl")
 _TIMEOUT = 600.0  # seconds
 _NO_ACCELERATOR = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
 _TAKEN = (
@@ -117,10 +119,6 @@ def _equal(what: str, found: float, wanted: float) -> Proof:
 
 def _close(found: float, wanted: float) -> bool:
     return abs(found - wanted) <= _CLOSE * max(1.0, abs(wanted))
-
-
-def _proof(what: str, ok: bool, detail: str, seconds: float = 0.0) -> Proof:
-    return Proof("flowrl", what, ok, detail, seconds)
 
 
 def _compare(seen: Mapping[str, Any], shared: Mapping[str, Any]) -> Proof:

@@ -46,12 +46,9 @@ untrained, write_model = verl_actor.untrained, verl_actor.write_model
 
 def recipe(model: Path, *overrides: str) -> Any:
     """Return verl's own config with `RECIPE` and ``overrides``, validated as its driver does."""
-    import verl.trainer
-    from hydra import compose, initialize_config_dir
     from verl.utils.config import validate_config
 
-    with initialize_config_dir(str(Path(verl.trainer.__file__).parent / "config"), version_base=None):
-        config = compose("ppo_trainer", [*RECIPE, f"{MODEL}.path={model}", *overrides])
+    config = verl_actor.configuration([*RECIPE, f"{MODEL}.path={model}", *overrides])
     validate_config(config, False, False)
     return config
 
@@ -129,13 +126,8 @@ def worker(config: Any) -> Any:
     """Return verl's worker in the role of an actor, built as in a Ray worker."""
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    for name, value in (
-        ("RANK", "0"),
-        ("WORLD_SIZE", "1"),
-        ("MASTER_ADDR", "localhost"),
-        ("MASTER_PORT", "0"),
-    ):
-        os.environ.setdefault(name, value)
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    os.environ.update(alone | os.environ)
     made = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
     made.init_model()
     return made

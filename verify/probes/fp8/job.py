@@ -19,25 +19,21 @@ POLICY = "policy"
 
 def updates(workdir: Path, seen: dict[str, Any]) -> None:
     """Open model a and update it to a, to b and back through three entry points."""
-    a, b = workdir / "a", workdir / "b"
-    engine = None
-    seen |= {"answers": {}, "seconds": {}, "looks": []}
-    steps: dict[str, Callable[[Any], None]] = {
-        "before": lambda engine: None,
-        "identity": lambda engine: engine.update(a, finish=False),
-        "perturbation": lambda engine: engine.update(b, finish=True),
-        "return": lambda engine: engine.reload(a),
+    a, b, began = workdir / "a", workdir / "b", time.monotonic()
+    engine = jobs.engine().Engine(a)
+    seen |= {"answers": {}, "seconds": {}, "looks": [], "precision": engine.precision()}
+    jobs.write(workdir / "precision", seen["precision"])
+    steps: dict[str, Callable[[], None]] = {
+        "before": lambda: None,
+        "identity": lambda: engine.update(a, finish=False),
+        "perturbation": lambda: engine.update(b, finish=True),
+        "return": lambda: engine.reload(a),
     }
     for step, update in steps.items():
-        began = time.monotonic()
-        if engine is None:
-            engine = jobs.engine().Engine(a)
-            seen["precision"] = engine.precision()
-            jobs.write(workdir / "precision", seen["precision"])
-        update(engine)
+        update()
         seen["answers"][step] = engine.answers()
         seen["looks"].append(engine.look())
-        seen["seconds"][step] = time.monotonic() - began
+        seen["seconds"][step], began = time.monotonic() - began, time.monotonic()
 
 
 def fresh(workdir: Path, seen: dict[str, Any]) -> None:

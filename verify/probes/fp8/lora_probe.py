@@ -6,6 +6,7 @@ On vLLM, or on SGLang where that alone is installed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from flashpatch.verify.probes.answers import TOKENS, Answers, equal, gap, pairs
 from flashpatch.verify.probes.fp8 import tiny
 from flashpatch.verify.proof import Proof
 
+_proof = partial(Proof, "lora")
 _TIMEOUT = 300.0  # seconds for both processes together
 _SHARE = 0.1  # of what an adapter changes: rounding the merged weights to bf16 may change so much
 
@@ -37,13 +39,11 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
 def _judged(seen: Mapping[str, Any], fresh: Mapping[str, Answers]) -> Iterator[Proof]:
     found = seen["answers"]
     sent = {
-        f"adapter {name}, sent to a running engine, equals a fresh engine with it": name
+        name: f"adapter {name}, sent to a running engine, equals a fresh engine with it"
         for name in tiny.ADAPTERS
     }
-    for what, name in (
-        *sent.items(),
-        ("the base, updated beside adapters, equals a fresh engine on it", "base"),
-    ):
+    sent["base"] = "the base, updated beside adapters, equals a fresh engine on it"
+    for name, what in sent.items():
         ok, apart = equal(found[name], fresh[name]), gap(found[name], fresh[name])
         yield _proof(what, ok, f"largest difference of logprobs {apart:g}")
     last = found[tiny.ADAPTERS[-1]]
@@ -64,7 +64,3 @@ def _apart(one: Answers, other: Answers) -> float:
     """Return the mean difference of the prompts' logprobs: those after depend on what was sampled."""
     apart = [abs(mine - its) for mine, its in pairs(one, other, skip=TOKENS)]
     return sum(apart) / len(apart)
-
-
-def _proof(what: str, ok: bool, evidence: str) -> Proof:
-    return Proof("lora", what, ok, evidence)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from flashpatch.verify.probes import answers, calls, jobs
 from flashpatch.verify.probes.fp8 import tiny
 from flashpatch.verify.proof import Proof
 
+_proof = partial(Proof, "fp8")
 _TIMEOUT = 400.0  # seconds for both processes together
 _NARROW = ("float8", "float4", "int8", "uint8", "int4", "uint4")  # dtypes that mean quantized
 
@@ -105,7 +107,7 @@ def _judged(ended: jobs.Outcome, precision: str, reload: str) -> Iterator[Proof]
     no_reference = ended.problems[jobs.FRESH] or "the fresh engine gave no answers"
     seconds = job.get("seconds", {})
     for step, what, ok, evidence in answers.compare(steps, found, problem, no_reference):
-        yield Proof("fp8", what, ok, evidence, seconds.get(step, 0.0))
+        yield _proof(what, ok, evidence, seconds.get(step, 0.0))
     looks = job.get("looks", ())
     if any(looks):
         yield _addresses([look["tensors"] for look in looks])
@@ -115,10 +117,10 @@ def _judged(ended: jobs.Outcome, precision: str, reload: str) -> Iterator[Proof]
 def _opened(job: Mapping[str, Any], problem: str, precision: str) -> Proof:
     what, looks = f"an engine opens, and its parameters are those of {precision}", job.get("looks")
     if not looks:
-        return Proof("fp8", what, False, problem)
+        return _proof(what, False, problem)
     spent = job["seconds"]["before"]
     if not looks[0]:  # no extension runs on SGLang's workers
-        return Proof("fp8", "an engine opens and answers", True, "", spent)
+        return _proof("an engine opens and answers", True, "", spent)
     kinds = Counter(tensor["dtype"] for tensor in looks[0]["tensors"].values())
     kernels: Mapping[str, int] = looks[0]["kernels"]
     # A kernel may keep its weights where no parameter shows them, as vLLM's int8 on a CPU does.
@@ -131,7 +133,7 @@ def _opened(job: Mapping[str, Any], problem: str, precision: str) -> Proof:
     right = narrow == (precision != "bf16")
     if precision == "int8":
         right &= bool(kernels) and all("Int8" in kernel for kernel in kernels)
-    return Proof("fp8", what, right, evidence, spent)
+    return _proof(what, right, evidence, spent)
 
 
 def _addresses(looks: Sequence[Mapping[str, Any]]) -> Proof:
@@ -145,7 +147,7 @@ def _addresses(looks: Sequence[Mapping[str, Any]]) -> Proof:
     evidence = f"{len(first)} tensors, {len(later)} updates"
     if moved:
         evidence = f"{len(moved)} of {len(first)} moved: {', '.join(moved[:4])}"
-    return Proof("fp8", what, bool(later) and not moved, evidence)
+    return _proof(what, bool(later) and not moved, evidence)
 
 
 def _spans(told: Sequence[Any]) -> Iterator[Proof]:
@@ -159,35 +161,28 @@ def _spans(told: Sequence[Any]) -> Iterator[Proof]:
         if {span[0] for span in spans or ()} != {version}
     ]
     what = "vLLM's own version spans name the policy of each answer"
-    yield Proof("fp8", what, not wrong, "; ".join(wrong) or ", ".join(versions))
+    yield _proof(what, not wrong, "; ".join(wrong) or ", ".join(versions))
 
 
 def _through_verl(workdir: Path) -> Iterator[Proof]:
     """Run verl's servers and client, and judge what they answered."""
     for name in ("a", "b"):
         verl_sglang_server.write_tokenizer(workdir / name, answers.VOCAB)
-    ended = jobs.run(
-        [jobs.job("fp8.verl_job:run", workdir, "verl", verl_sglang_server.TRAINER)], workdir, _TIMEOUT
-    )
+    job = jobs.job("fp8.verl_job:run", workdir, "verl", verl_sglang_server.TRAINER)
+    ended = jobs.run([job], workdir, _TIMEOUT)
     yield from _weigh_verl(ended.seen["verl"], ended.problem)
 
 
 def _weigh_verl(seen: Mapping[str, Any], problem: str) -> Iterator[Proof]:
     found = seen.get("answers", {})
-    opened = jobs.FRESH in found
-    yield Proof(
-        "fp8", "verl's servers open and answer", opened, "" if opened else problem or "they gave no answers"
-    )
+    unopened = "" if jobs.FRESH in found else problem or "they gave no answers"
+    yield _proof("verl's servers open and answer", not unopened, unopened)
     for _, *proof in answers.compare(_VERL_STEPS, found, problem, problem):
-        yield Proof("fp8", *proof)
+        yield _proof(*proof)
     receipts = seen.get("receipts", [])
     workers = [worker for one in receipts for worker in one["workers"] or ()]
     ready = len(receipts) == len(_VERL_STEPS) and bool(workers)
     ready &= all(one["states"] == ["ready"] for one in workers)
     evidence = f"{len(receipts)} receipts of {sum(one['tensors'] for one in workers)} tensors"
-    yield Proof(
-        "fp8",
-        "verl's client gets a receipt of every worker",
-        ready,
-        evidence if ready else problem or evidence,
-    )
+    what = "verl's client gets a receipt of every worker"
+    yield _proof(what, ready, evidence if ready else problem or evidence)

@@ -64,12 +64,8 @@ def _worker(workdir: Path, sent: Any) -> None:
 def _run(part: Callable[[Path, int, Plan], Plan], workdir: Path) -> None:
     """Run ``trainer`` or ``rollout``, and write what it saw."""
     number = int(os.environ["RANK"])
-    seen = part(workdir, number, _plan(workdir))
+    seen = part(workdir, number, json.loads((workdir / "plan.json").read_text()))
     (workdir / f"{part.__name__}-{number}.json").write_text(json.dumps(seen))
-
-
-def _plan(workdir: Path) -> Plan:
-    return json.loads((workdir / "plan.json").read_text())
 
 
 def make_model(path: Path, **sizes: Any) -> None:
@@ -165,7 +161,7 @@ def on_sglang(workdir: Path, seen: dict[str, Any]) -> None:
     from verl.utils import distributed
 
     distributed.initialize_global_process_group_ray(timeout_second=int(TIMEOUT))
-    plan, engines = _plan(workdir), _Engines(workdir)
+    plan, engines = json.loads((workdir / "plan.json").read_text()), _Engines(workdir)
     sendings = (
         (entry, tampered(engines.stepped(entry).get_per_tensor_param()[0], entry, {})) for entry in plan
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from flashpatch.verify import verl_sglang_server
 from flashpatch.verify.probes import calls, jobs
 from flashpatch.verify.proof import Proof
 
+_proof = partial(Proof, "fsdp")
 TIMEOUT = 600.0  # seconds for all processes together
 _CLOSE = 1e-5  # of weights after one step, against one process's
 _CLOSE_LOGPROBS = 1e-3  # against a forward
@@ -61,7 +63,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     job.make_model(workdir / "model")
     ended = run(workdir, PLAN)
     if ended.problem:
-        return [Proof("fsdp", "two ranks send to two rollout workers", False, ended.problem, ended.seconds)]
+        return [_proof("two ranks send to two rollout workers", False, ended.problem, ended.seconds)]
     return [
         *_weigh(workdir, job.plain_step(workdir / "model"), ended.seconds),
         calls.counted(nonce, "fsdp.verl", {"trainer": ("get_per_tensor_param", "get_sharding_strategy")}),
@@ -83,7 +85,7 @@ def _weigh(workdir: Path, wanted: dict[str, Any], seconds: float) -> list[Proof]
             ok = all(VICTIM in error for error in errors) and not any(committed)
             where = "gathered tensor" if entry["tamper"] == "bit" else "buffer"
             what = f"one bit flipped in the {where} is named"
-            proofs.append(Proof("fsdp", f"{what} ({mesh})", ok, errors[0][:160] or "it was loaded"))
+            proofs.append(_proof(f"{what} ({mesh})", ok, errors[0][:160] or "it was loaded"))
             continue
         worst = 0.0
         for rank in range(2):
@@ -92,7 +94,7 @@ def _weigh(workdir: Path, wanted: dict[str, Any], seconds: float) -> list[Proof]
             worst = max(worst, *apart) if len(apart) == len(wanted) else float("inf")
         ok = worst < _CLOSE and not any(errors) and all(committed)
         what = f"after a step, both rollout workers have one process's weights ({mesh})"
-        proofs.append(Proof("fsdp", what, ok, errors[0] or f"largest difference {worst:.1e}", seconds))
+        proofs.append(_proof(what, ok, errors[0] or f"largest difference {worst:.1e}", seconds))
         seconds = 0.0
     return proofs
 
@@ -104,7 +106,7 @@ def _on_sglang(workdir: Path) -> Iterator[Proof]:
 
     if (found := platform.accelerator()) is not None:
         why = f"not probed beside {found}: run a job, and ask flashpatch-verify --live"
-        yield Proof("fsdp", "two ranks send to verl's SGLang server", False, why)
+        yield _proof("two ranks send to verl's SGLang server", False, why)
         return
     model = workdir / "model"
     job.make_model(model, hidden_size=64)
@@ -142,9 +144,7 @@ def weigh(
     transfers = seen.get("transfers", [])
     if problem or len(transfers) < len(ON_SGLANG):
         what = "two ranks send to verl's SGLang server"
-        yield Proof(
-            "fsdp", what, False, problem or f"{len(transfers)} of {len(ON_SGLANG)} transfers", seconds
-        )
+        yield _proof(what, False, problem or f"{len(transfers)} of {len(ON_SGLANG)} transfers", seconds)
         return
     for entry, saw in zip(ON_SGLANG, transfers, strict=True):
         error = saw["error"]
@@ -153,7 +153,7 @@ def weigh(
                 f"one bit flipped in the gathered tensor is named by SGLang's scheduler ({entry['strategy']})"
             )
             named = error[max(0, error.rfind("[flashpatch")) :]  # the scheduler's error, within the client's
-            yield Proof("fsdp", what, VICTIM in error, named[:240] or "it was loaded")
+            yield _proof(what, VICTIM in error, named[:240] or "it was loaded")
             continue
         pairs = [
             (got, want)
@@ -164,5 +164,5 @@ def weigh(
         changed = saw["answers"] != seen["before"]
         what = f"after a step, SGLang answers as one process's weights would ({entry['strategy']})"
         said = f"log-probabilities differ by {worst:.1e} at most; {'' if changed else 'not '}changed"
-        yield Proof("fsdp", what, not error and changed and worst < _CLOSE_LOGPROBS, error or said, seconds)
+        yield _proof(what, not error and changed and worst < _CLOSE_LOGPROBS, error or said, seconds)
         seconds = 0.0

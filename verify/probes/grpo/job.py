@@ -211,10 +211,6 @@ def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple
         yield f"{aggregation}, in {rounds} rounds", float((found - target).norm() / target.norm())
 
 
-def _recipe(mode: str) -> dict[str, Any]:
-    return {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": mode}}}}
-
-
 def logprobs_away() -> float:
     """Return the largest difference of blockwise log-probabilities from the plain ones; random float32."""
     from flashpatch.patches.grpo.loss.logprobs import token_logprobs
@@ -244,9 +240,12 @@ def rank(workdir: Path, seen: dict[str, Any]) -> None:
         seen[strategy] = dict(compare(strategy, workdir / "model", number, world))
     if number == 0:
         seen |= {
-            "refused": [verl_actor.refusal(_recipe(mode))[1] for mode in OTHER_LOSSES],
+            "refused": [
+                verl_actor.refusal({"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": mode}}}})[1]
+                for mode in OTHER_LOSSES
+            ],
             "logprobs": logprobs_away(),
-            "routed": servers.routed(),
+            "routed": asyncio.run(asyncio.wait_for(servers.routed(), 60)),
             "resumed": asyncio.run(servers.resumed()),
         }
     distributed.destroy_global_process_group()

@@ -74,38 +74,29 @@ class _FailingServer:
         )
 
 
-def balanced(servers: Mapping[str, Any]) -> Any:
-    """Return grpo's balancer over servers of this process."""
-    from flashpatch.patches.grpo.routing.balancer import TokenBalancer
-
-    thresholds = {"cap": 0, "most": 0, "slack": None, "response_tokens": 64}
-    others = {"predict": True, "longest_first": True, "trace": ""}
-    return TokenBalancer({name: Remote(server) for name, server in servers.items()}, thresholds | others)
-
-
-def routed() -> dict[str, Any]:
-    """Send requests to three servers, one of them dead, and return how they were answered.
-
-    Returns:
-        ``answered``: requests that got their own answer; ``served``: answers by server; ``left``: the
-        balancer's servers and outstanding requests at the end; ``learned``: responses whose length the balancer was told.
-    """
-    return asyncio.run(asyncio.wait_for(_routed(), 60))
-
-
 def _client(name: str, servers: Mapping[str, Any], journal: Any) -> tuple[Any, Any]:
     """Return verl's client of that name, and grpo's balancer over the servers."""
     from omegaconf import OmegaConf
     from verl.workers.rollout import llm_server
 
-    balancer = balanced(servers)
+    from flashpatch.patches.grpo.routing.balancer import TokenBalancer
+
+    thresholds = {"cap": 0, "most": 0, "slack": None, "response_tokens": 64}
+    others = {"predict": True, "longest_first": True, "trace": ""}
+    balancer = TokenBalancer({name: Remote(server) for name, server in servers.items()}, thresholds | others)
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
     client = getattr(llm_server, name)(config, Remote(balancer))
     client._flashpatch_grpo_journal = Remote(journal)
     return client, balancer
 
 
-async def _routed() -> dict[str, Any]:
+async def routed() -> dict[str, Any]:
+    """Send requests to three servers, one of them dead, and return how they were answered.
+
+    Returns:
+        ``answered``: requests that got their own answer; ``served``: answers by server; ``left``: the
+        balancer's servers and outstanding requests at the end; ``learned``: responses whose length the balancer was told.
+    """
     from flashpatch.patches.grpo.routing.journal import Journal
 
     servers = {name: _Server(name != "dead") for name in ("one", "two", "dead")}
