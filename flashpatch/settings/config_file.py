@@ -19,7 +19,7 @@ from typing import Any
 from flashpatch import registry
 from flashpatch.errors import PatchError
 from flashpatch.settings import options
-from flashpatch.settings.selections import CONFIG, Config
+from flashpatch.settings.options import CONFIG, Config
 from flashpatch.suggest import nearest
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from flashpatch.index import IndexedFamily, IndexedOption
     from flashpatch.record import Family, Option
 
+CONFIG = "flashpatch.toml"
+
 
 def defaults(family: Family | IndexedFamily) -> dict[str, Any]:
     """Every option of the family at its default."""
@@ -67,3 +69,23 @@ def _fits(option: Option | IndexedOption, value: Any) -> bool:
     if isinstance(value, bool):
         return option.kind is bool
     return isinstance(value, (int, float) if option.kind is float else option.kind)
+
+
+class Config:
+    """Hold the checked content of a config file; without arguments that of none.
+
+    Attributes:
+        enable: names to switch on with ``FLASHPATCH=1`` or ``enable()``; None when the file does not say.
+        strict: None when the file does not say.
+        tables: family name to options.
+    """
+
+    __slots__ = ("enable", "strict", "tables")
+
+    def __init__(
+        self,
+        enable: tuple[str, ...] | None = None,
+        strict: bool | None = None,
+        tables: Mapping[str, Mapping[str, Any]] = {},
+    ) -> None:
+        self.enable, self.strict, self.tables = enable, strict, tables

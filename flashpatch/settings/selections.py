@@ -16,6 +16,7 @@ import os
 from flashpatch import index, variables
 from flashpatch.errors import PatchError
 from flashpatch.settings import child_env, options
+from flashpatch.settings.options import CONFIG, Config
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from flashpatch.index import IndexedFamily
     from flashpatch.record import Family
-
-CONFIG = "flashpatch.toml"
 
 
 class Choice:
@@ -54,26 +53,6 @@ class Selection:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(choice.name for choice in self.choices.values())
-
-
-class Config:
-    """Hold the checked content of a config file; without arguments that of none.
-
-    Attributes:
-        enable: names to switch on with ``FLASHPATCH=1`` or ``enable()``; None when the file does not say.
-        strict: None when the file does not say.
-        tables: family name to options.
-    """
-
-    __slots__ = ("enable", "strict", "tables")
-
-    def __init__(
-        self,
-        enable: tuple[str, ...] | None = None,
-        strict: bool | None = None,
-        tables: Mapping[str, Mapping[str, Any]] = {},
-    ) -> None:
-        self.enable, self.strict, self.tables = enable, strict, tables
 
 
 NOTHING = Selection({})

@@ -10,7 +10,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from flashpatch import engine
+from flashpatch import engine, user_directories
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig
 from flashpatch.patches.grpo import streaming
@@ -97,7 +97,7 @@ def _fused_refusal(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     its own, and they read its weight from outside. Says nothing of a model that is no folder here."""
     backend = get(f"{MODEL}.fused_kernel_options.impl_backend")
     used = backend and get(f"{MODEL}.use_fused_kernels") and get(f"{ACTOR}.strategy") == "fsdp2"
-    folder = Path(str(get(f"{MODEL}.path"))).expanduser()
+    folder = Path(user_directories.expand(str(get(f"{MODEL}.path"))))
     if not used or (options["logprobs"] and backend != "triton") or not (folder / "config.json").exists():
         return
     from transformers import AutoConfig

@@ -257,8 +257,9 @@ def test_a_file_system_that_does_not_answer_holds_nobody_up(start, home: Path) -
             done.set()
         threading.Thread(target=step, daemon=True).start()
         print("done" if done.wait(60) else "it waits", flush=True)
-        reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # now it answers
+        os.rename(path, path + ".fifo")
         os.rename(path + ".kept", path)
+        reader = os.open(path + ".fifo", os.O_RDONLY | os.O_NONBLOCK)  # now it answers
         while writer.writer.hangs:
             time.sleep(0.01)
         ledger.event("after")
