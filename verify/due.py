@@ -37,7 +37,11 @@ def situations(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[Situat
     parents = {(row.host, row.ppid) for row in stepped}
     anywhere = frozenset(id for row in rows for id in called(row))
     children = _children(rows)
-    defaults = _defaults(rows)
+    known = registry.families()
+    defaults = {
+        name: {option: one.default for option, one in known[name].options.items()} if name in known else {}
+        for name in {id.partition(".")[0] for row in rows for id in row.patches}
+    }
     # A process that wrote nothing of a family got the same as another.
     shared = {family: choice for row in rows for family, choice in row.on.items()}
     found = []
@@ -191,13 +195,3 @@ def _in_use(framework: str, row: Row) -> bool:
     this one's has, it does not; if none has at all, its role says that it works with some."""
     arrived = {id.split(".")[1] for id, patch in row.patches.items() if patch["state"] in _ARRIVED}
     return framework in arrived or not arrived
-
-
-def _defaults(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-    """Return the default options of the families that the rows have."""
-    families = {id.partition(".")[0] for row in rows for id in row.patches}
-    known = registry.families()
-    return {
-        name: {option: one.default for option, one in known[name].options.items()} if name in known else {}
-        for name in families
-    }

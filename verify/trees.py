@@ -27,9 +27,6 @@ class Tree:
     package: str
     root: Path
 
-    def __str__(self) -> str:
-        return f"{self.distribution} {self.version}"
-
 
 @contextlib.contextmanager
 def opened(path: Path, packages: Collection[str]) -> Iterator[list[Tree]]:
@@ -58,21 +55,17 @@ def _unpack(archive: Path, folder: Path) -> None:
         ValueError: ``archive`` is neither a wheel nor an sdist, or is damaged.
     """
     try:
-        _extract(archive, folder)
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as wheel:
+                wheel.extractall(folder, [name for name in wheel.namelist() if _is_wanted(name)])
+        elif tarfile.is_tarfile(archive):
+            with tarfile.open(archive) as sdist:
+                members = [member for member in sdist if member.isfile() and _is_wanted(member.name)]
+                sdist.extractall(folder, members, filter="data")
+        else:
+            raise ValueError(f"{archive} is neither a wheel nor an sdist")
     except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, RuntimeError) as error:
         raise ValueError(f"{archive} cannot be unpacked: {error}") from error
-
-
-def _extract(archive: Path, folder: Path) -> None:
-    if zipfile.is_zipfile(archive):
-        with zipfile.ZipFile(archive) as wheel:
-            wheel.extractall(folder, [name for name in wheel.namelist() if _is_wanted(name)])
-    elif tarfile.is_tarfile(archive):
-        with tarfile.open(archive) as sdist:
-            members = [member for member in sdist if member.isfile() and _is_wanted(member.name)]
-            sdist.extractall(folder, members, filter="data")
-    else:
-        raise ValueError(f"{archive} is neither a wheel nor an sdist")
 
 
 def _is_wanted(name: str) -> bool:

@@ -35,8 +35,7 @@ def view(found: dict[str, Any], height: int) -> Group:
         f"{_span(found['ended'] - found['began'])} since it began",
     )
     parts = [head, _names(found), _processes(found, rows), _updates(found, rows), _incidents(found, rows)]
-    measured = _measured(found)
-    return Group(*parts, *([measured] if measured is not None else []))
+    return Group(*parts, *([_measured(found)] if found["charts"] else []))
 
 
 def _names(found: dict[str, Any]) -> Panel:
@@ -86,10 +85,8 @@ def _incidents(found: dict[str, Any], rows: int) -> Panel:
     return _panel("Refusals and problems, newest first", table, len(found["incidents"]) - rows)
 
 
-def _measured(found: dict[str, Any]) -> Panel | None:
-    """Return the last value of each measurement, None if there is none."""
-    if not found["charts"]:
-        return None
+def _measured(found: dict[str, Any]) -> Panel:
+    """Return the last value of each measurement."""
     table = _table("measurement", "line", "last", "unit")
     for chart in found["charts"]:
         for line in chart["lines"][:2]:

@@ -50,10 +50,12 @@ def alone(workdir: Path, seen: dict[str, Any]) -> None:
         "policy": sorted(name for name in before if "proj_z" not in name),
         **rollout(worker),
         "learned": chosen.log_z == "learned",
-        "adapters": adapters(model, rows),
         "advantages": advantages(),
         "paper_advantages": paper_advantages(chosen),
     }
+    lora = (f"{tiny.MODEL}.lora_rank=4", f"{tiny.MODEL}.lora.merge=True")  # merged for the rollout
+    adapted = tiny.worker(tiny.recipe(model, *lora))
+    seen["adapters"] = {**update(adapted, rows)[1], **rollout(adapted)}
     flashpatch.disable("cpu")  # which refuses Megatron as well
     recipe = {
         "actor_rollout_ref": {"actor": {"strategy": "megatron"}},
@@ -68,14 +70,6 @@ def rollout(worker: Any) -> dict[str, Any]:
     engine = worker.actor.engine
     names = sorted(name for name, _ in engine.get_per_tensor_param()[0])
     return {"exported": names, "groups": len(engine.optimizer.param_groups)}
-
-
-def adapters(model: Path, rows: Sequence[Any]) -> dict[str, Any]:
-    """Update the same actor with LoRA, merged for the rollout; return the step and `rollout`."""
-    lora = (f"{tiny.MODEL}.lora_rank=4", f"{tiny.MODEL}.lora.merge=True")
-    worker = tiny.worker(tiny.recipe(model, *lora))
-    _, step = update(worker, rows)
-    return {**step, **rollout(worker)}
 
 
 def shared(workdir: Path, seen: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ have only one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,52 +51,47 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     ]
 
 
-def _weigh(seen: Mapping[str, Any], seconds: float) -> list[Proof]:
+def _weigh(seen: Mapping[str, Any], seconds: float) -> Iterator[Proof]:
     """Judge what the job saw; ``seconds`` is what running it took."""
     policy = {name: value for name, value in seen["moved"].items() if "proj_z" not in name}
     head = {name: value for name, value in seen["moved"].items() if "proj_z" in name}
     least = min([*head.values(), *policy.values()], default=0.0)
     learned = seen["learned"]
-    proofs = [
-        _proof(
-            "gradients reach every weight of proj_z and of the policy"
-            if learned
-            else "gradients reach every weight of the policy, which has no proj_z",
-            bool(head) == learned and bool(policy) and least > 0,
-            f"{len(head)} and {len(policy)} weights, the least moved by {least:.1e}",
-            seconds,
-        ),
-        _equal("the loss is the paper's, computed in float64 without verl", seen["loss"], seen["paper_loss"]),
-    ]
+    yield _proof(
+        "gradients reach every weight of proj_z and of the policy"
+        if learned
+        else "gradients reach every weight of the policy, which has no proj_z",
+        bool(head) == learned and bool(policy) and least > 0,
+        f"{len(head)} and {len(policy)} weights, the least moved by {least:.1e}",
+        seconds,
+    )
+    yield _equal(
+        "the loss is the paper's, computed in float64 without verl", seen["loss"], seen["paper_loss"]
+    )
     if learned:
-        proofs.append(
-            _equal(
-                "log Z is that of the prompts' mean last hidden states", seen["log_z"], seen["paper_log_z"]
-            )
+        yield _equal(
+            "log Z is that of the prompts' mean last hidden states", seen["log_z"], seen["paper_log_z"]
         )
     pairs = list(zip(seen["advantages"], seen["paper_advantages"], strict=True))
     furthest = max(pairs, key=lambda pair: abs(pair[0] - pair[1]))
-    proofs.append(_equal("the driver's advantages are what reward and log_z say", *furthest))
-    return [
-        *proofs,
-        _proof(
-            "the rollout engine gets all of the policy's weights and nothing of proj_z",
-            seen["exported"] == seen["policy"] and bool(seen["policy"]),
-            f"{len(seen['exported'])} names of {len(seen['policy'])}, "
-            f"{sum('proj_z' in name for name in seen['exported'])} of proj_z",
-        ),
-        _proof(
-            "the optimizer has a parameter group for each rate: the policy's, and that of proj_z if there is one",
-            seen["groups"] == seen["adapters"]["groups"] == 1 + learned,
-            f"{seen['groups']}, with LoRA {seen['adapters']['groups']}",
-        ),
-        _adapters(seen, head),
-        _proof(
-            "a Megatron recipe is refused by name",
-            seen["refused"][0] == "flowrl.verl.validate_config" and "strategy=megatron" in seen["refused"][1],
-            "PatchError before anything started" if seen["refused"][1] else "it was accepted",
-        ),
-    ]
+    yield _equal("the driver's advantages are what reward and log_z say", *furthest)
+    yield _proof(
+        "the rollout engine gets all of the policy's weights and nothing of proj_z",
+        seen["exported"] == seen["policy"] and bool(seen["policy"]),
+        f"{len(seen['exported'])} names of {len(seen['policy'])}, "
+        f"{sum('proj_z' in name for name in seen['exported'])} of proj_z",
+    )
+    yield _proof(
+        "the optimizer has a parameter group for each rate: the policy's, and that of proj_z if there is one",
+        seen["groups"] == seen["adapters"]["groups"] == 1 + learned,
+        f"{seen['groups']}, with LoRA {seen['adapters']['groups']}",
+    )
+    yield _adapters(seen, head)
+    yield _proof(
+        "a Megatron recipe is refused by name",
+        seen["refused"][0] == "flowrl.verl.validate_config" and "strategy=megatron" in seen["refused"][1],
+        "PatchError before anything started" if seen["refused"][1] else "it was accepted",
+    )
 
 
 def _adapters(seen: Mapping[str, Any], head: Mapping[str, float]) -> Proof:
