@@ -116,8 +116,7 @@ def register_policy_loss(site: Any) -> Callable[[], None]:
 
 
 def clip_range(config: Any) -> dict[str, float]:
-    """Return ``low`` and ``high`` of the importance weight's clip; ``clip_ratio`` stands for one that is not set, as in
-    verl's own losses."""
+    """Return the weight's clip, ``low`` and ``high``: ``clip_ratio`` if one is not set, as in verl's own losses."""
     both = {"low": config.clip_ratio_low, "high": config.clip_ratio_high}
     return {name: config.clip_ratio if value is None else value for name, value in both.items()}
 

@@ -85,7 +85,7 @@ def validate_config(
     take_published(job, chosen)
     refused += refusals(job.get, job.overrides)
     where = CLIP if job.get(CLIP_LOW) is None else CLIP_LOW
-    if chosen.weight == "clip" and not 0 <= job.get(where) < 1:
+    if chosen.weight == "clip" and not 0 <= (job.get(where) or 0) < 1:
         refused.append(f"{where}={job.get(where)} (the lower bound of the importance weight is 1 minus that)")
     refused += (group_refusals if chosen.log_z == "group" else learned_refusals)(job.get)
     job.refuse(refused, "cannot train with", "Change these settings, or take flowrl out of FLASHPATCH.")

@@ -37,8 +37,7 @@ def _too_late() -> str | None:
     if module is not None:
         from flashpatch.patches.fp8.sglang import schedulers
 
-        late = sum(one not in schedulers.known() for one in instances.of(module.Scheduler))
-        if late:
+        if late := sum(one not in schedulers.known() for one in instances.of(module.Scheduler)):
             return f"{late} SGLang scheduler(s) exist already and stay as they are; build engines after enabling."
     return client.find_late()
 

@@ -118,10 +118,9 @@ def adaptations(get: Get, options: Mapping[str, Any]) -> Iterator[tuple[str, Any
         yield LOSS, MODE, "the loss divides by the samples of the batch, not by its padding"
     norm = get(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum-norm"
     if norm and get(f"{ACTOR}.loss_scale_factor") is None:
-        width = get("data.max_response_length")
         yield (
             f"{ACTOR}.loss_scale_factor",
-            width,
+            get("data.max_response_length"),
             "verl would divide by a micro-batch's width, which depends on the split",
         )
 

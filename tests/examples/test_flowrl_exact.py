@@ -45,11 +45,6 @@ def world(exact, request):
     return getattr(exact.worlds, request.param)()
 
 
-def policy(exact, world, seeds=2):
-    kind = exact.policies.Tree if world.name == "strings" else exact.policies.Table
-    return kind(world, seeds)
-
-
 def small(exact):
     """Two prompts with twelve answers each, four of them right, of three tokens."""
     draw = torch.Generator().manual_seed(3)

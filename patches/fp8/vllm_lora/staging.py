@@ -62,12 +62,11 @@ def config(request: Any) -> dict[str, Any]:
 def _consumed(manager: Any, adapter: Any) -> dict[str, Place | None]:
     """Return the places of the adapter's parts, by the names that the parts have: a model may know them by others."""
     by_part = {id(part): name for name, part in adapter.loras.items()}
-    found = {}
-    modules = manager.modules.items()
-    fused = manager.packed_modules
-    for name, place in places.of(
-        (getattr(one, "base_layer", None), fused.get(name) or [name]) for name, one in modules
-    ):
+    found, fused = {}, manager.packed_modules
+    layers = (
+        (getattr(one, "base_layer", None), fused.get(name) or [name]) for name, one in manager.modules.items()
+    )
+    for name, place in places.of(layers):
         part = manager._get_lora_layer_weights(adapter, name)
         if part is not None:
             found[by_part[id(part)]] = place

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.sglang
 
 AMX = {"STANDIN_AMX": "1"}  # SGLang quantizes on no other CPU
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
-WENT = [True, "Success"]
 
 
 def there_and_back(

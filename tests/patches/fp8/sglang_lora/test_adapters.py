@@ -22,7 +22,6 @@ LORA = dict(
 )
 AMX = {"STANDIN_AMX": "1"}
 DOWN = "base_model.model.model.layers.1.mlp.down_proj"
-TAKEN = [True, ""]
 
 
 def checkpoint(seed: int = 0) -> str:
