@@ -97,16 +97,17 @@ def test_the_newest_target_alone_reaches_a_worker_that_starts_and_one_that_start
 
 
 def test_a_rollback_while_no_worker_runs_reaches_the_next_once(run):
-    one = run()
+    one, events = run(), []
+    one._handle = lambda event, handle=one._handle: (events.append(event), handle(event))
     assert one.load("/good") is False
     for loaded in (["/good"], []):
-        events = []
+        events.clear()
         while one.state != "idle":
             one.start()
-            events += until(lambda: one.state in ("idle", "down"), one)
+            until(lambda: one.state in ("idle", "down"), one)
         assert one.train(1.0)
         drafters = one.counts["drafters"]
-        events += until(lambda: one.counts["drafters"] > drafters and one.state == "idle", one)
+        until(lambda: one.counts["drafters"] > drafters and one.state == "idle", one)
         assert [event["folder"] for event in events if event["event"] == "got"] == loaded
         os.kill(one.pid, signal.SIGKILL)
         until(lambda: one.state == "down", one)
