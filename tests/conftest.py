@@ -23,12 +23,14 @@ FRAMEWORKS = ("vllm", "verl", "sglang")
 gc.disable()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     warm.remember()
     if find_spec("hypothesis") is not None:
         from hypothesis import settings
 
-        settings.register_profile("flashpatch", deadline=None)  # a busy machine is no fault of an example
+        settings.register_profile(
+            "flashpatch", deadline=None, derandomize="not full" in config.option.markexpr
+        )
         settings.load_profile("flashpatch")
 
 

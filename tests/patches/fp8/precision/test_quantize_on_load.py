@@ -83,10 +83,10 @@ def test_the_error_is_within_the_formats_bound(
     w = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).bfloat16()
     q, scale = quantize.quantized(w, form, granularity)
     error = quantize_on_load.relative_error(w, q, scale)
-    taken = w[:: -(-rows // 64)].float()
+    taken = w[:: (step := -(-rows // quantize_on_load._ROWS))].float()
     if form == "int8":  # half a step per value
-        step = scale[:: -(-rows // 64)] if granularity == "channel" else scale
-        bound = float((step.expand_as(taken) / 2).norm() / taken.norm())
+        half = (scale[::step] if granularity == "channel" else scale) / 2
+        bound = float(half.expand_as(taken).norm() / taken.norm())
     else:  # 2^-4 of the value, and half the smallest step
         bound = 2**-4 + float(scale.max() * 2**-10 * taken.numel() ** 0.5 / taken.norm())
     assert 0 <= error <= bound * 1.001
