@@ -28,9 +28,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if find_spec("hypothesis") is not None:
         from hypothesis import settings
 
-        settings.register_profile(
-            "flashpatch", deadline=None, derandomize="not full" in config.option.markexpr
-        )
+        quick = "not full" in config.option.markexpr
+        settings.register_profile("flashpatch", deadline=None, derandomize=quick)
         settings.load_profile("flashpatch")
 
 

@@ -109,7 +109,6 @@ RAISED_AGAIN = {"_explained", "copy"}
         ("type(error).__name__", "error"),
         ("', '.join(sorted(self.tensor_names)[:4])", "tensor names"),
         ("get(f'{ROLLOUT}.quantization')", "quantization"),
-        ("x", "x"),
     ],
 )
 def test_the_page_calls_what_varies_by_a_word(expression, word):
