@@ -14,7 +14,6 @@ from tree import TREE
 pytestmark = pytest.mark.vllm(least="0.32")  # stock's outcomes are this version's
 
 
-@pytest.mark.full
 def test_the_demo_shows_what_readme_says(tmp_path: Path) -> None:
     page = tmp_path / "job.html"
     done = subprocess.run(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +42,14 @@ def arguments(model: str | Path, **more: Any) -> dict[str, Any]:
         disable_log_stats=True,
     )
     return {**plain, **more}
+
+
+def register_model() -> None:
+    """Register the model's class, or vLLM inspects it in a process that imports vLLM anew, unless cached."""
+    from vllm import ModelRegistry
+    from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+
+    ModelRegistry.register_model("Qwen2ForCausalLM", Qwen2ForCausalLM)
 
 
 class Extension:
@@ -90,15 +98,13 @@ class Engine:
     """A ``vllm.LLM``; ``stock`` if it has the kernels of FlashPatch and nothing else of it."""
 
     def __init__(self, model: Path, adapters: int = 0, stock: bool = False, **more: Any) -> None:
-        from vllm import LLM, ModelRegistry
-        from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+        from vllm import LLM
 
         from flashpatch.patches.fp8.vllm import cpu_kernels
 
         if stock:
             cpu_kernels.use()
-            # Else vLLM inspects the class in a process that imports vLLM anew, unless cached.
-            ModelRegistry.register_model("Qwen2ForCausalLM", Qwen2ForCausalLM)
+            register_model()
         if adapters:
             more |= dict(enable_lora=True, max_loras=adapters, max_lora_rank=8)
         extension = f"{__name__}.{Extension.__name__}"
@@ -130,19 +136,8 @@ class Engine:
         self._adapters[name] = request
 
     def answers(self, adapter: str = "") -> list[list[float]]:
-        """Return per prompt the logprobs of its tokens, then those of a greedy continuation that may use the prefix cache;
-        under an adapter if one is named. Requests run one at a time, so that batches are the same in every process."""
-        rows, under = [], self._adapters.get(adapter)
-        for prompt in PROMPTS:
-            [scored] = self._ask(prompt, under, max_tokens=1, prompt_logprobs=0)
-            [output] = self._ask(prompt, under, max_tokens=TOKENS, logprobs=0)
-            continued = output.outputs[0]
-            pairs = [
-                *zip(prompt[1:], scored.prompt_logprobs[1:], strict=True),
-                *zip(continued.token_ids, continued.logprobs, strict=True),
-            ]
-            rows.append([found[token].logprob for token, found in pairs])
-        return rows
+        """See `answers`; under an adapter if one is named."""
+        return answers(self.llm, adapter=self._adapters.get(adapter))
 
     def close(self) -> None:
         """End the engine."""
@@ -151,13 +146,31 @@ class Engine:
     def look(self) -> dict[str, Any]:
         """Return what the worker has in memory, and vLLM's own version spans of an answer; None before 0.32."""
         [found] = self.llm.collective_rpc("flashpatch_probe_look")
-        [output] = self._ask(PROMPTS[0], None, max_tokens=TOKENS)
+        [output] = _ask(self.llm, PROMPTS[0], None, max_tokens=TOKENS)
         spans = getattr(output.outputs[0], "weight_versions", None)
         return {**found, "spans": spans and [[span.version, span.start, span.end] for span in spans]}
 
-    def _ask(self, prompt: list[int], adapter: Any, **asked: Any) -> Any:
-        from vllm import SamplingParams
 
-        sampling = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, **asked)
-        text = {"prompt_token_ids": prompt}
-        return self.llm.generate(text, sampling, use_tqdm=False, lora_request=adapter)
+def answers(llm: Any, prompts: Sequence[list[int]] = PROMPTS, adapter: Any = None) -> list[list[float]]:
+    """Return per prompt the logprobs of its tokens, then those of a greedy continuation that may use the prefix cache.
+
+    Requests run one at a time, so that batches are the same in every process.
+    """
+    rows = []
+    for prompt in prompts:
+        [scored] = _ask(llm, prompt, adapter, max_tokens=1, prompt_logprobs=0)
+        [output] = _ask(llm, prompt, adapter, max_tokens=TOKENS, logprobs=0)
+        continued = output.outputs[0]
+        pairs = [
+            *zip(prompt[1:], scored.prompt_logprobs[1:], strict=True),
+            *zip(continued.token_ids, continued.logprobs, strict=True),
+        ]
+        rows.append([found[token].logprob for token, found in pairs])
+    return rows
+
+
+def _ask(llm: Any, prompt: list[int], adapter: Any, **asked: Any) -> Any:
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, **asked)
+    return llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False, lora_request=adapter)
