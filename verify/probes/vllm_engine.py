@@ -98,7 +98,8 @@ class Engine:
     """A ``vllm.LLM``; ``stock`` if it has the kernels of FlashPatch and nothing else of it."""
 
     def __init__(self, model: Path, adapters: int = 0, stock: bool = False, **more: Any) -> None:
-        from vllm import LLM
+        from packaging.version import Version
+        from vllm import LLM, __version__
 
         from flashpatch.patches.fp8.vllm import cpu_kernels
 
@@ -109,7 +110,8 @@ class Engine:
             more |= dict(enable_lora=True, max_loras=adapters, max_lora_rank=8)
         extension = f"{__name__}.{Extension.__name__}"
         self.llm = LLM(**arguments(model, worker_extension_cls=extension, **more))
-        self._wrapped, self._adapters = bool(adapters), dict[str, Any]()
+        self._wrapped = bool(adapters) and Version(__version__) < Version("0.28")  # plain names fail before
+        self._adapters: dict[str, Any] = {}
 
     def precision(self) -> Mapping[str, Any]:
         """Return the keywords with which stock vLLM opens a checkpoint in this engine's precision."""
