@@ -36,8 +36,9 @@ def round_to_int8(source: Path, directory: Path, description: dict[str, Any]) ->
 
     tensors = _load(source)
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
-        scale = tensors[name].abs().amax(1, keepdim=True) / 127
-        tensors[name] = (tensors[name] / scale).round().to(torch.int8)
+        weight = tensors[name].bfloat16().float()  # an engine casts before it rounds
+        scale = weight.abs().amax(1, keepdim=True) / 127
+        tensors[name] = (weight / scale).round().to(torch.int8)
         tensors[f"{name}_scale"] = scale
     return _like(source, directory, tensors, quantization_config=description)
 
