@@ -252,3 +252,9 @@ def _make(folder: str) -> bool:
 def plain(text: str) -> str:
     """``text`` as part of a file's name: other characters than letters, digits, ``._-`` are replaced."""
     return "".join(letter if letter in _PLAIN else "-" for letter in text).lstrip(".")[:100]
+
+
+def name_and_options(family: str, on: Mapping[str, Any]) -> str:
+    """Return a family of a row's ``on`` as the user chose it: its name, and the options that are not at their default."""
+    options = ", ".join(f"{key}={value}" for key, value in on.get("options", {}).items())
+    return on.get("name", family) + (f" ({options})" if options else "")

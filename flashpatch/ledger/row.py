@@ -181,18 +181,13 @@ def role(name: str, **rank: Any) -> None:
     _row.update((name,), rank, {})
     on = _engine_snapshot().get("on") if tells else None
     if on:
-        told = ", ".join(sorted(map(_name_and_options, on, on.values())))
+        told = ", ".join(sorted(map(files.name_and_options, on, on.values())))
         proof = f"flashpatch-verify --live --run {files.run_id()}"
         print(
             f"flashpatch: {told} on in this {name} (pid {os.getpid()}); proof: {proof}",
             file=sys.stderr,
             flush=True,
         )
-
-
-def _name_and_options(family: str, on: Mapping[str, Any]) -> str:
-    options = ", ".join(f"{key}={value}" for key, value in on.get("options", {}).items())
-    return on.get("name", family) + (f" ({options})" if options else "")
 
 
 def note(**values: Any) -> None:

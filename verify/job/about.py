@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from flashpatch.ledger import files
 from flashpatch.ledger.runs import Row
 
 
@@ -17,8 +18,7 @@ def about(rows: Iterable[Row]) -> list[tuple[str, str]]:
             if version not in versions.setdefault(package, []):
                 versions[package].append(version)
         for family, on in row.on.items():
-            options = ", ".join(f"{key}={value}" for key, value in sorted(on.get("options", {}).items()))
-            names[on.get("name", family) + (f" ({options})" if options else "")] = None
+            names[files.name_and_options(family, on)] = None
     lines = {
         "command": next((row.argv0 for row in rows if row.argv0), ""),
         "names": ", ".join(names),
