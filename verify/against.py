@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import contextlib
+import tarfile
+import tempfile
+import tomllib
+import zipfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from email.parser import HeaderParser
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
+
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from flashpatch.arming.preflight import packages
 from flashpatch.contracts import versions
 from flashpatch.contracts.contract import check
 from flashpatch.record import Patch
-from flashpatch.verify.trees import Tree, opened
 
 Verdict = Literal["holds", "drifted", "outside"]
 NO_DRIFT, DRIFT, UNREADABLE = 0, 1, 2
@@ -43,10 +53,9 @@ class Cell:
 
 
 def against(paths: Iterable[Path], patches: Sequence[Patch]) -> list[Cell]:
-    """Every patch against every version found in ``paths``, path by path.
+    """Return every patch against every version found in ``paths``, path by path.
 
-    Raises:
-        ValueError: a path holds no source of a framework that the patches are for.
+    Raises ValueError for a path that holds no source of a framework that the patches are for.
     """
     wanted = {package for patch in patches for package in packages(patch)}
     cells: list[Cell] = []
@@ -68,26 +77,17 @@ def _cell(patch: Patch, tree: Tree) -> Cell:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """What became of every contract, and the paths that could not be checked.
-
-    Attributes:
-        cells: each patch on each version.
-        unreadable: each path with what is wrong with it, to be read as one sentence.
-    """
+    """What became of every contract, and each path that could not be checked with what is wrong with it, to be read as one
+    sentence."""
 
     cells: tuple[Cell, ...]
     unreadable: tuple[tuple[str, str], ...] = ()
 
     @property
-    def drifted(self) -> list[Cell]:
-        return [cell for cell in self.cells if cell.verdict == "drifted"]
-
-    @property
     def exit_status(self) -> int:
-        """2 if a path could not be read, 1 if a contract drifted, else 0."""
         if self.unreadable:
             return UNREADABLE
-        return DRIFT if self.drifted else NO_DRIFT
+        return DRIFT if any(cell.verdict == "drifted" for cell in self.cells) else NO_DRIFT
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -107,3 +107,98 @@ def survey(paths: Sequence[Path], patches: Sequence[Patch]) -> DriftReport:
         except (OSError, ValueError) as error:
             unreadable.append((str(path), str(error).removeprefix(f"{path} ")))
     return DriftReport(tuple(cells), tuple(unreadable))
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Source of one top-level package: the distribution and version it belongs to, and its directory."""
+
+    distribution: str
+    version: str
+    package: str
+    root: Path
+
+
+@contextlib.contextmanager
+def opened(path: Path, packages: Collection[str]) -> Iterator[list[Tree]]:
+    """Yield the sources of ``packages`` that ``path`` holds; those of archives exist inside the context only.
+
+    Raises ValueError if it is neither an archive nor a directory, or holds none of the packages.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = path
+        if path.is_file():
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flashpatch-against-")))
+            _unpack(path, folder)
+        elif not path.is_dir():
+            raise ValueError(f"{path} is neither a wheel, an sdist nor a directory")
+        trees = [tree for package in sorted(packages) for tree in _find(folder, package)]
+        if not trees:
+            raise ValueError(f"{path} holds none of {', '.join(sorted(packages))}")
+        yield trees
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Extract Python sources and metadata; both extractors keep members inside ``folder``. Raises ValueError if that fails."""
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as wheel:
+                wheel.extractall(folder, [name for name in wheel.namelist() if _is_wanted(name)])
+        elif tarfile.is_tarfile(archive):
+            with tarfile.open(archive) as sdist:
+                members = [member for member in sdist if member.isfile() and _is_wanted(member.name)]
+                sdist.extractall(folder, members, filter="data")
+        else:
+            raise ValueError(f"{archive} is neither a wheel nor an sdist")
+    except (zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, RuntimeError) as error:
+        raise ValueError(f"{archive} cannot be unpacked: {error}") from error
+
+
+def _is_wanted(name: str) -> bool:
+    return name.endswith((".py", "/METADATA", "/RECORD", "/top_level.txt", "PKG-INFO"))
+
+
+def _find(folder: Path, package: str) -> Iterator[Tree]:
+    """``package`` in a site-packages, at the top or in ``src`` or ``python`` of a project, or one below, as
+    sdists are; or ``folder`` is the package itself."""
+    if folder.name == package and (folder / "__init__.py").is_file():
+        folder = folder.parent
+    inner = [path for path in folder.iterdir() if path.is_dir()]
+    for project in (folder, *(inner if len(inner) == 1 else ())):
+        for home in (project, project / "src", project / "python"):
+            root = home / package
+            if root.is_dir() and any(root.glob("*.py")):
+                distribution, version = _identity(home, project, package)
+                yield Tree(distribution, version, package, root)
+                return
+
+
+def _identity(home: Path, project: Path, package: str) -> tuple[str, str]:
+    """Name and version from the metadata beside the package, else from the project's ``PKG-INFO`` or pyproject.toml."""
+    named = canonicalize_name(package)
+    beside = [found for found in metadata.distributions(path=[str(home)]) if found.metadata["Name"]]
+    beside.sort(key=lambda found: not canonicalize_name(found.metadata["Name"]).startswith(named))
+    for found in beside:
+        if any(file.parts[0] == package for file in found.files or ()):
+            return found.metadata["Name"], found.version
+    if (project / "PKG-INFO").is_file():
+        headers = HeaderParser().parsestr((project / "PKG-INFO").read_text(errors="replace"))
+        return headers["Name"] or package, headers["Version"] or "unknown"
+    return _stated(project, package)
+
+
+def _stated(project: Path, package: str) -> tuple[str, str]:
+    """Name and version that a checkout's pyproject.toml states, itself or by naming a file that holds nothing else.
+
+    A version that is computed while the project is built, from its tags for example, is "unknown".
+    """
+    try:
+        data = tomllib.loads((project / "pyproject.toml").read_text())
+        stated = data["project"]
+        file = data.get("tool", {}).get("setuptools", {}).get("dynamic", {}).get("version", {}).get("file")
+        if "version" not in stated and file is not None:
+            [file] = [file] if isinstance(file, str) else file
+            stated["version"] = str(Version((project / file).read_text().strip()))
+        return str(stated["name"]), str(stated.get("version", "unknown"))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return package, "unknown"

@@ -19,10 +19,10 @@ from flashpatch.commands.report import Table, emit, reader_left
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
 from flashpatch.patch_status import absent_frameworks
-from flashpatch.verify import gather
+from flashpatch.verify.job import source
 
 if TYPE_CHECKING:
-    from flashpatch.verify.live import LiveReport, Process
+    from flashpatch.verify.live import LiveReport
 
 OK, NOT_LIVE, USAGE = 0, 1, 2
 _BETWEEN_LOOKS = 5.0  # seconds, for the ranks of an engine to commit
@@ -78,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="check contracts against any number of wheels, sdists, unpacked sources or site-packages; import nothing",
     )
-    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=f"with --live: {gather.HELP}")
+    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=f"with --live: {source.RAY}")
     parser.add_argument("--run", metavar="ID", help="with --live: verify this run instead of the newest")
     parser.add_argument("--all", action="store_true", help="with --live: show every process too")
     return parser
@@ -122,7 +122,7 @@ def _probes(options: argparse.Namespace) -> int:
 
 
 def _live(options: argparse.Namespace) -> int:
-    from flashpatch.verify import live, typed_names
+    from flashpatch.verify import live
 
     directory = Path(options.live) if options.live else files.directory()
     if options.live and not directory.is_dir():
@@ -130,14 +130,14 @@ def _live(options: argparse.Namespace) -> int:
     required = {registry.family_of(name).name: name for name in options.names}
     try:
         chosen = _at_rest(lambda: _read(directory, options))
-    except _NothingWritten as error:
+    except LookupError as error:
         print(f"flashpatch-verify: {error}", file=sys.stderr)
         return NOT_LIVE
     report = live.judge(chosen, registry.patches(), required)
-    names = typed_names.typed_names(chosen.rows, report)
-    problems = (*report.problems, *typed_names.idle(names))
+    names = live.typed_names(chosen.rows, report)
+    problems = (*report.problems, *live.idle(names))
     rows, notes = [name.cells() for name in names], _about(report, chosen, options.all)
-    tables = [Table(f"Run {report.run}", typed_names.COLUMNS, rows, notes=notes)]
+    tables = [Table(f"Run {report.run}", live.COLUMNS, rows, notes=notes)]
     if problems:
         tables.append(Table("Not proven", ("problem",), [(problem,) for problem in problems]))
     if options.all:
@@ -147,20 +147,13 @@ def _live(options: argparse.Namespace) -> int:
     return NOT_LIVE if problems else OK
 
 
-class _NothingWritten(Exception):
-    """There is no job to judge."""
-
-
 def _read(directory: Path, options: argparse.Namespace) -> runs.Run:
-    """Return the run that is asked for. Raises PatchError for a run that there is not among others."""
+    """Return the run that is asked for. Raises LookupError if there is no job, PatchError if there are others alone."""
     if options.ray is not None:
-        try:
-            options.run = gather.Gathered(directory, options.ray, options.run).folder.name
-        except LookupError as error:
-            raise _NothingWritten(str(error)) from None
+        options.run = source.Gathered(directory, options.ray, options.run).folder.name
     folder = runs.choose(directory, options.run)
     if folder is None or (found := runs.read_run(folder)) is None:
-        raise _NothingWritten(f"no process has written to the ledger {directory}")
+        raise LookupError(f"no process has written to the ledger {directory}")
     return found
 
 
@@ -178,14 +171,13 @@ def _at_rest(read: Callable[[], runs.Run]) -> runs.Run:
 
 def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
     """Return a line on the processes, one on those that the job left behind, and one on the nodes of Ray, if there are some."""
-    alive, acted = Counter(process.alive for process in report.processes), Counter()
-    acted.update(
-        "missing" if not one.present else "acted" if one.calls else "idle" for one in report.processes
-    )
+    alive = Counter(one.alive for one in report.processes)
+    there = [one for one in report.processes if one.present]
+    acted, missing = sum(one.calls > 0 for one in there), len(report.processes) - len(there)
     over = "" if alive[True] or alive[None] else ": it has ended"
     said = f"{alive[True]} of {len(report.processes)} processes alive{over}; "
-    said += f"patches acted in {acted['acted']}, {acted['idle']} called none"
-    said += f", {acted['missing']} are missing" if acted["missing"] else ""
+    said += f"patches acted in {acted}, {len(there) - acted} called none"
+    said += f", {missing} are missing" if missing else ""
     nodes = sorted({process.node for process in report.processes if process.node})
     lines = [said + ("" if all else " (--all shows each)")]
     if left := [f"{row.pid} ({', '.join(row.roles) or row.argv0})" for row in run.left_behind]:
@@ -195,25 +187,24 @@ def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
 
 def _processes(report: LiveReport) -> Table:
     columns = ("process", "what", "rank", "alive", "names", "patches", "calls", "verdict")
-    rows = [_process_row(process) for process in report.processes]
+    rows = []
+    for process in report.processes:
+        words = Counter(str(patch["state"]) for patch in process.patches.values())
+        cells = (
+            f"{process.host}:{process.pid}",
+            ", ".join(filter(None, (*process.roles, process.title))),
+            ", ".join(f"{key}={value}" for key, value in process.rank.items()),
+            process.lives,
+            ", ".join(process.names),
+            ", ".join(f"{count} {word}" for word, count in words.items()),
+            str(process.calls),
+            process.verdict,
+        )
+        rows.append(cells)
     if any(process.node for process in report.processes):
         columns = ("node", *columns)
         rows = [(process.node or "-", *row) for process, row in zip(report.processes, rows, strict=True)]
     return Table("Processes", columns, rows)
-
-
-def _process_row(process: Process) -> tuple[str, ...]:
-    words = Counter(str(patch["state"]) for patch in process.patches.values())
-    return (
-        f"{process.host}:{process.pid}",
-        ", ".join(filter(None, (*process.roles, process.title))),
-        ", ".join(f"{key}={value}" for key, value in process.rank.items()),
-        process.lives,
-        ", ".join(process.names),
-        ", ".join(f"{count} {word}" for word, count in words.items()),
-        str(process.calls),
-        process.verdict,
-    )
 
 
 def _against(options: argparse.Namespace) -> int:
@@ -230,6 +221,6 @@ def _against(options: argparse.Namespace) -> int:
         (cell.patch, cell.of, cell.text, "yes" if cell.tested else "untested", cell.drift)
         for cell in sorted(report.cells, key=lambda cell: cell.verdict != "drifted")
     ]
-    table = Table("Contracts", ("patch", "version", "contract", "tested", "drift"), rows)
-    emit(report.as_json(), [table], options.json)
+    columns = ("patch", "version", "contract", "tested", "drift")
+    emit(report.as_json(), [Table("Contracts", columns, rows)], options.json)
     return report.exit_status

@@ -27,8 +27,8 @@ class Situation:
 def situations(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[Situation]:
     """Return the situation of each process.
 
-    Updates concern the whole job, but the engines that were opened after the last one. Steps concern a process, its parent and its children, of which one noted
-    some or had a patch called that is called on steps; another replica of the job may be idle.
+    Updates concern the whole job, but the engines that were opened after the last one. Steps concern a process, its parent and its
+    children, of which one noted some or had a patch called that is called on steps; another replica of the job may be idle.
     """
     updated = any(row.notes.get("updates") or row.notes.get("drafter_version") for row in rows)
     fresh = opened_since(rows)
@@ -36,7 +36,7 @@ def situations(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[Situat
     theirs = {(row.host, row.pid) for row in stepped}
     parents = {(row.host, row.ppid) for row in stepped}
     anywhere = frozenset(id for row in rows for id in called(row))
-    children = _children(rows)
+    started = children(rows)
     known = registry.families()
     defaults = {
         name: {option: one.default for option, one in known[name].options.items()} if name in known else {}
@@ -49,13 +49,9 @@ def situations(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[Situat
         here = (row.host, row.pid)
         near = here in theirs or here in parents or (row.host, row.ppid) in theirs
         happened = {"install", *["step"] * near, *["update"] * (updated and here not in fresh)}
-        mine = called(row)
-        facts = Facts(
-            called=mine,
-            anywhere=anywhere,
-            child=children.get(here, set()),
-            uses={id.split(".")[1] for id in mine},
-        )
+        mine, child = called(row), started.get(here, set())
+        uses = {id.split(".")[1] for id in mine}
+        facts = Facts(called=mine, anywhere=anywhere, child=child, uses=uses)
         options = {
             family: {**values, **(row.on.get(family) or shared.get(family) or {}).get("options", {})}
             for family, values in defaults.items()
@@ -68,13 +64,8 @@ def opened_since(rows: Sequence[Row]) -> set[tuple[str, int]]:
     """Return host and pid of the workers whose weights were loaded after the last update of the job, and of what started
     these. A worker notes when it got its policy; one that says nothing is as old as its row."""
     last = max((row.notes.get("policy_since", 0.0) for row in rows if row.notes.get("updates")), default=0.0)
-    fresh = [
-        row
-        for row in rows
-        if "worker" in row.roles
-        and not row.notes.get("updates")
-        and row.notes.get("policy_since", row.first_written) > last > 0
-    ]
+    loaded = [row for row in rows if "worker" in row.roles and not row.notes.get("updates")]
+    fresh = [row for row in loaded if row.notes.get("policy_since", row.first_written) > last > 0]
     return {(row.host, pid) for row in fresh for pid in (row.pid, row.ppid)}
 
 
@@ -90,15 +81,7 @@ def not_seen(
     at: Situation,
     patches: Mapping[str, Patch],
 ) -> Iterator[str]:
-    """Yield a sentence per thing that is due in a process and was not observed there.
-
-    Args:
-        row: the process.
-        carried: those of its patches that are asked about.
-        roles: its roles.
-        at: its situation.
-        patches: known patches by id.
-    """
+    """Yield a sentence per thing that is due in a process, of the patches that are asked about, and was not observed there."""
     known = [patches[id] for id in sorted(carried) if id in patches]
     told: set[frozenset[str]] = set()
     for one in evidence.due(known, roles, at.options, at.happened, at.facts):
@@ -111,38 +94,6 @@ def not_seen(
             yield problem
 
 
-def not_called(
-    rows: Sequence[Row],
-    job: Sequence[Row],
-    of: str,
-    role: str,
-    options: Mapping[str, Any],
-    more: Sequence[str] = (),
-) -> list[str]:
-    """Return what a probe's processes of one role should have called and did not, ``A or B`` for alternatives.
-
-    Args:
-        rows: the processes; a call in one of them counts.
-        job: all processes of the probe.
-        of: family and framework, such as ``fp8.vllm``.
-        role: their role.
-        options: those of the family.
-        more: last parts of the ids of patches that are due at the start, or on a path that the probe takes.
-    """
-    family, _, framework = of.partition(".")
-    records = [one for one in registry.family(family).patches if one.framework == framework]
-    mine = frozenset().union(*map(called, rows))
-    children = _children(job)
-    child = set().union(*(children.get((row.host, row.pid), ()) for row in rows))
-    anywhere = frozenset().union(*map(called, job))
-    facts = Facts(called=mine, anywhere=anywhere, child=child, uses={framework})
-    steps = evidence.due(records, {role}, {family: options}, evidence.EVERYTHING - {"install"}, facts)
-    wanted = [one.alternatives for one in steps if one.patch.scope & {role}]
-    wanted += [(f"{of}.{name}",) for name in more]
-    missing = dict.fromkeys(tuple(sorted(ids)) for ids in wanted if mine.isdisjoint(ids))
-    return [" or ".join(ids) for ids in missing]
-
-
 def not_seen_anywhere(
     rows: Sequence[Row], found: Sequence[Situation], families: set[str], patches: Mapping[str, Patch]
 ) -> Iterator[str]:
@@ -152,11 +103,8 @@ def not_seen_anywhere(
     for row, at in zip(rows, found, strict=True):
         known = [patches[id] for id in row.patches if id in patches and patches[id].family in families]
         for one in evidence.due(known, row.roles, at.options, at.happened, at.facts):
-            if (
-                one.in_job
-                and not one.shown_by(anywhere)
-                and row.patches[one.patch.id]["state"] == "installed"
-            ):
+            is_idle = row.patches[one.patch.id]["state"] == "installed"
+            if one.in_job and is_idle and not one.shown_by(anywhere):
                 missed.setdefault(one.patch.id, one)
     for _, one in sorted(missed.items()):
         yield f"{one} was called in no process, though {one.reason}"
@@ -173,7 +121,7 @@ def _problem(one: Due, row: Row, carried: Mapping[str, Mapping[str, Any]]) -> st
     return ""
 
 
-def _children(rows: Sequence[Row]) -> dict[tuple[str, int], set[str]]:
+def children(rows: Sequence[Row]) -> dict[tuple[str, int], set[str]]:
     """Return host and pid of a process to the roles of those that it started; another driver is a job of its own."""
     found: dict[tuple[str, int], set[str]] = {}
     for row in rows:
@@ -185,9 +133,8 @@ def _children(rows: Sequence[Row]) -> dict[tuple[str, int], set[str]]:
 def has_stepped(row: Row, patches: Mapping[str, Patch]) -> bool:
     """Whether a process noted steps, or had a patch called that is called on steps."""
     found = (patches[id] for id in called(row) if id in patches)
-    return bool(row.notes.get("steps")) or any(
-        patch.evidence == "step" and patch.scope != {"driver"} for patch in found
-    )
+    steps = any(patch.evidence == "step" and patch.scope != {"driver"} for patch in found)
+    return steps or bool(row.notes.get("steps"))
 
 
 def _in_use(framework: str, row: Row) -> bool:

@@ -1,16 +1,22 @@
-"""Judge a job from its ledger: which processes carry which patches, and which should but do not."""
+"""Judge a job from its ledger: which processes carry which patches, which should but do not, and where each name acted."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flashpatch import registry
 from flashpatch.ledger.runs import Expected, Row, Run
 from flashpatch.patch_status import is_absent
 from flashpatch.record import Patch
 from flashpatch.verify import due, policy_versions
 from flashpatch.verify.due import Situation
+
+_OWN_ROLES = ("trainer", "engine-core", "worker")
+"""Roles that say more of a process than the class of its actor."""
+COLUMNS = ("name", "acted in", "calls", "policy versions", "precision", "verdict")
 
 
 @dataclass(frozen=True)
@@ -78,25 +84,64 @@ class LiveReport:
         return {"ok": self.ok, **vars(self), "processes": [dict(vars(process)) for process in self.processes]}
 
 
+@dataclass(frozen=True)
+class Acted:
+    """Hold in how many processes of one kind a name acted, of how many there are."""
+
+    kind: str
+    acted: int
+    of: int
+
+    def __str__(self) -> str:
+        plural = "s" if self.of > 1 and self.kind.islower() else ""
+        return f"{self.acted} of {self.of} {self.kind.replace('-', ' ')}{plural}"
+
+
+@dataclass(frozen=True)
+class TypedName:
+    """Hold what became of one name, as the user typed it.
+
+    It acted in so many processes of a kind (a role, or the class of an actor of Ray), with ``calls`` of all its patches, under
+    the policy ``versions`` that these hold. The ``precision`` is that of the rollouts, empty if the family has none,
+    ``problems`` a number of sentences. The verdict is ``proven``, ``not proven``, or ``never called``, though nothing of it was
+    due yet.
+    """
+
+    name: str
+    family: str
+    acted: tuple[Acted, ...]
+    calls: int
+    versions: tuple[int, ...]
+    precision: str
+    problems: int
+    verdict: str
+
+    @property
+    def where(self) -> str:
+        return ", ".join(map(str, self.acted)) or "nowhere"
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the cells of `COLUMNS`."""
+        versions = ", ".join(map(str, self.versions))
+        return self.name, self.where, str(self.calls), versions, self.precision, self.verdict
+
+
 def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | None = None) -> LiveReport:
     """Compare what each process shows with what is due in it.
 
-    Args:
-        run: the job.
-        patches: known patches by id; what others write is shown, and judged by its state alone.
-        required: families that the job must carry, each with the name to report it by; others in the ledger
-            are left out. Empty means all.
+    What others write than ``patches`` is shown, and judged by its state alone. ``required`` are the families that the job must
+    carry, each with the name to report it by; others in the ledger are left out. Empty means all.
     """
     named = required or {}
     carried = {family for row in run.rows for family in _families(row.patches)}
     chosen = set(named) or carried | {name for expected in run.expected for name in expected.families}
     situations = due.situations(run.rows, patches)
-    expected: dict[tuple[str, int], list[Expected]] = {}
+    expected: dict[tuple[str, int], list[Expected]] = defaultdict(list)
     for one in run.expected:
-        expected.setdefault((one.host, one.pid), []).append(one)
+        expected[one.host, one.pid].append(one)
     processes = []
     for row, at in zip(run.rows, situations, strict=True):
-        near = [one for one in expected.get((row.host, row.pid), ()) if one.matches(row)]
+        near = [one for one in expected[row.host, row.pid] if one.matches(row)]
         processes.append(_present(row, near, at, patches, chosen, named))
     processes += [_missing(expected) for expected in run.missing if chosen & set(expected.families)]
     problems = [f"{process.name}: {problem}" for process in processes for problem in process.problems]
@@ -106,19 +151,12 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
     problems += split
     problems += run.problems
     said = {family: on.get("name", family) for row in reversed(run.rows) for family, on in row.on.items()}
-    typed = {
-        family: named.get(family) or said.get(family, family)
-        for family in sorted(chosen & (carried | set(named)))
-    }
-    by_family = {
-        family: tuple(
-            problem
-            for problem in problems
-            if _is_about(problem, family, named.get(family, family))
-            or (problem in split and family == policy_versions.FAMILY)
-        )
-        for family in typed
-    }
+    shown = sorted(chosen & (carried | set(named)))
+    typed = {family: named.get(family) or said.get(family, family) for family in shown}
+    by_family = {}
+    for family in typed:
+        about = [problem for problem in problems if _is_about(problem, family, named.get(family, family))]
+        by_family[family] = (*about, *(split if family == policy_versions.FAMILY else ()))
     return LiveReport(run.id, tuple(processes), tuple(problems), typed, by_family)
 
 
@@ -140,14 +178,13 @@ def _present(
     roles = {*row.roles, *(role for expected in expectations for role in expected.roles)}
     written = {id: patch for id, patch in row.patches.items() if id.split(".")[0] in families}
     present = _families(written)
-    promised = {family for expected in expectations for family in expected.families} & families
+    promised = {family for expected in expectations for family in expected.families}
+    needed = {patch.family for patch in patches.values() if roles & patch.scope}
+    absent = {**dict.fromkeys(needed, "its role needs one"), **dict.fromkeys(promised, "one is expected")}
     problems = [
-        f"carries no {named.get(family, family)} patch, though one is expected"
-        for family in sorted(promised - present)
+        f"carries no {named.get(family, family)} patch, though {absent[family]}"
+        for family in sorted(absent.keys() & families - present, key=lambda one: (one not in promised, one))
     ]
-    for family in sorted(families - present - promised):
-        if any(patch.family == family and roles & patch.scope for patch in patches.values()):
-            problems.append(f"carries no {named.get(family, family)} patch, though its role needs one")
     for id, patch in sorted(written.items()):
         problems += _fault(id, patch)
     problems += due.not_seen(row, written, roles, at, patches)
@@ -176,17 +213,8 @@ def _missing(expected: Expected) -> Process:
         f"wrote no row, though process {expected.by} expected one with {', '.join(expected.families)}: "
         "the environment did not reach it, or flashpatch is not installed there"
     )
-    return Process(
-        host=expected.host,
-        pid=expected.pid,
-        roles=expected.roles,
-        rank={},
-        alive=expected.alive,
-        present=False,
-        families=(),
-        patches={},
-        problems=(problem,),
-    )
+    who = dict(host=expected.host, pid=expected.pid, roles=expected.roles, rank={}, alive=expected.alive)
+    return Process(**who, present=False, families=(), patches={}, problems=(problem,))
 
 
 def _fault(id: str, written: Mapping[str, Any]) -> Iterator[str]:
@@ -200,3 +228,56 @@ def _fault(id: str, written: Mapping[str, Any]) -> Iterator[str]:
 
 def _families(patches: Mapping[str, Mapping[str, Any]]) -> set[str]:
     return {id.split(".")[0] for id, patch in patches.items() if patch["state"] != "disabled"}
+
+
+def typed_names(rows: list[Row], report: LiveReport) -> list[TypedName]:
+    """Return one entry per name that is on in the job, in the order of their families, from its rows and the verdict on it."""
+    there = Counter(kind for process in report.processes for kind in kinds(process.roles, process.title))
+    return [_name(family, rows, report, there) for family in report.typed]
+
+
+def idle(names: Iterable[TypedName]) -> list[str]:
+    """Return a sentence per name that is on and acted nowhere: nothing proves it."""
+    return [f"{name.name} was called in no process" for name in names if name.verdict == "never called"]
+
+
+def kinds(roles: Iterable[str], title: str) -> set[str]:
+    """Return what a process is: its roles; the class of its actor if they do not say more than that."""
+    found = set(roles)
+    if title and not found & set(_OWN_ROLES):
+        return {title}
+    return found or {"process"}
+
+
+def _name(family: str, rows: list[Row], report: LiveReport, there: Counter[str]) -> TypedName:
+    calls, acted, versions = 0, Counter[str](), set[int]()
+    for process in report.processes:
+        mine = sum(patch["calls"] for id, patch in process.patches.items() if id.partition(".")[0] == family)
+        if mine:
+            calls += mine
+            acted.update(kinds(process.roles, process.title))
+            versions |= {process.version} - {None}
+    problems = len(report.by_family.get(family, ()))
+    order = sorted(acted, key=lambda kind: (kind not in _OWN_ROLES, kind))
+    return TypedName(
+        name=report.typed[family],
+        family=family,
+        acted=tuple(Acted(kind, acted[kind], there[kind]) for kind in order),
+        calls=calls,
+        versions=tuple(sorted(versions)),
+        precision=_precision(family, rows),
+        problems=problems,
+        verdict="not proven" if problems else "proven" if calls else "never called",
+    )
+
+
+def _precision(family: str, rows: list[Row]) -> str:
+    """Return the precision of rollouts; several if processes differ."""
+    record = registry.families().get(family)
+    if record is None or "precision" not in record.options:
+        return ""
+    on = [row for row in rows if family in row.on]
+    noted = {str(row.notes["precision"]) for row in on if row.notes.get("precision")}
+    default = record.options["precision"].default
+    told = {str(row.on[family]["options"].get("precision", default)) for row in on}
+    return ", ".join(sorted(noted or told))

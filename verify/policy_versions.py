@@ -27,22 +27,14 @@ def splits(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[str]:
     for front in _groups(workers, lambda row: cores.get((row.host, row.ppid), row.ppid)):
         for ranks in [front] if _is_one_engine(front) else _groups(front, lambda row: row.ppid):
             if _is_one_engine(ranks):
-                found += _split(
-                    ranks, "policy_version", "the ranks of one engine hold several policy versions"
-                )
+                what = "the ranks of one engine hold several policy versions"
+                found += _split(ranks, "policy_version", what)
     living = [row for row in rows if "worker" in row.roles and row.alive is not False]
     sent = [row for row in living if row.notes.get("sync_step") is not None]
     fresh = due.opened_since(rows)
-    behind = [
-        row
-        for row in living
-        if row not in sent and (row.host, row.pid) not in fresh and due.has_stepped(row, patches)
-    ]
-    found += _split(
-        [*sent, *behind] if sent else [],
-        "sync_step",
-        "engines of one job hold the policies of several steps",
-    )
+    behind = [row for row in living if row not in sent and (row.host, row.pid) not in fresh]
+    behind = [row for row in behind if sent and due.has_stepped(row, patches)]
+    found += _split([*sent, *behind], "sync_step", "engines of one job hold the policies of several steps")
     return found
 
 

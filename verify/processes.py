@@ -1,11 +1,8 @@
 """Run the processes of a probe: a clean environment, one time-out for all, and nothing left behind.
 
-A probe says what to run, as `Command`, and judges the files that its processes wrote. `run` starts the commands
-side by side, each in a process group of its own with a log in the working directory, waits, kills the groups and
-returns an `Ending` per command.
-
-The time-out is that of a quiet machine of two cores; when it is reached, `slowness` scales it. At
-the end of that, the factor is measured once more: a machine that has become busy gets the difference.
+A probe says what to run, as `Command`, and judges the files that its processes wrote. The time-out is that of a quiet machine
+of two cores; when it is reached, `slowness` scales it, and once more at the end of that: a machine that has become busy gets
+the difference.
 """
 
 from __future__ import annotations
@@ -42,31 +39,16 @@ class C{0}:
 '''
 _SOURCE = "\n".join(_CLASS.format(number) for number in range(120))
 
-#: Variables that a surrounding job may have set and that would reach a probe's processes.
-_FROM_A_JOB = (
-    "DIST_INIT_METHOD",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "RANK",
-    "TORCHELASTIC_",
-    "VLLM_CPU_KVCACHE_SPACE",
-    "WORLD_SIZE",
-)
+#: Beginnings of variables that a surrounding job may have set and that would reach a probe's processes.
+_FROM_A_JOB = ("DIST_INIT_", "LOCAL_RANK", "LOCAL_WORLD_", "MASTER_", "RANK", "TORCHELASTIC_", "WORLD_SIZE")
 _EVERYWHERE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
 class Command:
-    """One process to start.
+    """One process to start: its name in reports, what follows ``python -P``, and variables beside those inherited.
 
-    Attributes:
-        name: names it in reports, and its log ``NAME.log``.
-        arguments: what follows ``python -P``.
-        environment: variables beside those inherited.
-        stock: whether it starts without FlashPatch's variables.
-        stops_others: whether the other processes are killed as soon as this one fails.
+    One that is ``stock`` starts without FlashPatch's variables; one that ``stops_others`` has them killed if it fails.
     """
 
     name: str
@@ -78,14 +60,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Ending:
-    """How one process ended.
-
-    Attributes:
-        name: that of its command.
-        status: exit status, negative for a signal; None when it was killed here, still running.
-        reason: why it was killed here; empty otherwise.
-        tail: the end of its log.
-    """
+    """How one process ended: with a status, negative for a signal, or None if it was killed here for a ``reason``."""
 
     name: str
     status: int | None
@@ -136,10 +111,6 @@ def slowness(clock: Callable[[], float] = time.perf_counter, cores: int | None =
     """Return by how much to scale a time-out on this machine now, from 1 to 8; takes some 0.1 s on the reference machine.
 
     A fixed workload, compiling Python source, divided by what it takes there; a machine with one core counts twice.
-
-    Args:
-        clock: seconds from any start.
-        cores: CPU cores that this process may use; None asks the operating system.
     """
     began = clock()
     for _ in range(REPEATS):
@@ -156,29 +127,20 @@ def run(
     measure: Callable[[], float] = slowness,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, Ending]:
-    """Run commands side by side, at most ``timeout`` times the machine's factor, and kill what is left.
+    """Run commands side by side in a directory, which gets their logs, and kill what is left; return how each ended.
 
-    Args:
-        commands: what to run, each with another name.
-        workdir: their working directory, and that of their logs.
-        timeout: seconds for all of them together on a quiet machine of two cores.
-        measure: the machine's factor now.
-        clock: seconds from any start.
-
-    Returns:
-        How each ended, by name.
+    All have ``timeout`` seconds together on a quiet machine of two cores; ``measure`` gives this machine's factor.
     """
     running: dict[str, subprocess.Popen[bytes]] = {}
     with ExitStack() as stack:
         for command in commands:
             running[command.name] = _start(command, workdir)
             stack.callback(_kill, running[command.name])
-        reason = _wait(running, [c.name for c in commands if c.stops_others], timeout, measure, clock)
+        essential = [command.name for command in commands if command.stops_others]
+        reason = _wait(running, essential, timeout, measure, clock)
         statuses = {name: _status(process) for name, process in running.items()}
-    return {
-        name: Ending(name, status, reason if status is None else "", _tail(workdir / f"{name}.log"))
-        for name, status in statuses.items()
-    }
+    logs = {name: (workdir / f"{name}.log").read_text(errors="replace").strip() for name in statuses}
+    return {name: Ending(name, status, reason, logs[name][-TAIL:]) for name, status in statuses.items()}
 
 
 def _start(command: Command, workdir: Path) -> subprocess.Popen[bytes]:
@@ -195,8 +157,7 @@ def _start(command: Command, workdir: Path) -> subprocess.Popen[bytes]:
 
 
 def _environment(command: Command) -> dict[str, str]:
-    """The command's variables: the probe's own, without those of a surrounding job."""
-    without = (*_FROM_A_JOB, "FLASHPATCH") if command.stock else _FROM_A_JOB
+    without = (*_FROM_A_JOB, "VLLM_CPU_KVCACHE_SPACE", *["FLASHPATCH"] * command.stock)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     return {**kept, **_EVERYWHERE, **command.environment}
 
@@ -236,7 +197,3 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     if _status(process) is None:
         kill_group(process)
         process.wait()
-
-
-def _tail(log: Path) -> str:
-    return log.read_text(errors="replace").strip()[-TAIL:]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -12,18 +11,16 @@ from flashpatch.ledger import events, files, runs, schema
 from flashpatch.ledger.nodes import keys, node
 
 _LARGEST = 64 << 20  # bytes of one file
+_KINDS = ("events", "samples")
 
 
 @dataclass
 class ProcessEvents:
     """Hold the events of one process, oldest first. ``repeated`` of an event counts equal ones that followed it.
 
-    Attributes:
-        dropped: number of old events that its files had no room for.
-        dropped_samples: number of old samples, likewise.
-        dropped_kinds: name and outcome, see `events.kind_of`, to the number of events that were dropped.
-        lost: number of events that it could not write for a time, and did not keep.
-        unreadable: number of lines that are no event; a killed process may leave one.
+    ``dropped`` and ``dropped_samples`` count old ones that its files had no room for, ``dropped_kinds`` the former by name and
+    outcome, see `events.kind_of`; ``lost`` those that it could not write for a time, ``unreadable`` lines that are no event, as
+    a killed process leaves.
     """
 
     host: str
@@ -38,16 +35,13 @@ class ProcessEvents:
 
 
 def read(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
-    """Read a run's directory, with what was fetched from other nodes.
-
-    Returns:
-        What each process recorded, and for each file that was not trusted or readable a sentence that names it.
-        Nothing is raised.
-    """
+    """Return what each process of a run recorded, with what was fetched from other nodes, and for each file that was not
+    trusted or readable a sentence that names it. Nothing is raised."""
     here: dict[tuple[str, int, str], ProcessEvents] = {}
     problems = []
     for entry in sorted(runs.entries(folder), key=lambda entry: entry.name):
-        if _of_events(entry.name) is None:
+        match = keys.FILE.fullmatch(entry.name)
+        if not match or match["kind"] not in _KINDS:
             continue
         try:
             _add(here, entry.name, files.load_bytes(entry.path, _LARGEST)[0])
@@ -61,15 +55,10 @@ def read(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
     return [_finished(process) for _, process in sorted(here.items())], problems
 
 
-def _of_events(name: str) -> re.Match[str] | None:
-    match = keys.FILE.fullmatch(name)
-    return match if match and match["kind"] in ("events", "samples") else None
-
-
 def _add(found: dict[tuple[str, int, str], ProcessEvents], name: str, content: bytes) -> None:
-    """Add the lines of a file to those of its process."""
-    match = _of_events(name)
-    if match is None:
+    """Add the lines of a file to those of its process, if it is one of events."""
+    match = keys.FILE.fullmatch(name)
+    if not match or match["kind"] not in _KINDS:
         return
     of = schema.text(match["host"]), int(match["pid"]), match["start"]
     process = found.setdefault(of, ProcessEvents(*of))

@@ -38,10 +38,7 @@ _FURTHEST = ("failed", "displaced", "skipped", "live", "installed", "superseded"
 
 @dataclass(frozen=True)
 class PatchReport:
-    """The state of one patch while its family's probe ran.
-
-    ``framework`` is distribution and version, empty if it is not installed.
-    """
+    """The state of one patch while its family's probe ran; ``framework`` is distribution and version, empty if not installed."""
 
     id: str
     state: State
@@ -52,10 +49,7 @@ class PatchReport:
 
 @dataclass(frozen=True)
 class FamilyReport:
-    """The verdict on one family; ``name`` is the one that the user typed.
-
-    ``ok`` is None when no framework that the family patches is installed.
-    """
+    """The verdict on one family, by the name that the user typed; ``ok`` is None if no framework that it patches is installed."""
 
     family: str
     name: str
@@ -67,11 +61,7 @@ class FamilyReport:
 
 def selected(names: Sequence[str]) -> list[tuple[selections.Selection, str]]:
     """Return one selection per family to verify, and the name of the part of it, empty for all: those named, else those that
-    the environment switches on.
-
-    Raises:
-        PatchError: an unknown name, or settings that cannot be read.
-    """
+    the environment switches on. Raises PatchError for an unknown name, or settings that cannot be read."""
     if names:
         typed = [(PARTS[name][0], name) if name in PARTS else (name, "") for name in names]
         return [(selections.extend(selections.NOTHING, [name], None, {}), part) for name, part in typed]
@@ -80,10 +70,9 @@ def selected(names: Sequence[str]) -> list[tuple[selections.Selection, str]]:
 
 
 def verify(selection: selections.Selection, progress: Callable[[str], None], part: str = "") -> FamilyReport:
-    """Probe the one family of ``selection``, or a part of it that `PARTS` names, and report.
+    """Probe the one family of ``selection``, or a part of it that `PARTS` names, and report by the name the user typed.
 
-    Proofs and problems call the family by the name the user typed. The working directory is kept if anything
-    failed.
+    The working directory is kept if anything failed.
     """
     [(family_name, choice)] = selection.choices.items()
     family, name = registry.family(family_name), part or choice.name
@@ -91,8 +80,11 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
     if not any(found.values()):
         progress(f"{name}: no framework it patches is installed")
         return FamilyReport(family.name, name, None, (), tuple(map(_not_installed, family.patches)))
-    workdir = Path(tempfile.mkdtemp(prefix="flashpatch-verify-"))
-    proofs, run = _probe(family, selection, workdir, progress, part)
+    workdir, nonce = Path(tempfile.mkdtemp(prefix="flashpatch-verify-")), f"verify-{secrets.token_hex(8)}"
+    with _environment(selection, nonce, workdir / "ledger"):
+        proofs = list(_observe(family, name, nonce, workdir, progress))
+        written = {run.id: run for run in ledger.read(workdir / "ledger")}
+    run = written.get(nonce, Run(nonce))
     rows = [row for row in run.rows if row.pid != os.getpid()]
     reports = tuple(
         _not_installed(patch) if (owner := found[patch.id]) is None else _report(patch, owner, rows)
@@ -100,7 +92,9 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
     )
     known = {patch.id: patch for patch in family.patches if found[patch.id] is not None}
     judged = live.judge(run, known, {family.name: name})
-    proofs.append(_ledger_proof(name, judged, rows))
+    problem = "; ".join(judged.problems) if rows else "no process wrote a row under the nonce"
+    what = "the probe's processes wrote the nonce and carry what is due"
+    proofs.append(Proof(name, what, not problem, problem or f"{len(rows)} processes under {judged.run}"))
     idle = _unused(family, rows) | _paths_not_taken(family)
     states = [
         r.state.word for r in reports if r.framework and not (r.state.word == "waiting" and r.id in idle)
@@ -109,18 +103,6 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
     if ok:
         shutil.rmtree(workdir)
     return FamilyReport(family.name, name, ok, tuple(proofs), reports, "" if ok else str(workdir))
-
-
-def _probe(
-    family: Family, selection: selections.Selection, workdir: Path, progress: Callable[[str], None], part: str
-) -> tuple[list[Proof], Run]:
-    """Return what the probes observed, and the run that their processes wrote under a new nonce."""
-    [choice] = selection.choices.values()
-    nonce = f"verify-{secrets.token_hex(8)}"
-    with _environment(selection, nonce, workdir / "ledger"):
-        proofs = list(_observe(family, part or choice.name, nonce, workdir, progress))
-        written = {run.id: run for run in ledger.read(workdir / "ledger")}
-    return proofs, written.get(nonce, Run(nonce))
 
 
 def find_probe(family: Family) -> Probe | None:
@@ -158,8 +140,7 @@ def _environment(selection: selections.Selection, nonce: str, directory: Path) -
     """Set the environment that the probe's processes inherit: this family only, a new ledger and run."""
     before = dict(os.environ)
     try:
-        os.environ["FLASHPATCH_LEDGER"] = str(directory)
-        os.environ["FLASHPATCH_RUN"] = nonce
+        os.environ.update(FLASHPATCH_LEDGER=str(directory), FLASHPATCH_RUN=nonce)
         selections.export(selection)
         yield
     finally:
@@ -172,15 +153,14 @@ def _report(patch: Patch, owner: versions.Installed, rows: list[Row]) -> PatchRe
     else the most advanced state."""
     seen = [(row, row.patches[patch.id]) for row in rows if patch.id in row.patches]
     called = [(row, entry["calls"]) for row, entry in seen if entry["calls"]]
-    entries = sorted((entry for _, entry in seen), key=lambda entry: _FURTHEST.index(entry["state"]))
-    if not entries:
+    anywhere = {id for row in rows for id in called_in(row)}
+    first = min((entry for _, entry in seen), key=lambda one: _FURTHEST.index(one["state"]), default=None)
+    if first is None:
         state = State("failed", "no process of the probe carried it")
-    elif entries[0]["state"] == "installed" and not _may_be_idle(
-        patch, {id for row in rows for id in called_in(row)}
-    ):
+    elif first["state"] == "installed" and not _may_be_idle(patch, anywhere):
         state = State("failed", "installed, but never called")
     else:
-        state = State(entries[0]["state"], entries[0].get("detail", ""))
+        state = State(first["state"], first.get("detail", ""))
     evidence = ", ".join(f"{calls} calls in {'+'.join(row.roles)} {row.pid}" for row, calls in called)
     if not evidence:
         evidence = f"due {explain(patch)}" if _is_of_a_path(patch) else "none"
@@ -188,20 +168,16 @@ def _report(patch: Patch, owner: versions.Installed, rows: list[Row]) -> PatchRe
 
 
 def _unused(family: Family, rows: list[Row]) -> set[str]:
-    """Return the ids of patches for frameworks that the probe did not use, if it used another of the family's.
-
-    Of several frameworks a probe may need only one; verify the others on a job, with ``--live``.
-    """
+    """Return the ids of patches for frameworks that the probe did not use, if it used another of the family's: of several it may
+    need only one. Verify the others on a job, with ``--live``."""
     used = {id.split(".")[1] for row in rows for id, entry in row.patches.items() if entry["calls"]}
     used &= {patch.framework for patch in family.patches}
     return {patch.id for patch in family.patches if used and patch.framework not in used}
 
 
 def _paths_not_taken(family: Family) -> set[str]:
-    """Return the ids of patches that are due only on a path, and could be installed as soon as its module is imported.
-
-    Such a module may be one that the framework needs on some machines alone.
-    """
+    """Return the ids of patches that are due only on a path, and could be installed as soon as its module is imported, which may
+    be one that the framework needs on some machines alone."""
     return {patch.id for patch in family.patches if _is_of_a_path(patch) and examine(patch).problem is None}
 
 
@@ -215,15 +191,6 @@ def _may_be_idle(patch: Patch, called: Collection[str]) -> bool:
     if patch.one_of and patch.evidence in ("update", "step") and not patch.when:
         return any(id in called for id in patch.one_of)
     return patch.evidence == "install" or _is_of_a_path(patch)
-
-
-def _ledger_proof(name: str, judged: live.LiveReport, rows: list[Row]) -> Proof:
-    what = "the probe's processes wrote the nonce and carry what is due"
-    if not rows:
-        return Proof(name, what, False, "no process wrote a row under the nonce")
-    if judged.problems:
-        return Proof(name, what, False, "; ".join(judged.problems))
-    return Proof(name, what, True, f"{len(rows)} processes under {judged.run}")
 
 
 def _not_installed(patch: Patch) -> PatchReport:

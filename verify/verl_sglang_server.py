@@ -1,12 +1,11 @@
-"""Open verl's SGLang servers and their clients in the trainer, without a trainer.
+"""Open verl's SGLang servers and their clients in the trainer, without a trainer, by verl's own configuration, with family cpu
+on.
 
-A server is verl's own Ray actor; a client is the ``ServerAdapter`` through which verl's trainer sends weights. Both are
-configured by verl's own configuration files. For a machine without an accelerator, with family cpu on.
+A server is verl's own Ray actor; a client is the ``ServerAdapter`` through which verl's trainer sends weights.
 """
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -27,6 +26,7 @@ _ROLLOUT = dict(
     free_cache_engine=False,
     load_format="auto",
     enforce_eager=True,
+    **{"checkpoint_engine.update_weights_bucket_megabytes": 1},
 )
 _ENGINE = dict(
     attention_backend="intel_amx",
@@ -39,19 +39,14 @@ _ENGINE = dict(
 
 
 def configuration(model: str, **engine: Any) -> Any:
-    """Return verl's configuration with rollouts on SGLang's CPU engine.
-
-    Args:
-        model: folder of a checkpoint with a tokenizer.
-        engine: more of SGLang's arguments.
-    """
+    """Return verl's configuration with rollouts on SGLang's CPU engine, of a checkpoint with a tokenizer; ``engine`` are more
+    of SGLang's arguments."""
     from flashpatch.verify.probes import verl_actor
 
     settings = [f"actor_rollout_ref.model.path={model}"]
     settings += [f"actor_rollout_ref.rollout.{name}={value}" for name, value in _ROLLOUT.items()]
     given = {**_ENGINE, **engine}
     settings += [f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{n}={v}" for n, v in given.items()]
-    settings += ["actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1"]
     return verl_actor.configuration(settings)
 
 
@@ -67,17 +62,9 @@ def server(model: str, number: int, variables: dict[str, str] | None = None, **e
     variables = {"SGLANG_USE_CPU_ENGINE": "1", **(variables or {})}
     options = dict(num_cpus=0, max_concurrency=8, name=f"sglang_server_{number}_0")
     actor = ray.remote(SGLangHttpServer).options(**options, runtime_env=dict(env_vars=variables))
-    return actor.remote(
-        config=config.actor_rollout_ref.rollout,
-        model_config=config.actor_rollout_ref.model,
-        rollout_mode=RolloutMode.HYBRID,
-        workers=[],
-        replica_rank=number,
-        node_rank=0,
-        nnodes=1,
-        cuda_visible_devices="",
-        base_gpu_id=0,
-    )
+    place = dict(replica_rank=number, node_rank=0, nnodes=1, cuda_visible_devices="", base_gpu_id=0)
+    own = dict(config=config.actor_rollout_ref.rollout, model_config=config.actor_rollout_ref.model)
+    return actor.remote(**own, **place, rollout_mode=RolloutMode.HYBRID, workers=[])
 
 
 @contextmanager
@@ -85,19 +72,13 @@ def local_ray() -> Iterator[None]:
     """Run a Ray of this process's own, with its sockets in a short path below /tmp, which their names need."""
     import ray
 
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        object_store_memory=200_000_000,
-        log_to_driver=False,
-        _temp_dir=folder,
-    )
-    try:
-        yield
-    finally:
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
+    small = dict(num_cpus=4, include_dashboard=False, object_store_memory=200_000_000, log_to_driver=False)
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ray.init(**small, _temp_dir=folder)
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def client(model: str, number: int) -> Any:
@@ -107,26 +88,24 @@ def client(model: str, number: int) -> Any:
     from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter
 
     config = configuration(model).actor_rollout_ref
-    rollout = omega_conf_to_dataclass(config.rollout)
-    return ServerAdapter(
-        rollout, omega_conf_to_dataclass(config.model, HFModelConfig), None, replica_rank=number
+    rollout, own = (
+        omega_conf_to_dataclass(config.rollout),
+        omega_conf_to_dataclass(config.model, HFModelConfig),
     )
+    return ServerAdapter(rollout, own, None, replica_rank=number)
 
 
 def weights(model: str) -> Iterator[tuple[str, Any]]:
     """Yield name and tensor of each weight of a checkpoint in one file."""
-    from safetensors import safe_open
+    from safetensors.torch import load_file
 
-    with safe_open(str(Path(model) / "model.safetensors"), framework="pt") as tensors:
-        for name in tensors.keys():
-            yield name, tensors.get_tensor(name)
+    yield from load_file(Path(model) / "model.safetensors").items()
 
 
 async def answers(actor: Any, prompts: Sequence[list[int]], tokens: int = 8) -> list[list[float]]:
     """Return tokens and log-probabilities of a greedy continuation of each prompt."""
-    found = []
+    found, settings = [], dict(logprobs=True, temperature=0.0, max_tokens=tokens)
     for number, prompt in enumerate(prompts):
-        settings = dict(logprobs=True, temperature=0.0, max_tokens=tokens)
         output = await actor.generate.remote(prompt, settings, f"{number}-{time.monotonic()}")
         found.append([*output.token_ids, *output.log_probs])
     return found
@@ -139,6 +118,5 @@ def write_tokenizer(folder: Path, size: int) -> None:
 
     words = {f"w{number}": number for number in range(size - 1)} | {"<end>": size - 1}
     plain = Tokenizer(models.WordLevel(words, unk_token="<end>"))
-    PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="<end>", pad_token="<end>").save_pretrained(
-        folder
-    )
+    ends = dict(eos_token="<end>", pad_token="<end>")
+    PreTrainedTokenizerFast(tokenizer_object=plain, **ends).save_pretrained(folder)

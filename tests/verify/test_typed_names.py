@@ -6,8 +6,7 @@ from live_rows import entry, row
 
 from flashpatch import registry
 from flashpatch.ledger.runs import Expected, Run
-from flashpatch.verify.live import judge
-from flashpatch.verify.typed_names import typed_names
+from flashpatch.verify.live import judge, typed_names
 
 PATCHES = registry.patches()
 ON = {

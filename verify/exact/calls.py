@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,6 +34,16 @@ class Call:
 
 
 @contextmanager
+def hooked(hooks: Iterable[Any]) -> Iterator[None]:
+    """Within, these hooks of modules act."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
 def recorded(model: torch.nn.Module) -> Iterator[list[Call]]:
     """Within, append each call of a module of ``model`` to the list yielded, in the order in which they begin."""
     calls: list[Call] = []
@@ -46,21 +56,18 @@ def recorded(model: torch.nn.Module) -> Iterator[list[Call]]:
 
     def after(module: torch.nn.Module, args: tuple, kwargs: dict, returned: Any) -> None:
         place, added = begun.pop()
-        calls[place] = replace(calls[place], returned=_host(_tensor(calls[place].name, returned)))
+        routes = is_router(calls[place].name, returned)
+        first = logits_of(returned) if routes else first_tensor(returned)
+        calls[place] = replace(calls[place], returned=_host(first))
         if added and added[0].any() and _passed_on(added[1], returned):
             calls[place] = replace(calls[place], given=added[0])
 
-    names = {id(module): name for name, module in model.named_modules() if name}
-    hooks = []
-    for module in model.modules():
-        if id(module) in names:
-            hooks.append(module.register_forward_pre_hook(before, with_kwargs=True))
-            hooks.append(module.register_forward_hook(after, with_kwargs=True))
-    try:
+    modules = {name: module for name, module in model.named_modules() if name}
+    names = {id(module): name for name, module in modules.items()}
+    hooks = [one.register_forward_pre_hook(before, with_kwargs=True) for one in modules.values()]
+    hooks += [one.register_forward_hook(after, with_kwargs=True) for one in modules.values()]
+    with hooked(hooks):
         yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:
@@ -102,10 +109,6 @@ def first_tensor(returned: Any) -> torch.Tensor:
         return returned
     found = tensors_in(returned) if isinstance(returned, (list, tuple)) else []
     return found[0] if found else torch.empty(0)
-
-
-def _tensor(name: str, returned: Any) -> torch.Tensor:
-    return logits_of(returned) if is_router(name, returned) else first_tensor(returned)
 
 
 def _host(tensor: torch.Tensor) -> torch.Tensor:

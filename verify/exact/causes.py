@@ -7,13 +7,11 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flashpatch.patches._shared.child import alone
 from flashpatch.variables import names
-
-if TYPE_CHECKING:
-    from flashpatch.verify.exact.certificate import Certificate
+from flashpatch.verify.exact.certificate import Cause, Certificate
 
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
 RESOLVED = "FLASHPATCH_RESOLVED"  # goes with another FLASHPATCH
@@ -29,32 +27,6 @@ BLOCK = 32
 
 
 @dataclass(frozen=True)
-class Cause:
-    """One cause.
-
-    Attributes:
-        name: what was switched.
-        to: how.
-        kl: mean KL(model || engine) with that, nats; None if it could not be had.
-        share: part of the gap that went with it, less than 0 if the gap grew; None likewise.
-        problem: why not.
-    """
-
-    name: str
-    to: str
-    kl: float | None = None
-    share: float | None = None
-    problem: str = ""
-
-    @property
-    def part(self) -> str:
-        """The share as it is printed: a percentage, or how often the gap is what it was where it more than doubles."""
-        if self.share is None:
-            return ""
-        return f"{round(self.share, 2) + 0.0:.0%}" if self.share >= -1 else f"gap x {1 - self.share:,.0f}"
-
-
-@dataclass(frozen=True)
 class Switch:
     """What is switched, how, and the engine's arguments, the command's options and the variables for it."""
 
@@ -62,30 +34,34 @@ class Switch:
     to: str
     engine: Mapping[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = field(default_factory=dict)
 
 
 def measured(
     model: str, engine: Mapping[str, Any], found: Certificate, options: argparse.Namespace
 ) -> tuple[Cause, ...]:
-    """Return the causes that a user can switch, each with the gap that is left.
+    """Return the causes that a user can switch in the engine with these arguments, each with the gap that is left.
 
-    Args:
-        model: the trainer's.
-        engine: arguments of the engine that has all of them.
-        found: the certificate of that engine.
-        options: of the command: ``prompt`` and ``seconds``, after which one is given up.
+    ``found`` is the certificate of that engine, ``model`` the trainer's; the options have ``prompt`` and ``seconds``, after
+    which one is given up.
     """
     same = (model, "--json", f"--seconds={options.seconds}", f"--prompt={options.prompt}")
     same = (*same, *([f"--rollout={found.engine}"] if found.engine else []))
-    all_of_them = (*_adapter(model, engine), *switches(engine, found.quantization, found.engine))
+    merged = {"adapter": "", "model_path" if "model_path" in engine else "model": model}
+    adapter = [Switch("adapter", "merged into the base", merged)] if engine.get("adapter") else []
+    all_of_them = (*adapter, *switches(engine, found.quantization, found.engine))
     return tuple(_run(switch, same, engine, found.kl) for switch in all_of_them)
 
 
 def switches(engine: Mapping[str, Any], quantization: str, kind: str = "") -> Iterator[Switch]:
     """Yield what can be switched in an engine with these arguments; ``kind`` is "sglang" if it is SGLang's."""
     is_vllm = kind != "sglang"
-    yield from _weights(engine, quantization)
+    if quantization:
+        given = names(os.environ.get("FLASHPATCH", ""))
+        without = ["bf16" if name.startswith(EIGHT_BITS) else name for name in given]
+        change = {"quantization": None} if "quantization" in engine else {}
+        if change or without != list(given):
+            yield Switch("weights", "16 bits", change, variables={"FLASHPATCH": ",".join(without)})
     if engine.get("dtype") != "float32":
         if not quantization:
             yield Switch("dtype", "float32", {"dtype": "float32"})
@@ -106,32 +82,15 @@ def switches(engine: Mapping[str, Any], quantization: str, kind: str = "") -> It
         yield Switch("kernels", "compiled, as without enforce_eager", {"enforce_eager": False})
 
 
-def _adapter(model: str, engine: Mapping[str, Any]) -> Iterator[Switch]:
-    if engine.get("adapter"):
-        place = "model_path" if "model_path" in engine else "model"
-        yield Switch("adapter", "merged into the base", {"adapter": "", place: model})
-
-
-def _weights(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:
-    if quantization:
-        given = names(os.environ.get("FLASHPATCH", ""))
-        without = ["bf16" if name.startswith(EIGHT_BITS) else name for name in given]
-        change = {"quantization": None} if "quantization" in engine else {}
-        if change or without != list(given):
-            yield Switch("weights", "16 bits", change, variables={"FLASHPATCH": ",".join(without)})
-
-
 def _run(switch: Switch, same: tuple[str, ...], engine: Mapping[str, Any], gap: float) -> Cause:
     settings = json.dumps({**engine, **switch.engine})
-    done = alone(
-        ["-c", COMMAND, "exact", *same, *switch.options, "--engine", settings],
-        {**{key: value for key, value in os.environ.items() if key != RESOLVED}, **switch.variables},
-    )
+    variables = {key: value for key, value in os.environ.items() if key != RESOLVED} | switch.variables
+    done = alone(["-c", COMMAND, "exact", *same, *switch.options, "--engine", settings], variables)
     try:
         found = json.loads(done.stdout)
     except ValueError:
         said = (done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
-        return Cause(switch.name, switch.to, problem=f"cannot compare here: {said[-1]}")
+        found = {"problem": f"cannot compare here: {said[-1]}"}
     if found["problem"]:
         return Cause(switch.name, switch.to, problem=found["problem"])
     return Cause(switch.name, switch.to, found["kl"], 1 - found["kl"] / max(gap, 1e-30))

@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from flashpatch.verify.exact.causes import Cause
-
 DISTRIBUTIONS = "the distributions"
 """The place whose gap is the mean KL."""
 
@@ -28,9 +26,8 @@ def because(error: Exception) -> str:
 class Place:
     """One place's gap, see `forced.Gap`, and the largest that rounding explains.
 
-    Attributes:
-        rank: of a tensor-parallel engine: the rank, or ranks, that differ, or the two that disagree; "" if all do, or it is not known.
-        kind: of the gap, one of `forced.KINDS`, which expert or rows, or how far out turns were compared.
+    Of a tensor-parallel engine ``rank`` names the ranks that differ, or the two that disagree; "" if all do, or it is not
+    known. ``kind`` is that of the gap, one of `forced.KINDS`, which expert or rows, or how far out turns were compared.
     """
 
     name: str
@@ -48,20 +45,41 @@ class Place:
 
 
 @dataclass(frozen=True)
+class Cause:
+    """One cause: what was switched, to what, and the mean KL(model || engine) with that, nats.
+
+    ``share`` is the part of the gap that went with it, less than 0 if the gap grew. Both are None if it could not be had;
+    ``problem`` says why.
+    """
+
+    name: str
+    to: str
+    kl: float | None = None
+    share: float | None = None
+    problem: str = ""
+
+    @property
+    def part(self) -> str:
+        """The share as it is printed: a percentage, or how often the gap is what it was where it more than doubles."""
+        if self.share is None:
+            return ""
+        return f"{round(self.share, 2) + 0.0:.0%}" if self.share >= -1 else f"gap x {1 - self.share:,.0f}"
+
+
+@dataclass(frozen=True)
 class Certificate:
-    """What the comparison found.
+    """What the comparison found, at places in the order of the forward pass; texts are "" where there is nothing to say.
 
     Attributes:
-        places: in the order of the forward pass.
         kl, kl_rounding: mean over positions of KL(model || engine), nats; and of the model rounded as the engine is.
         largest, largest_rounding: largest difference of a log-probability of the likeliest token, nats; likewise.
-        problem: why nothing could be compared, "" if it could.
-        syncs: per sync of the same weights, the first module that changed, "" if none did.
+        problem: why nothing could be compared.
+        syncs: per sync of the same weights, the first module that changed.
         seconds: what it took, by part.
         left_out: what was not compared: of what the job's engine does, and of modules.
-        quantization: how the engine's weights are quantized, "" if they are not.
+        quantization: how the engine's weights are quantized.
         causes: what is left of the gap with one cause switched off, if asked for.
-        engine: the package whose engine it is, "" if none was opened.
+        engine: the package whose engine it is.
         prompt: on which tokens, in words.
     """
 

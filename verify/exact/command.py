@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch.commands.report import Table, emit
-from flashpatch.verify.exact import causes, picture
+from flashpatch.verify.exact import causes
 from flashpatch.verify.exact.certificate import Certificate, because
 from flashpatch.verify.exact.verl_job import Job, JobError, Trainer, composed
 
@@ -45,8 +45,9 @@ def main(arguments: Sequence[str]) -> int:
         parser.error("give a MODEL, or --verl with the arguments of a job")
     if options.picture and not options.causes:
         parser.error("--picture draws what --causes measures")
-    if options.picture and (problem := picture.missing()):
-        print(f"flashpatch-verify exact: {problem}", file=sys.stderr)
+    if options.picture and importlib.util.find_spec("matplotlib") is None:
+        missing = "--picture needs matplotlib: pip install 'flashpatch[plot]'"
+        print(f"flashpatch-verify exact: {missing}", file=sys.stderr)
         return USAGE
     try:
         settings = json.loads(options.engine)
@@ -64,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         return USAGE
     emit(certificate.as_json(), tables(certificate), options.json)
     if options.picture and certificate.causes:
-        picture.draw(certificate, options.picture)
+        draw(certificate, options.picture)
     return AGREE if certificate.ok else DIFFER
 
 
@@ -133,7 +134,7 @@ def certify(
 
     Args:
         model: path or name of a checkpoint that transformers loads unquantized.
-        prompt: text to compare on; "" takes a built-in one, or random tokens if the model has no tokenizer.
+        prompt: text to compare on; see `tokens`.
         engine: arguments of `vllm.LLM` or `sglang.Engine`; ``model``, SGLang's ``model_path``, among them is another checkpoint
             for it, ``adapter`` the folder of a LoRA adapter that it serves.
         syncs: how often the same weights are loaded into the engine, after which no module may return other bits.
@@ -166,8 +167,6 @@ def certify(
     adapter = settings.pop("adapter", "")
     try:
         with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
-            if problem := rollout.ignored(llm, settings):
-                return Certificate([], problem=f"cannot compare here: {problem}")
             seen = rollout.prefill(llm, ids, adapter, read)
             changes = []
             for _ in range(syncs):
@@ -235,13 +234,10 @@ def tables(certificate: Certificate) -> list[Table]:
     ]
     first = certificate.first
     verdict = f"first differs: {first}" if first else "engine and trainer agree to rounding"
+    largest, by_rounding = f"{certificate.largest:.1e}", f"{certificate.largest_rounding:.1e}"
     numbers = [
         ("mean KL, nats", f"{certificate.kl:.1e}", f"{certificate.kl_rounding:.1e}"),
-        (
-            "log-probability of the likeliest token, nats",
-            f"{certificate.largest:.1e}",
-            f"{certificate.largest_rounding:.1e}",
-        ),
+        ("log-probability of the likeliest token, nats", largest, by_rounding),
     ]
     notes = [f"compared on {certificate.prompt}"] if certificate.prompt else []
     notes += [f"left out: {what}" for what in certificate.left_out]
@@ -263,6 +259,28 @@ def _causes(certificate: Certificate) -> Table:
     notes = [f"{cause.name}: {cause.problem}" for cause in certificate.causes if cause.problem]
     columns = ("cause", "switched to", "mean KL, nats", "share")
     return Table("Causes, one switched at a time", columns, rows, notes=notes)
+
+
+def draw(found: Certificate, path: Path) -> None:
+    """Write a bar per cause that could be switched: the part of the mean KL that went with it."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import PercentFormatter
+
+    causes = [cause for cause in found.causes if cause.share is not None]
+    shares = [max(cause.share, -1) for cause in causes]  # a longer bar would hide the others
+    made = Figure(figsize=(9, 1.5 + 0.4 * len(causes)), layout="constrained")
+    axes = made.subplots()
+    bars = axes.barh([f"{cause.name}: {cause.to}" for cause in causes], shares)
+    axes.bar_label(bars, [cause.part for cause in causes], padding=3)
+    axes.margins(x=0.15)  # for the labels
+    axes.invert_yaxis()
+    axes.axvline(0, color="black", linewidth=0.8)
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.set_xlabel("part of the mean KL that goes with the cause; below 0 the mean KL grows")
+    made.suptitle(
+        f"Mean KL of engine and trainer: {found.kl:.1e} nats, by rounding alone {found.kl_rounding:.1e}"
+    )
+    made.savefig(path, dpi=150)
 
 
 def _parser() -> argparse.ArgumentParser:

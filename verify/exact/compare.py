@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import repeat
 
 import torch
 
-from flashpatch.verify.exact.calls import Call, recorded
+from flashpatch.verify.exact.calls import Call, hooked, recorded
 from flashpatch.verify.exact.certificate import DISTRIBUTIONS, Certificate, Place
-from flashpatch.verify.exact.distributions import likeliest, logits, mean_kl
 from flashpatch.verify.exact.engine import Pass
-from flashpatch.verify.exact.experts import MOST, limits
-from flashpatch.verify.exact.forced import KINDS, Gap, gaps, pairs, router_logits
-from flashpatch.verify.exact.names import FUSED, counterparts, spellings
-from flashpatch.verify.exact.noise import rounded
+from flashpatch.verify.exact.forced import (
+    FUSED,
+    KINDS,
+    MOST,
+    Gap,
+    counterparts,
+    gaps,
+    limits,
+    pairs,
+    router_logits,
+    spellings,
+)
 from flashpatch.verify.exact.routers import choosing
-from flashpatch.verify.exact.rows import UNREAD
+from flashpatch.verify.exact.rows import UNREAD, turned
 from flashpatch.verify.exact.rows import gaps as of_rows
 from flashpatch.verify.exact.shards import some
-from flashpatch.verify.exact.turns import gaps as far
 
 _NUMBER = re.compile(r"\.\d+(?=\.)")  # of a layer
 FACTOR = 4.0
@@ -30,17 +37,15 @@ FLOOR = 2.0**-8
 A KL grows with the square of a gap, and so do its factor and its floor."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
 """Settings of a model that end what a token attends to."""
+FP8_LARGEST = 448.0
 TURNED = FACTOR * FLOOR
 """A rotary place differs by more: an engine's cosines are in bf16, angles far out in float32."""
 
 
 def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engine: Pass) -> Certificate:
-    """Compare one prefill of an engine with the trainer's model.
+    """Compare one prefill of an engine, of the tokens ``ids``, with the trainer's model.
 
-    Args:
-        load: returns the Hugging Face model in a dtype, on any device, in evaluation mode.
-        ids: the tokens that the engine was given.
-        engine: what it did.
+    ``load`` returns the Hugging Face model in a dtype, on any device, in evaluation mode.
     """
     if engine.problem or not engine.logits.numel():
         problem = engine.problem or "the engine gave no logits of the prompt"
@@ -67,10 +72,9 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     # Ranks that disagree come first, as what follows is compared with the first rank's.
     tables = [Place(name, gap, FLOOR, "", which) for name, which, gap in of_rows(exact, engine.rows, FLOOR)]
     places = _ordered([*engine.apart, *places, *tables], engine.calls)
-    turned = [
-        Place(name, gap, TURNED, "", f"to position {end}") for name, end, gap in far(exact, engine.turns)
-    ]
-    places += turned
+    far = turned(exact, engine.turns)
+    turns = [Place(name, gap, TURNED, "", f"to position {end}") for name, end, gap in far]
+    places += turns
     kl, largest = mean_kl(wanted, engine.logits), likeliest(wanted, engine.logits)
     kl_rounding, largest_rounding = mean_kl(wanted, near), likeliest(wanted, near)
     bound = max(FACTOR**2 * kl_rounding, FLOOR**2)
@@ -89,12 +93,9 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     blocks = [name.removesuffix(".experts") for name in known if found and name.endswith(".experts")]
     together = dict.fromkeys(_NUMBER.sub(".*", name) for name in blocks if name not in apart)
     left += [f"{name}'s experts one by one" for name in together]
-    left += _beyond(exact, len(ids), bool(turned), {table.name for table in tables})
-    return Certificate(
-        *(places, kl, kl_rounding, largest, largest_rounding),
-        quantization=engine.quantization,
-        left_out=tuple(left),
-    )
+    left += _beyond(exact, len(ids), bool(turns), {table.name for table in tables})
+    numbers = kl, kl_rounding, largest, largest_rounding
+    return Certificate(places, *numbers, quantization=engine.quantization, left_out=tuple(left))
 
 
 def _beyond(model: torch.nn.Module, length: int, turned: bool, tables: Collection[str]) -> Iterator[str]:
@@ -164,3 +165,82 @@ def _noise(place: str, rounding: Mapping[str, Gap]) -> tuple[float, ...]:
     names = [*places, last, *(f"{head}.{part}" for part in FUSED.get(last, ()))]
     known = [rounding[name] for name in names if name in rounding]
     return tuple(map(max, zip(*(gap.sizes for gap in known or rounding.values()))))
+
+
+@contextmanager
+def rounded(model: torch.nn.Module, quantization: str) -> Iterator[None]:
+    """Within, linear layers but the head compute on weights and inputs rounded to eight bits, as an engine's do; experts on
+    weights.
+
+    The model's weights are restored at the end. An engine without ``quantization`` rounds nothing.
+    """
+    if not quantization:
+        yield
+        return
+    is_int = "int8" in quantization or "w8a8" in quantization or "compressed" in quantization
+    hooks, kept = [], []
+
+    def narrowed(_: torch.nn.Module, args: tuple) -> tuple:
+        return to_eight_bits(args[0], is_int), *args[1:]
+
+    for name, module in model.named_modules():
+        for own in module.parameters(recurse=False) if name.endswith("experts") else ():
+            kept.append((own, own.data))
+            own.data = to_eight_bits(own.data, is_int) if own.dim() == 3 else own.data
+        if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head"):
+            kept.append((module.weight, module.weight.data))
+            module.weight.data = to_eight_bits(module.weight.data, is_int)
+            hooks.append(module.register_forward_pre_hook(narrowed))
+    try:
+        with hooked(hooks):
+            yield
+    finally:
+        for weight, data in kept:
+            weight.data = data
+
+
+def to_eight_bits(values: torch.Tensor, is_int: bool) -> torch.Tensor:
+    """Return the values rounded to int8 or e4m3, with a scale per row."""
+    wide, top = values.float(), 127 if is_int else FP8_LARGEST
+    largest = wide.abs().amax(-1, keepdim=True).clamp(min=1e-12)
+    scaled = wide * top / largest
+    narrow = scaled.round() if is_int else scaled.to(torch.float8_e4m3fn).float()
+    return (narrow * largest / top).to(values.dtype)
+
+
+def logits(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
+    """Return the model's logits at each position but the last, [T - 1, V], float32 on the host."""
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        found = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits
+    return found[0, :-1].float().cpu()
+
+
+def mean_kl(wanted: torch.Tensor, got: torch.Tensor) -> float:
+    """Return the mean over positions of KL(wanted || got), nats, of logits [T, V]; an engine's are wider where it pads its
+    vocabulary."""
+    a, b = wanted.log_softmax(-1), got[:, : wanted.shape[1]].log_softmax(-1)
+    return (a.exp() * (a - b)).sum(-1).mean().item()
+
+
+def likeliest(wanted: torch.Tensor, got: torch.Tensor) -> float:
+    """Return the largest difference of a log-probability of the token likeliest by ``wanted``, nats; see `mean_kl`."""
+    a, b = wanted.log_softmax(-1), got[:, : wanted.shape[1]].log_softmax(-1)
+    return (a - b).gather(-1, a.argmax(-1, keepdim=True)).abs().max().item()
+
+
+def kept_kl(wanted: torch.Tensor, got: torch.Tensor, top_p: float, top_k: int, over_kept: bool) -> float:
+    """Return the mean KL(kept || wanted), nats, of what truncated sampling keeps of ``got`` and renormalizes; see `mean_kl`.
+
+    ``top_p`` and ``top_k`` are as vLLM and SGLang take them, 1 and -1 cut nothing; ``over_kept`` renormalizes ``wanted``
+    likewise.
+    """
+    from transformers import TopKLogitsWarper, TopPLogitsWarper
+
+    kept = got[:, : wanted.shape[1]]
+    kept = TopKLogitsWarper(top_k)(None, kept) if top_k > 0 else kept
+    kept = TopPLogitsWarper(top_p)(None, kept) if top_p < 1 else kept
+    cut = kept.isinf()
+    over = wanted.masked_fill(cut, -torch.inf) if over_kept else wanted
+    a, b = kept.log_softmax(-1), over.log_softmax(-1)
+    return (a.exp() * (a - b)).masked_fill(cut, 0.0).sum(-1).mean().item()

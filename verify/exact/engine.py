@@ -14,9 +14,8 @@ import torch
 from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
 from flashpatch.verify.exact.certificate import Place
-from flashpatch.verify.exact.rows import Rows, of_model
+from flashpatch.verify.exact.rows import Rows, Turns, of_model, turns_of
 from flashpatch.verify.exact.shards import HEAD, Pair, join, layouts_of, some
-from flashpatch.verify.exact.turns import Turns, of_engine
 
 LENGTH = "max_model_len"
 PARALLEL = tuple(
@@ -31,15 +30,12 @@ class Pass:
     """One prefill of an engine.
 
     Attributes:
-        calls: of the modules of its model.
+        calls: of the modules of its model, and ``ranks`` those that each rank saw.
         logits: [T - 1, V], float32, at each position but the last.
         quantization: how the engine's weights are quantized, "" if they are not.
         problem: why it is none that was asked for, "" if it is.
-        ranks: the calls that each rank saw.
-        apart: where ranks that hold the same disagree.
-        left: modules that cannot be joined from their ranks.
-        turns: what the first rank turns queries and keys by.
-        rows: what is kept of its tables' rows.
+        apart: where ranks that hold the same disagree; ``left`` are modules that cannot be joined.
+        turns: what the first rank turns queries and keys by, and ``rows`` what is kept of its tables' rows.
     """
 
     calls: list[Call]
@@ -60,26 +56,19 @@ def defaults(model: str, length: int) -> dict[str, Any]:
 
 def refusal(settings: Mapping[str, Any]) -> str:
     """Say why an engine with these arguments of `vllm.LLM` cannot be looked into; "" if it can."""
-    split = [name for name in PARALLEL if (settings.get(name) or 1) > 1]
-    if not split:
-        return ""
-    return (
-        f"{split[0]}={settings[split[0]]}, and only one process, or ranks of tensor parallelism, are compared"
-    )
-
-
-def ignored(llm: Any, settings: Mapping[str, Any]) -> str:
-    """Say which of its arguments an engine does not heed though it opens; "" if it heeds those known to be."""
-    asked = (settings.get("hf_overrides") or {}).get("head_dtype", "model")
-    held = str(llm.llm_engine.vllm_config.model_config.head_dtype).removeprefix("torch.")
-    return (
-        "" if asked in ("model", held) else f"this vLLM leaves the head in {held}, whatever head_dtype says"
-    )
+    for name in PARALLEL:
+        if (settings.get(name) or 1) > 1:
+            compared = "only one process, or ranks of tensor parallelism, are compared"
+            return f"{name}={settings[name]}, and {compared}"
+    return ""
 
 
 @contextmanager
 def opened(**arguments: Any) -> Iterator[Any]:
-    """Yield a `vllm.LLM`, eager, so that hooks see every module; it and its workers end with the block."""
+    """Yield a `vllm.LLM`, eager, so that hooks see every module; it and its workers end with the block.
+
+    Raises ValueError if it opens and does not heed ``head_dtype``.
+    """
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
@@ -88,6 +77,10 @@ def opened(**arguments: Any) -> Iterator[Any]:
     try:
         llm = LLM(**settings)
         try:
+            asked = (settings.get("hf_overrides") or {}).get("head_dtype", "model")
+            held = str(llm.llm_engine.vllm_config.model_config.head_dtype).removeprefix("torch.")
+            if asked not in ("model", held):
+                raise ValueError(f"this vLLM leaves the head in {held}, whatever head_dtype says")
             yield llm
         finally:
             llm.llm_engine.engine_core.shutdown()
@@ -97,14 +90,8 @@ def opened(**arguments: Any) -> Iterator[Any]:
 
 
 def prefill(llm: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> Pass:
-    """Let the engine read the tokens ``ids``, under a LoRA adapter if one is named; return what its modules did.
-
-    Args:
-        llm: a `vllm.LLM` that was `opened`.
-        ids: one sequence.
-        adapter: its folder.
-        read: one of `causes.WAYS`.
-    """
+    """Let a `vllm.LLM` that was `opened` read the tokens ``ids``, in one of `causes.WAYS`, under the LoRA adapter of a folder
+    if one is named; return what its modules did."""
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
 
@@ -139,11 +126,9 @@ def prefill(llm: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> P
         calls = calls_of(ids)
     steps = [joined(rank) for rank in calls]
     ranks = [modules for modules, _ in steps]
-    layouts = llm.collective_rpc(_layouts)[0] if len(ranks) > 1 else {}
-    whole = join(ranks, layouts)
     logits = steps[0][1] if len(steps[0][1]) == length - 1 else torch.empty(0)
-    turns, rows = llm.collective_rpc(_tables)[0]
-    how = config.quantization or ""
+    layouts, turns, rows = llm.collective_rpc(_described)[0]
+    whole, how = join(ranks, layouts), config.quantization or ""
     return Pass(whole.calls, logits, how, problem, ranks, whole.apart, whole.left, turns, rows)
 
 
@@ -159,14 +144,10 @@ def _stop(worker: Any) -> list[Call]:
     return _calls
 
 
-def _layouts(worker: Any) -> dict[str, Pair]:
-    """In a worker: return how the tensors of its modules lie on the ranks."""
-    return layouts_of(worker.get_model())
-
-
-def _tables(worker: Any) -> tuple[Turns, Rows]:
-    """In a worker: return what it turns queries and keys by, and what is kept of its tables' rows."""
-    return of_engine(worker.get_model()), of_model(worker.get_model())
+def _described(worker: Any) -> tuple[dict[str, Pair], Turns, Rows]:
+    """In a worker: return how tensors lie on the ranks, by what queries and keys are turned, and what is kept of tables' rows."""
+    model = worker.get_model()
+    return layouts_of(model), turns_of(model), of_model(model)
 
 
 def rows_of(calls: list[Call], of: int, count: int) -> list[Call]:
@@ -179,11 +160,8 @@ def rows_of(calls: list[Call], of: int, count: int) -> list[Call]:
 
 
 def joined(calls: list[Call]) -> tuple[list[Call], torch.Tensor]:
-    """Return the modules' calls and the prompt's logits of a prefill that the engine did in one step or in several.
-
-    Args:
-        calls: in the order in which they began; each step begins with the same module.
-    """
+    """Return the modules' calls and the prompt's logits of a prefill that the engine did in one step or in several, each of
+    which begins with the same module."""
     starts = [at for at, call in enumerate(calls) if call.name == calls[0].name]
     steps = [calls[begin:end] for begin, end in pairwise([*starts, len(calls)])]
     modules = [[call for call in step if call.name != HEAD] for step in steps]

@@ -3,39 +3,67 @@
 Each module that both models have is given what the engine's module was given, and what the engine's returned goes on to the
 next. So a difference shows where it arises and is carried no further. A router's logits go on too: the experts that they choose are
 compared, whatever rounding did to the choice.
+
+Of many experts one adds little to what a block returns, and that to few tokens. So they are compared one by one, too: what one adds has a
+direction that the others' has not, and that rounding has not, and so much of it as a difference has is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from typing import Any
 
 import torch
 
-from flashpatch.verify.exact.calls import Call, first_tensor, given_to
-from flashpatch.verify.exact.experts import Parts, parts
-from flashpatch.verify.exact.names import counterparts
+from flashpatch.verify.exact.calls import Call, first_tensor, given_to, hooked, tensors_in
 from flashpatch.verify.exact.routers import ROUTER, decided, following, is_router, logits_of, unreached
 from flashpatch.verify.exact.shards import HEAD
 
+#: Modules that hold others and give back the stream in parts, take other arguments than their namesakes, have their
+#: columns in another order (BLOOM's, head by head), or apply their gate themselves (Qwen's shared expert).
+_OTHERWISE = re.compile(r"(^|\.)(model|layers\.\d+|experts|shared_expert|act_fn|rotary_emb|query_key_value)$")
+#: A mixer of vLLM's in a wrapper of the same name, which scales what it is given (Falcon-H1); Hugging Face's does that itself.
+_WRAPPED = re.compile(r"(?<=\.mamba)\.mamba(?=\.)")
+#: Modules of vLLM and SGLang that compute several of Hugging Face's at once.
+FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+#: Names that engines kept and transformers changed: of a block of experts, and of the router in it.
+_RENAMED = ((re.compile(r"\.block_sparse_moe\b"), ".mlp"), (re.compile(r"\.gate$"), ".router"))
 KINDS = ("", "scale", "offset", "a column's scale")
 """Ways in which values differ: by the norm of the difference as a part of theirs, or by what rounding, which knows no direction, does not
 do: all of one module's are larger, each column has a part that is the same for all tokens, one column is larger."""
 
 
+LEAST = 1 / 8
+"""A part of what an expert adds that may be missing whatever rounding does."""
+MOST = 1 / 2
+"""The part that a wrong one surely lacks."""
+DEVIATIONS = 6.0
+"""Standard deviations of what rounding has in a direction by chance."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One expert's part in the difference of a block: what is missing, or too much, of what it adds, as a part of that, and the
+    standard deviation of that by a difference as large as the block's output and without direction."""
+
+    missing: float
+    chance: float
+
+
+Parts = Mapping[int, Part]
+
+
 @dataclass(frozen=True)
 class Gap:
-    """A difference at one place.
+    """A difference at one place: "into NAME", between what the model's earlier modules returned and what the module was given,
+    or "NAME", of what it returned.
 
-    Attributes:
-        place: "into NAME": between what the model's earlier modules returned and what the module was given; or "NAME": of
-            what it returned.
-        sizes: of the difference in each of `KINDS`.
-        ranks: the first of them in the columns of each rank, where they are known.
-        unreached: of a router's experts, those that no decided token chose, joined by commas.
-        experts: of a block of experts, by expert its part in the difference.
+    Its ``sizes`` are those of `KINDS`, ``ranks`` the first of them in the columns of each rank, where they are known. Of a
+    router, ``unreached`` has the experts that no decided token chose, joined by commas; of a block of experts, ``experts`` has
+    the part of each.
     """
 
     place: str
@@ -52,28 +80,17 @@ class Gap:
 def gaps(model: torch.nn.Module, ids: list[int], engine: list[Call], logits: torch.Tensor) -> list[Gap]:
     """Return the difference at each place that both models have, in the order of the engine's calls.
 
-    Args:
-        model: the Hugging Face model; its dtype decides how exact the reference is.
-        ids: the tokens of the one sequence that the engine was given.
-        engine: its calls.
-        logits: what it gave at each position but the last, [T - 1, V]; their place is "logits".
+    The dtype of the Hugging Face ``model`` decides how exact the reference is. ``ids`` is the one sequence that the engine was
+    given, ``logits`` what it gave at each position but the last, [T - 1, V], whose place is "logits".
     """
     leading, order = pairs(model, len(ids), engine)
     found: dict[str, Gap] = {}
     state = _State(leading, found)
-    hooks = [
-        hook
-        for name, module in model.named_modules()
-        if name in leading
-        for hook in state.attach(name, module)
-    ]
-    try:
-        with torch.no_grad():
-            device = next(model.parameters()).device
-            ours = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, :-1]
-    finally:
-        for hook in hooks:
-            hook.remove()
+    known = dict(model.named_modules())
+    hooks = [hook for name in known if name in leading for hook in state.attach(name, known[name])]
+    device = next(model.parameters()).device
+    with hooked(hooks), torch.no_grad():
+        ours = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, :-1]
     owners = next((call.returned_by for call in engine if call.name == HEAD), None)
     state.note("logits", ours, logits[:, : ours.shape[1]], owners)
     return [found[place] for place in (*order, "logits") if place in found]
@@ -82,15 +99,10 @@ def gaps(model: torch.nn.Module, ids: list[int], engine: list[Call], logits: tor
 def pairs(
     model: torch.nn.Module, length: int, engine: list[Call]
 ) -> tuple[dict[str, tuple[Call, int]], list[str]]:
-    """Return by module of ``model`` the engine's call that computes what it does, and the first of the call's columns that are its.
+    """Return by module of ``model`` the engine's call that computes what it does, and the first of the call's columns that are
+    its.
 
-    Args:
-        model: the Hugging Face model.
-        length: of the one sequence.
-        engine: calls of the other model.
-
-    Returns:
-        The pairs, and the names of the places in the order of the calls.
+    Beside these, the names of the places in the order of the calls. ``length`` is that of the one sequence.
     """
     known = {name for name, _ in model.named_modules()}
     called = {call.name for call in engine}
@@ -106,6 +118,32 @@ def pairs(
             leading[name] = (call, start)
             start += getattr(model.get_submodule(name), "out_features", 0)
     return leading, order
+
+
+def counterparts(name: str, known: Collection[str], called: Collection[str]) -> tuple[str, ...]:
+    """Return the names of the modules that compute together what the engine's module ``name`` does; () if there are none.
+
+    ``known`` are the names of all modules of the Hugging Face model, ``called`` of the engine's.
+    """
+    wrapped = f"{name}.{name.rpartition('.')[2]}"
+    if _OTHERWISE.search(name) or wrapped in called:
+        return ()
+    for one in spellings(name):
+        if one in known:
+            return (one,)
+        parent, _, last = one.rpartition(".")
+        parts = tuple(f"{parent}.{part}" for part in FUSED.get(last, ()))
+        if parts and set(parts) <= set(known):
+            return parts
+    return ()
+
+
+def spellings(name: str) -> list[str]:
+    """Return the names that a place of the engine may have in the Hugging Face model."""
+    found = [_WRAPPED.sub("", name)]
+    for pattern, other in _RENAMED:
+        found += [pattern.sub(other, one) for one in found if pattern.search(one)]
+    return found
 
 
 def router_logits(model: torch.nn.Module, length: int, engine: list[Call]) -> dict[str, torch.Tensor]:
@@ -172,10 +210,8 @@ class _State:
         def chosen(_: torch.nn.Module, args: tuple, kwargs: dict) -> None:
             self.experts_given[name] = (*args, *kwargs.values())
 
-        hooks = [
-            module.register_forward_pre_hook(before, with_kwargs=True),
-            module.register_forward_hook(after, with_kwargs=True),
-        ]
+        hooks = [module.register_forward_pre_hook(before, with_kwargs=True)]
+        hooks.append(module.register_forward_hook(after, with_kwargs=True))
         if isinstance(experts := getattr(module, "experts", None), torch.nn.Module):
             hooks.append(experts.register_forward_pre_hook(chosen, with_kwargs=True))
         return hooks
@@ -183,12 +219,9 @@ class _State:
     def note(
         self, place: str, ours: torch.Tensor, theirs: torch.Tensor, owners: torch.Tensor | None = None
     ) -> None:
-        """Keep the difference at a place: the larger one, if modules of one name take part.
+        """Keep the difference of as many values at a place, see `Gap`: the larger one, if modules of one name take part.
 
-        Args:
-            place: see `Gap`.
-            ours, theirs: as many values each; where there are none, nothing is kept.
-            owners: the rank of each column.
+        ``owners`` are the ranks of the columns. Where there are no values, nothing is kept.
         """
         if ours.numel() != theirs.numel() or not ours.numel():
             return
@@ -197,12 +230,9 @@ class _State:
         other = theirs.reshape(theirs.shape[0], -1)
         mine = ours.detach().float().cpu().reshape(other.shape)
         old = self.found.get(place, Gap(place))
-        ranks = (
-            []
-            if owners is None
-            else [owners[: other.shape[1]] == rank for rank in range(int(owners.max()) + 1)]
-        )
-        parts = [_sizes(mine[:, own], other[:, own])[0].item() for own in ranks]
+        ranks = range(0 if owners is None else int(owners.max()) + 1)
+        columns = [owners[: other.shape[1]] == rank for rank in ranks]
+        parts = [_sizes(mine[:, own], other[:, own])[0].item() for own in columns]
         larger = tuple(max(pair) for pair in zip_longest(parts, old.ranks, fillvalue=0.0))
         sizes = torch.maximum(_sizes(mine, other), torch.tensor(old.sizes))
         self.found[place] = Gap(place, tuple(sizes.tolist()), larger)
@@ -225,12 +255,49 @@ def _with(args: tuple, kwargs: dict, given: torch.Tensor) -> tuple[tuple, dict]:
 
     def swap(value: Any) -> Any:
         nonlocal replaced
-        fits = (
-            isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() == given.numel()
-        )
-        if replaced or not fits or not given.is_floating_point():
+        fits = isinstance(value, torch.Tensor) and value.numel() == given.numel()
+        if replaced or not (fits and value.is_floating_point() and given.is_floating_point()):
             return value
         replaced = True
         return given.reshape(value.shape).to(value)
 
     return tuple(map(swap, args)), {key: swap(value) for key, value in kwargs.items()}
+
+
+def parts(
+    experts: torch.nn.Module, given: tuple[Any, ...], ours: torch.Tensor, theirs: torch.Tensor, kept: Any
+) -> Parts:
+    """Return by expert its part in the difference of two outputs, [T, C], of a block with the trainer's experts.
+
+    These are ``given`` hidden states, and by token the experts and their weights, [T, K]; the tokens ``kept`` are compared.
+    """
+    tensors = tensors_in(given)
+    if len(tensors) < 3 or tensors[1].shape != tensors[2].shape or tensors[1].is_floating_point():
+        return {}
+    hidden, chosen, weights = tensors[0].reshape(-1, tensors[0].shape[-1]), tensors[1], tensors[2]
+    each = chosen.shape[1]
+    rows = hidden.repeat_interleave(each, 0)  # one for each expert of a token
+    added = experts.forward(rows, chosen.reshape(-1, 1), weights.reshape(-1, 1)).detach().float().cpu()
+    is_kept = torch.zeros(len(chosen), dtype=torch.bool)
+    is_kept[kept] = True
+    taken, difference, found = chosen.flatten().cpu(), theirs - ours, {}
+    for expert in taken[is_kept.repeat_interleave(each)].unique().tolist():
+        places = ((taken == expert) & is_kept.repeat_interleave(each)).nonzero().flatten()
+        own, at = added[places], places // each
+        norm = own.norm().clamp(min=1e-30)
+        missing = (own * difference[at]).sum().abs() / norm**2
+        found[expert] = Part(missing.item(), (ours[at].norm() / norm / own.numel() ** 0.5).item())
+    return found
+
+
+def limits(found: Parts, rounding: Parts, size: float, factor: float) -> dict[int, float]:
+    """Return what may be missing of each; more than `MOST` if too few tokens, or too light ones, show what it adds.
+
+    A difference may have ``factor`` times as much as rounding has, which is ``size``, as a part of the block's output, and has
+    these parts.
+    """
+    nothing = Part(0.0, 0.0)
+    return {
+        expert: max(LEAST, DEVIATIONS * size * part.chance, factor * rounding.get(expert, nothing).missing)
+        for expert, part in found.items()
+    }

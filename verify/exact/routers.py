@@ -77,10 +77,10 @@ def decided(logits: torch.Tensor, returned: tuple) -> torch.Tensor:
 
 def unreached(logits: torch.Tensor, returned: tuple) -> list[int]:
     """Return the experts that no decided token chose, as far as a router says."""
-    chosen = _chosen(logits, returned)
+    chosen, known = _chosen(logits, returned), {*range(logits.shape[-1])}
     if chosen is None:
         return []
-    return sorted({*range(logits.shape[-1])} - {*chosen[decided(logits, returned)].flatten().tolist()})
+    return sorted(known - {*chosen[decided(logits, returned)].flatten().tolist()})
 
 
 def _chosen(logits: torch.Tensor, returned: tuple) -> torch.Tensor | None:

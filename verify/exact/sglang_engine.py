@@ -1,8 +1,5 @@
-"""Open SGLang's model runner in this process, let it read one sequence, and record its forward pass.
-
-It is opened, and given its requests, by the functions that SGLang's own ``bench_one_batch`` does it with: no scheduler, no
-processes of its own, no prefix cache.
-"""
+"""Open SGLang's model runner in this process, let it read one sequence, and record its forward pass: by the functions of
+SGLang's own ``bench_one_batch``, without scheduler, other processes and prefix cache."""
 
 from __future__ import annotations
 
@@ -21,12 +18,11 @@ from unittest import mock
 import torch
 
 from flashpatch.patches.cpu import platform
-from flashpatch.verify.exact.calls import Call, recorded
+from flashpatch.verify.exact.calls import Call, hooked, recorded
 from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
 from flashpatch.verify.exact.engine import Pass, joined, rows_of
-from flashpatch.verify.exact.rows import of_model
+from flashpatch.verify.exact.rows import of_model, turns_of
 from flashpatch.verify.exact.shards import HEAD
-from flashpatch.verify.exact.turns import of_engine
 
 LENGTH = "context_length"
 ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -53,11 +49,6 @@ def refusal(settings: Mapping[str, Any]) -> str:
             return f"{name}={settings[name]}, {why}"
     if settings.get("disable_cuda_graph") is False:
         return "disable_cuda_graph=False, and captured graphs hide modules"
-    return ""
-
-
-def ignored(runner: Any, settings: Mapping[str, Any]) -> str:
-    """Say which of its arguments an engine does not heed though it opens; none is known of SGLang's."""
     return ""
 
 
@@ -120,25 +111,16 @@ def _configure(bench: Any, args: Any) -> None:
 
 
 def prefill(runner: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> Pass:
-    """Let the engine read the tokens ``ids``, under a LoRA adapter if one is named; return what its modules did.
-
-    Args:
-        runner: that was `opened`.
-        ids: one sequence.
-        adapter: its folder.
-        read: one of `causes.WAYS`.
-    """
+    """Let the engine read the tokens ``ids``; see `flashpatch.verify.exact.engine.prefill`."""
     bench, length, under = _bench(), len(ids), _loaded(runner, adapter) if adapter else None
     if read == CACHED and length <= BLOCK:
-        return Pass(
-            [], torch.empty(0), "", f"the prompt has {length} tokens, and {BLOCK} are to come before others"
-        )
+        problem = f"the prompt has {length} tokens, and {BLOCK} are to come before others"
+        return Pass([], torch.empty(0), "", problem)
 
     def asked(*prompts: list[int]) -> list[Any]:
         runner.clear()
-        requests = bench.prepare_synthetic_inputs_for_latency_test(
-            len(prompts), len(prompts[0]), list(prompts)
-        )
+        prepare = bench.prepare_synthetic_inputs_for_latency_test
+        requests = prepare(len(prompts), len(prompts[0]), list(prompts))
         for request in requests:
             request.lora_id = under
         return requests
@@ -156,9 +138,8 @@ def prefill(runner: Any, ids: list[int], adapter: str = "", read: str = ALONE) -
         calls = calls_of(requests)
         cut = bench.BenchArgs(cut_len=BLOCK)
         more = bench.prepare_extend_inputs_for_correctness_test(cut, [ids], requests, runner.torch_runner)
-        if (
-            row := getattr(more[0], "req_pool_idx", None)
-        ) is not None:  # 0.5.12, which reads row 0 of its table
+        row = getattr(more[0], "req_pool_idx", None)
+        if row is not None:  # 0.5.12, which reads row 0 of its table
             slots = runner.torch_runner.req_to_token_pool.req_to_token[row, :BLOCK]
             more[0].prefix_indices = slots.to(more[0].prefix_indices.dtype)
         calls += calls_of(more)
@@ -166,9 +147,8 @@ def prefill(runner: Any, ids: list[int], adapter: str = "", read: str = ALONE) -
         calls = calls_of(asked(ids))
     modules, logits = joined(calls)
     whole = logits[:-1] if len(logits) == length else torch.empty(0)
-    quantization = runner.torch_runner.model_config.quantization or ""
-    model = runner.torch_runner.model
-    return Pass(modules, whole, quantization, ranks=[modules], turns=of_engine(model), rows=of_model(model))
+    model, how = runner.torch_runner.model, runner.torch_runner.model_config.quantization or ""
+    return Pass(modules, whole, how, ranks=[modules], turns=turns_of(model), rows=of_model(model))
 
 
 def _loaded(runner: Any, folder: str) -> str:
@@ -195,12 +175,8 @@ def _whole(model: torch.nn.Module) -> Iterator[list[Call]]:
 
     heads = [module for name, module in model.named_modules() if name == HEAD]
     hooks = [head.register_forward_hook(after, with_kwargs=True) for head in heads]
-    try:
-        with recorded(model) as calls:
-            yield calls
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with hooked(hooks), recorded(model) as calls:
+        yield calls
     found = iter(logits)
     calls[:] = [replace(call, returned=next(found)) if call.name == HEAD else call for call in calls]
 

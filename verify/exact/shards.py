@@ -25,10 +25,8 @@ REST: Parts = ((0, 1),)
 class Layout:
     """How what a module is given, or returns, lies on the ranks.
 
-    Attributes:
-        kind: "same" on each, "split" between them, parts of a "sum"; "heads", split if they are a dimension of their own;
-            "either", the same or split; "unknown", the same or not to be joined.
-        parts: of what is split.
+    The kind is "same" on each, "split" between them in these parts, parts of a "sum"; "heads", split if they are a dimension of
+    their own; "either", the same or split; "unknown", the same or not to be joined.
     """
 
     kind: str = "unknown"
@@ -42,13 +40,7 @@ Pair = tuple[Layout, Layout]
 
 @dataclass(frozen=True)
 class Joined:
-    """What one process would have seen.
-
-    Attributes:
-        calls: of the modules that can be joined.
-        apart: where ranks disagree, in the order of the calls.
-        left: the modules that cannot be joined.
-    """
+    """What one process would have seen, where ranks disagree, in the order of the calls, and the modules that cannot be joined."""
 
     calls: list[Call] = field(default_factory=list)
     apart: list[Place] = field(default_factory=list)
@@ -68,11 +60,9 @@ def layouts_of(model: torch.nn.Module) -> dict[str, Pair]:
     # An adapter's layer computes what the layer does that it wraps.
     modules = {name: getattr(module, "base_layer", module) for name, module in modules.items()}
     found = {name: _layout(name, module, modules) for name, module in modules.items()}
-    tables = [
-        module.num_embeddings_per_partition for module in modules.values() if hasattr(module, "shard_indices")
-    ]
-    if tables:
-        found[HEAD] = UNKNOWN, Layout("split", ((tables[-1], 1),))
+    for module in modules.values():
+        if hasattr(module, "shard_indices"):
+            found[HEAD] = UNKNOWN, Layout("split", ((module.num_embeddings_per_partition, 1),))
     return {name: layouts for name, layouts in found.items() if layouts != (UNKNOWN, UNKNOWN)}
 
 
@@ -107,12 +97,7 @@ def _columns(module: Any, parent: Any) -> Layout:
 
 
 def join(ranks: Sequence[Sequence[Call]], layouts: Mapping[str, Pair]) -> Joined:
-    """Return what one process would have seen.
-
-    Args:
-        ranks: by rank, its calls; each rank calls the same modules in the same order.
-        layouts: of the modules by name.
-    """
+    """Return what one process would have seen of the calls of each rank, which calls the same modules in the same order."""
     if len(ranks) == 1:
         return Joined(list(ranks[0]))
     found, tokens = Joined(), len(ranks[0][0].returned)
@@ -131,10 +116,9 @@ def join(ranks: Sequence[Sequence[Call]], layouts: Mapping[str, Pair]) -> Joined
             continue
         found.apart.extend(Place(f"into {name}", size, AGREE, pair) for pair, size in _apart(into, given))
         found.apart.extend(Place(name, size, AGREE, pair) for pair, size in _apart(out, returned))
-        parts = _whole(into, given), _whole(out, returned), _owners(into, given), _owners(out, returned)
-        found.calls.append(
-            replace(calls[0], **dict(zip(("given", "returned", "given_by", "returned_by"), parts)))
-        )
+        whole = dict(given=_whole(into, given), returned=_whole(out, returned))
+        owners = dict(given_by=_owners(into, given), returned_by=_owners(out, returned))
+        found.calls.append(replace(calls[0], **whole, **owners))
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,10 +14,9 @@ from pathlib import Path
 import torch
 
 from flashpatch.patches._shared.child import alone
-from flashpatch.verify.exact.causes import OTHERS, Cause
-from flashpatch.verify.exact.certificate import Certificate, because
-from flashpatch.verify.exact.compare import compare
-from flashpatch.verify.exact.distributions import kept_kl, logits, mean_kl
+from flashpatch.verify.exact.causes import OTHERS
+from flashpatch.verify.exact.certificate import Cause, Certificate, because
+from flashpatch.verify.exact.compare import compare, kept_kl, logits, mean_kl
 from flashpatch.verify.exact.engine import Pass
 from flashpatch.verify.exact.forced import router_logits
 from flashpatch.verify.exact.routers import choosing
@@ -33,14 +33,8 @@ Way = tuple[str, str, Callable[[], torch.Tensor]]
 def certified(
     model: str, trusted: bool, ids: list[int], engine: bytes, trainer: Trainer | None
 ) -> Certificate:
-    """Compare a pass of an engine with the trainer's model, in a process in which no engine was: vLLM changes classes of transformers.
-
-    Args:
-        model, trainer: see `command.certify`.
-        trusted: whether the checkpoint's own code may run.
-        ids: the tokens that the engine was given.
-        engine: the `Pass`, pickled.
-    """
+    """Compare a pickled `Pass` of an engine with the trainer's model, in a process in which no engine was: vLLM changes classes
+    of transformers. ``trusted``: the checkpoint's own code may run. For the others see `command.certify`."""
     from transformers import AutoModelForCausalLM
 
     # torch's own attention, the default, leaves caps on scores away.
@@ -63,14 +57,9 @@ def measured(
     engine: Pass,
     trainer: Trainer,
 ) -> tuple[Cause, ...]:
-    """Return what a trainer does to its model's numbers, each with the gap that is left.
+    """Return what a trainer does to its model's numbers, each with the gap that is left to what the engine did.
 
-    Args:
-        load: returns the Hugging Face model in a dtype, with eager attention, in evaluation mode.
-        checkpoint: path or name of that model.
-        ids: the tokens that the engine was given.
-        engine: what it did.
-        trainer: what the job's does.
+    ``load`` returns the Hugging Face model of ``checkpoint`` in a dtype, with eager attention, in evaluation mode.
     """
     small = load(torch.bfloat16)
     in_bf16 = logits(small, ids)
@@ -88,36 +77,24 @@ def measured(
             return Cause(name, to, problem=because(error))
         return Cause(name, to, left, 1 - left / max(gap, 1e-30))
 
+    def routed() -> torch.Tensor:
+        with choosing(exact, routers, later=False):
+            return logits(exact, ids)
+
     found = [cause("trainer's dtype", "bfloat16", lambda: in_bf16)]
-    ways = (*_routing(exact, ids, engine), *batches(exact, ids), *_ulysses(checkpoint, ids, trainer.ranks))
-    found += [cause(*way) for way in ways]
+    if routers := router_logits(exact, len(ids), engine.calls):
+        found.append(cause("routing", "by the logits of the engine's routers", routed))
+    found += [cause(*way) for way in (*batches(exact, ids), *_ulysses(checkpoint, ids, trainer.ranks))]
     if trainer.truncates:
-        cut = partial(kept_kl, top_p=trainer.top_p, top_k=trainer.top_k)
         over = f"{trainer.sampling}; the trainer's over"
-        found += [
-            cause("truncated sampling", f"{over} all tokens", lambda: wanted, partial(cut, over_kept=False)),
-            cause("same support", f"{over} the kept", lambda: wanted, partial(cut, over_kept=True)),
-        ]
+        for name, tokens in (("truncated sampling", "all tokens"), ("same support", "the kept")):
+            cut = partial(kept_kl, top_p=trainer.top_p, top_k=trainer.top_k, over_kept=tokens == "the kept")
+            found.append(cause(name, f"{over} {tokens}", lambda: wanted, cut))
     return tuple(found)
 
 
-def _routing(model: torch.nn.Module, ids: list[int], engine: Pass) -> Iterator[Way]:
-    if routers := router_logits(model, len(ids), engine.calls):
-
-        def compute() -> torch.Tensor:
-            with choosing(model, routers, later=False):
-                return logits(model, ids)
-
-        yield "routing", "by the logits of the engine's routers", compute
-
-
 def batches(model: torch.nn.Module, ids: list[int]) -> Iterator[Way]:
-    """Yield the ways in which trainers give a model a sequence among others.
-
-    Args:
-        model: with eager attention.
-        ids: the sequence.
-    """
+    """Yield the ways in which trainers give a model, with eager attention, a sequence among others."""
     length, device = len(ids), next(model.parameters()).device
     row = torch.tensor(ids, device=device)
 
@@ -164,15 +141,50 @@ def _ulysses(checkpoint: str, ids: list[int], ranks: int) -> Iterator[Way]:
 
     def compute() -> torch.Tensor:
         with tempfile.TemporaryDirectory() as folder:
-            asked, answer = Path(folder, "asked.json"), Path(folder, "answer.pt")
-            asked.write_text(json.dumps({"checkpoint": checkpoint, "ids": ids, "answer": str(answer)}))
+            answer = Path(folder, "answer.pt")
             launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-            done = alone([*launch, "-m", "flashpatch.verify.exact.ulysses", asked], timeout=LIMIT)
+            asked = ["-m", "flashpatch.verify.exact.trainer", checkpoint, json.dumps(ids), answer]
+            done = alone([*launch, *asked], timeout=LIMIT)
             if not answer.exists():
-                lines = [line for line in done.stderr.splitlines() if "Error: " in line] or [
-                    f"exit status {done.returncode}"
-                ]
-                raise RuntimeError(lines[0])
+                lines = (line for line in done.stderr.splitlines() if "Error: " in line)
+                raise RuntimeError(next(lines, f"exit status {done.returncode}"))
             return torch.load(answer)
 
     yield "Ulysses", f"{ranks} ranks, packed with {OTHERS} others", compute
+
+
+def rank() -> None:
+    """Compute this rank's part of a checkpoint's model under verl's Ulysses; the first rank writes the logits, [T - 1, V], to a file."""
+    import torch.distributed as dist
+    from transformers import AutoModelForCausalLM
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from verl.models.transformers.monkey_patch import apply_monkey_patch
+    from verl.utils import ulysses
+
+    from flashpatch.patches.cpu import ulysses as ours
+
+    checkpoint, ids, answer = sys.argv[1:]
+    attention = ALL_ATTENTION_FUNCTIONS[ours.IMPLEMENTATION]
+    if not (isinstance(attention, partial) and attention.func is ours.attention):
+        raise RuntimeError(
+            "verl's Ulysses needs flash-attn, and so a GPU; with cpu in FLASHPATCH it is torch's attention"
+        )
+    dist.init_process_group("gloo")
+    ranks = dist.get_world_size()
+    model = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation=ours.IMPLEMENTATION
+    ).eval()
+    apply_monkey_patch(model, ulysses_sp_size=ranks)
+    ulysses.set_ulysses_sequence_parallel_group(dist.group.WORLD)
+    row = torch.tensor(json.loads(ids))
+    inputs, positions, pad = ulysses.ulysses_pad_and_slice_inputs(*among_others(row), sp_size=ranks)
+    with torch.no_grad():
+        part = model(input_ids=inputs, attention_mask=None, position_ids=positions, use_cache=False).logits
+    whole = ulysses.gather_outputs_and_unpad(part, gather_dim=1, unpad_dim=1, padding_size=pad)
+    if dist.get_rank() == 0:
+        torch.save(whole[0, len(row) : 2 * len(row) - 1].float(), answer)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    rank()

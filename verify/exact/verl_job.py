@@ -14,34 +14,19 @@ Get = Callable[..., Any]
 """``get(path, default=None)``: read one setting."""
 
 ROLLOUT, MODEL, ACTOR = (f"actor_rollout_ref.{part}" for part in ("rollout", "model", "actor"))
-TAKEN = (
-    "dtype",
-    "max_num_seqs",
-    "max_num_batched_tokens",
-    "enable_chunked_prefill",
-    "enable_prefix_caching",
-    "gpu_memory_utilization",
-)
+BATCHING = ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "enable_prefix_caching")
+TAKEN = ("dtype", *BATCHING, "gpu_memory_utilization")
 """Settings of a rollout that are arguments of `vllm.LLM` by the same name."""
-NOT_TAKEN = (
-    "load_format",
-    "compilation_config",
-    "speculative_config",
-    "kv_transfer_config",
-    "custom_weight_loader",
-)
+CONFIGS = tuple(f"{kind}_config" for kind in ("compilation", "speculative", "kv_transfer"))
+NOT_TAKEN = ("load_format", "custom_weight_loader", *CONFIGS)
 """Arguments of engines that are left out: the first is verl's "dummy", as its trainer sends the weights."""
 PARALLEL = tuple(f"{kind}_parallel_size" for kind in ("pipeline_model", "data", "expert"))
 
 
 @dataclass(frozen=True)
 class Trainer:
-    """What else a trainer's probabilities depend on.
-
-    Attributes:
-        ranks: of Ulysses' sequence parallelism.
-        top_p, top_k: which tokens its rollouts may draw; 1 and -1: all.
-    """
+    """What else a trainer's probabilities depend on: the ranks of Ulysses' sequence parallelism, and which tokens its rollouts
+    may draw (1 and -1: all)."""
 
     ranks: int = 1
     top_p: float = 1.0
@@ -58,15 +43,12 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be compared.
+    """What is to be compared: the trainer's model, by path or name, and an engine with these arguments.
 
     Attributes:
-        model: path or name of the trainer's model.
-        engine: arguments of `vllm.LLM` or `sglang.Engine`.
         left_out: what the job's engine does and the compared one does not.
         problem: why nothing can be compared, "" if it can.
         kind: the package whose engine it is, "" for any.
-        trainer: its.
         config: path or name of the trainer's config.json, "" if it is the model's.
         overrides: what the trainer's config has otherwise.
     """
@@ -82,10 +64,10 @@ class Job:
 
     @contextmanager
     def trainers_model(self) -> Iterator[str]:
-        """Yield the path or name of the trainer's model; where its config is another, that of a folder that ends with the block.
+        """Yield the path or name of the trainer's model; where its config is another, that of a folder that ends with the
+        block.
 
-        Raises:
-            JobError: verl does not build such a config either.
+        Raises JobError if verl does not build such a config either.
         """
         if not (self.config or self.overrides):
             yield self.model
@@ -137,36 +119,29 @@ def read(get: Get) -> Job:
     model, config = str(get(f"{MODEL}.path")), get(f"{MODEL}.hf_config_path") or ""
     own = get(f"{MODEL}.override_config") or {}
     # Of attention one kind is compared, whichever the trainer has.
-    overrides = {
-        name: value for name, value in own.get("model_config", own).items() if name != "attn_implementation"
-    }
-    problem = _problem(get)
+    overrides = {**own.get("model_config", own)}
+    overrides.pop("attn_implementation", None)
+    quantization, problem = get(f"{ROLLOUT}.quantization"), ""
+    if kind not in ("vllm", "sglang"):
+        problem = f"cannot compare here: {ROLLOUT}.name={kind}, and only vLLM and SGLang are compared"
+    elif quantization:
+        problem = f"cannot compare here: {ROLLOUT}.quantization={quantization} is loaded by verl's own code"
     if config or overrides:
         given["model" if kind == "vllm" else "model_path"] = model
         if not Path(model).is_dir():
             name = "override_config" if overrides else "hf_config_path"
-            problem = problem or (
-                f"cannot compare here: {MODEL}.{name} changes the trainer's config alone, which is followed if {MODEL}.path is a folder"
-            )
-    left_out = tuple(_left_out(get))
-    return Job(model, given, left_out, problem, kind, _trainer(get), config, overrides)
-
-
-def _trainer(get: Get) -> Trainer:
-    names = (
-        "fsdp_config.ulysses_sequence_parallel_size",
-        "ulysses_sequence_parallel_size",
-    )  # verl takes either
-    ranks = max(get(f"{ACTOR}.{name}", 1) or 1 for name in names)
-    return Trainer(ranks, get(f"{ROLLOUT}.top_p", 1.0), get(f"{ROLLOUT}.top_k", -1))
+            alone = f"{MODEL}.{name} changes the trainer's config alone, which is followed"
+            problem = problem or f"cannot compare here: {alone} if {MODEL}.path is a folder"
+    # verl takes either setting.
+    sharing = (get(f"{ACTOR}.{at}ulysses_sequence_parallel_size", 1) or 1 for at in ("fsdp_config.", ""))
+    trainer = Trainer(max(sharing), get(f"{ROLLOUT}.top_p", 1.0), get(f"{ROLLOUT}.top_k", -1))
+    return Job(model, given, tuple(_left_out(get)), problem, kind, trainer, config, overrides)
 
 
 def composed(arguments: Sequence[str]) -> Job:
     """Return what the job with these arguments compares: those of verl's ``main_ppo``.
 
-    Raises:
-        ImportError: verl is not installed.
-        JobError: its configuration does not take them.
+    Raises ImportError if verl is not installed, JobError if its configuration does not take them.
     """
     import verl
     from hydra import compose, initialize_config_dir
@@ -210,12 +185,3 @@ def _left_out(get: Get) -> Iterator[str]:
     for name in ("mtp.enable_rollout", "engine_kwargs.vllm.speculative_config"):
         if get(f"{ROLLOUT}.{name}"):
             yield f"{ROLLOUT}.{name} (drafts are accepted or not, the target's numbers are compared)"
-
-
-def _problem(get: Get) -> str:
-    name, quantization = get(f"{ROLLOUT}.name"), get(f"{ROLLOUT}.quantization")
-    if name not in ("vllm", "sglang"):
-        return f"cannot compare here: {ROLLOUT}.name={name}, and only vLLM and SGLang are compared"
-    if quantization:
-        return f"cannot compare here: {ROLLOUT}.quantization={quantization} is loaded by verl's own code"
-    return ""

@@ -8,16 +8,16 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flashpatch import __version__
+from flashpatch.ledger import files
 from flashpatch.ledger.runs import Row
 from flashpatch.patch_status import is_absent
 from flashpatch.record import Patch
-from flashpatch.verify import live, typed_names
-from flashpatch.verify.job import gaps, lanes, series
-from flashpatch.verify.job.about import about
+from flashpatch.verify import live
+from flashpatch.verify.job import lanes, series
 from flashpatch.verify.job.source import Source
 
 PHASES = ("gather", "transfer", "load", "process")
@@ -25,26 +25,20 @@ PHASES = ("gather", "transfer", "load", "process")
 
 _TEXT = 600  # letters of a problem
 _Key = tuple[str, int, str]
+_Event = dict[str, Any]
+_Events = list[tuple[str, list[_Event]]]  # by process
 
 
 def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) -> dict[str, Any]:
-    """Return what is known of a job.
+    """Return what is known of a job, for the page: see the keys below. Times are seconds since 1970.
 
-    Args:
-        source: its rows and events.
-        patches: known patches by id, for evidence that is due and what a patch is for.
-        now: seconds since 1970; the time now if it is left out.
-
-    Returns:
-        ``run``, ``version``, ``generated``, ``about`` (what job it was: label, text), ``began``, ``ended``, ``alive`` (how many processes run), ``verdict`` (whether
-        what is due was observed), ``names`` (one entry per name that the user typed), ``processes``, ``patches``,
-        ``lanes``, ``updates``, ``syncs``, ``incidents``, ``charts``, ``recorded`` (how many events were read, and how
-        many were not kept) and ``not_recorded`` (sentences). Times are seconds since 1970.
+    ``about`` says what job it was (label, text), ``verdict`` whether what is due was observed, ``names`` has one entry per name
+    that the user typed, ``recorded`` how many events were read, and how many were not kept, and ``not_recorded`` sentences.
     """
     now = time.time() if now is None else now
     report = live.judge(source.run, patches)
-    typed = typed_names.typed_names(source.run.rows, report)
-    idle = typed_names.idle(typed)
+    typed = live.typed_names(source.run.rows, report)
+    idle = live.idle(typed)
     named = names(source)
     events = [(named[row.key], source.of(row).events) for row in source.run.rows]
     rows = {row.key: row for row in source.run.rows}
@@ -52,7 +46,7 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "run": source.run.id,
         "version": __version__,
         "generated": now,
-        "about": about(source.run.rows),
+        "about": _about(source.run.rows),
         "verdict": "not proven" if report.problems or idle else "proven",
         "names": [{**vars(name), "acted": name.where, "versions": list(name.versions)} for name in typed],
         "problems": [*report.problems, *idle, *source.problems],
@@ -73,7 +67,7 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
     found["began"] = min((t for t in [*times, *ends] if t), default=now)
     found["ended"] = now if found["alive"] else max([*times, *ends], default=now)
     found["incidents"] = _incidents(source, named, events, report.problems)
-    found["not_recorded"] = gaps.sentences(found)
+    found["not_recorded"] = _not_recorded(found)
     return found
 
 
@@ -99,29 +93,41 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def _about(rows: Iterable[Row]) -> list[tuple[str, str]]:
+    """Return what to show above a job, label and text; a line of which nothing is known is left out."""
+    rows = sorted(rows, key=lambda row: (row.first_written or float("inf"), row.pid))
+    versions: dict[str, dict[str, None]] = {}
+    for row in rows:
+        for package, version in row.versions.items():
+            versions.setdefault(package, {})[version] = None
+    names = (files.name_and_options(family, on) for row in rows for family, on in row.on.items())
+    lines = {
+        "command": next((row.argv0 for row in rows if row.argv0), ""),
+        "names": ", ".join(dict.fromkeys(names)),
+        "versions": ", ".join(
+            f"{package} {' and '.join(found)}" for package, found in sorted(versions.items())
+        ),
+        "machines": ", ".join(dict.fromkeys(row.host for row in rows)),
+    }
+    return [(what, text) for what, text in lines.items() if text]
+
+
 def _process(one: live.Process, row: Row | None, named: Mapping[_Key, str], source: Source) -> dict[str, Any]:
     states = Counter(str(patch["state"]) for patch in one.patches.values())
-    events = source.of(row) if row is not None else None
-    memory = [event["rss_bytes"] for event in events.events if event.get("rss_bytes")] if events else []
+    events = source.of(row).events if row is not None else []
+    memory = [event["rss_bytes"] for event in events if event.get("rss_bytes")]
     return {
         "name": named[row.key] if row is not None else one.name,
-        "host": one.host,
-        "pid": one.pid,
-        "start": one.start,
-        "node": one.node,
-        "roles": list(one.roles),
+        **{name: getattr(one, name) for name in ("host", "pid", "start", "node", "calls", "verdict")},
+        **{name: list(getattr(one, name)) for name in ("roles", "names", "problems")},
         "rank": dict(one.rank),
         "alive": one.lives,
-        "names": list(one.names),
         "states": dict(states),
-        "calls": one.calls,
-        "verdict": one.verdict,
-        "problems": list(one.problems),
         "began": row.first_written if row is not None else 0.0,
-        "ended": lanes.ended(row, events.events) if row is not None and events else 0.0,
+        "ended": lanes.ended(row, events) if row is not None else 0.0,
         "version": row.notes.get("policy_version") if row is not None else None,
         "rss_bytes": memory[-1] if memory else None,
-        "events": len(events.events) if events else 0,
+        "events": len(events),
     }
 
 
@@ -133,18 +139,9 @@ def _patches(rows: list[Row], patches: Mapping[str, Patch]) -> list[dict[str, An
             if patch["state"] == "disabled":
                 continue
             known = patches.get(id)
-            entry = found.setdefault(
-                id,
-                {
-                    "id": id,
-                    "due": known.evidence if known else "unknown",
-                    "calls": 0,
-                    "processes": 0,
-                    "states": Counter(),
-                    "tested": None,
-                    "why": known.why if known else "not a patch of this FlashPatch",
-                },
-            )
+            due, why = (known.evidence, known.why) if known else ("unknown", "not a patch of this FlashPatch")
+            new = dict(id=id, due=due, calls=0, processes=0, states=Counter(), tested=None, why=why)
+            entry = found.setdefault(id, new)
             absent = is_absent(patch["state"], patch.get("detail") or "")
             entry["states"]["not installed" if absent else patch["state"]] += 1
             entry["calls"] += patch["calls"]
@@ -154,11 +151,7 @@ def _patches(rows: list[Row], patches: Mapping[str, Patch]) -> list[dict[str, An
     return [{**entry, "states": dict(entry["states"])} for entry in order]
 
 
-def _of_kind(
-    events: list[tuple[str, list[dict[str, Any]]]],
-    kind: str,
-    shown: Callable[[dict[str, Any]], dict[str, Any]],
-) -> list[dict[str, Any]]:
+def _of_kind(events: _Events, kind: str, shown: Callable[[_Event], _Event]) -> list[_Event]:
     """Return what is shown of each event of a kind, with its time and its process, the oldest first."""
     found = [
         {"t": event["t"], "process": process, **shown(event)}
@@ -169,19 +162,17 @@ def _of_kind(
     return sorted(found, key=lambda one: one["t"])
 
 
-def _update(event: dict[str, Any]) -> dict[str, Any]:
+def _update(event: _Event) -> _Event:
     return {
         "role": event.get("role", "target"),
         "outcome": event.get("outcome", "committed"),
-        "version": event.get("version"),
-        "seconds": event.get("seconds"),
         "load": event.get("load_seconds"),
         "commit": event.get("commit_seconds"),
-        "buckets": event.get("buckets"),
+        **{name: event.get(name) for name in ("version", "seconds", "buckets")},
     }
 
 
-def _sync(event: dict[str, Any]) -> dict[str, Any]:
+def _sync(event: _Event) -> _Event:
     return {
         "step": event.get("step"),
         **{name: event.get(f"timing_s/sync/{name}") for name in (*PHASES, "total")},
@@ -192,11 +183,8 @@ def _sync(event: dict[str, Any]) -> dict[str, Any]:
 
 
 def _incidents(
-    source: Source,
-    named: Mapping[_Key, str],
-    events: list[tuple[str, list[dict[str, Any]]]],
-    problems: tuple[str, ...],
-) -> list[dict[str, Any]]:
+    source: Source, named: Mapping[_Key, str], events: _Events, problems: tuple[str, ...]
+) -> list[_Event]:
     """Return refusals, failed updates, errors and verdicts; those whose time was not recorded have ``t`` None."""
     found = []
     for process, mine in events:
@@ -217,17 +205,11 @@ def _incidents(
             repeats = f" (and {event['repeated']} times more)" if event.get("repeated") else ""
             found.append({"t": event["t"], "process": process, "kind": kind, "text": text[:_TEXT] + repeats})
     found.sort(key=lambda incident: incident["t"])
-    told = {row.error for row in source.run.rows if row.error}
-    found += [
-        {"t": None, "process": named[row.key], "kind": "error", "text": row.error[:_TEXT]}
-        for row in source.run.rows
-        if row.error
-    ]
-    return found + [
-        {"t": None, "process": "", "kind": "verdict", "text": problem[:_TEXT]}
-        for problem in problems
-        if not any(error in problem for error in told)
-    ]
+    errors = [(named[row.key], "error", row.error) for row in source.run.rows if row.error]
+    told = {text for *_, text in errors}
+    errors += [("", "verdict", one) for one in problems if not any(error in one for error in told)]
+    untimed = (dict(t=None, process=process, kind=kind, text=text[:_TEXT]) for process, kind, text in errors)
+    return [*found, *untimed]
 
 
 def _recorded(source: Source) -> dict[str, int]:
@@ -238,3 +220,45 @@ def _recorded(source: Source) -> dict[str, int]:
         "processes": len(processes),
         **{name: sum(getattr(process, name) for process in processes) for name in lost},
     }
+
+
+_CHARTS = {
+    "acceptance": "Acceptance of drafts: no engine recorded any. The family eagle records it while its bandit runs.",
+    "arms": "Chosen speculative configurations: none recorded. The family eagle records them.",
+    "mismatch": "Mismatch between rollout and trainer: none recorded. fp8, int8 and bf16 record it under verl, where "
+    "verl logs it.",
+    "audit": "Audits of weights: none recorded. The family fsdp records them under verl.",
+    "staleness": "Staleness of tokens: none recorded. The trainer mode stream_async of the family grpo records it.",
+    "memory": "Memory: none recorded. It is read at each weight update, for the process as a whole; memory of "
+    "accelerators is not.",
+}
+_NO_SYNCS = "Syncs and their phases: none recorded. The families fp8, int8 and bf16 record them under verl."
+_COUNTED = {
+    "untimed": "When {untimed} processes took their policy: they recorded versions, and no times.",
+    "silent": "Times of {silent} of {all} processes: nothing happened in them that is timed, or FLASHPATCH_EVENT_BYTES was 0.",
+    "dropped": "{dropped} old events, for which their files had no room (FLASHPATCH_EVENT_BYTES is bytes per process): "
+    "what is shown of those processes begins later than they did.",
+    "lost": "{lost} events, while the file system of the ledger did not answer.",
+    "dropped_samples": "{dropped_samples} old samples, for which there was no room either.",
+    "unreadable": "{unreadable} lines that cannot be read, as a killed process leaves one.",
+    "left_out": "{left_out} further lines of charts with more than twelve are recorded and not drawn.",
+}
+_BESIDE = {"acceptance": ("trained",), "memory": ("device_memory", "host_memory")}
+
+
+def _not_recorded(found: dict[str, Any]) -> list[str]:
+    """Return one sentence per thing that is not known of a job, of what was gathered."""
+    charts = {chart["id"] for chart in found["charts"]}
+    said = [text for id, text in _CHARTS.items() if not charts & {id, *_BESIDE.get(id, ())}]
+    if not found["updates"]:
+        said.insert(0, "Weight updates: none recorded.")
+    if not found["syncs"]:
+        said.insert(1, _NO_SYNCS)
+    counts = {
+        **found["recorded"],
+        "untimed": sum(not lane["timed"] for lane in found["lanes"]),
+        "silent": sum(not process["events"] for process in found["processes"]),
+        "all": len(found["processes"]),
+        "left_out": sum(chart["lines_left_out"] for chart in found["charts"]),
+    }
+    return said + [text.format(**counts) for name, text in _COUNTED.items() if counts[name]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -18,21 +19,18 @@ _APART = ("drafter", "lora")  # roles of updates whose versions are counted apar
 
 def ended(row: Row, events: Iterable[dict[str, Any]]) -> float:
     """Return when a process was last heard of, seconds since 1970; 0 if nothing says."""
-    return max([_written(row), row.first_written, *(event["t"] for event in events)])
+    with suppress(ValueError):
+        written = datetime.strptime(row.written, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+        return max([written, row.first_written, *(event["t"] for event in events)])
+    return max([row.first_written, *(event["t"] for event in events)])
 
 
 def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) -> list[dict[str, Any]]:
-    """Return one lane per process that holds a policy, those of a replica after each other.
+    """Return one lane per process that holds a policy, those of a replica after each other; those that live end at ``until``.
 
-    Args:
-        source: the run.
-        names: host, pid and start to the name of a process.
-        until: end of the lanes of living processes, seconds since 1970.
-
-    Returns:
-        ``process``; ``label``, which tells it from the others in little room; ``replica``, counted from 1; ``segments``, lists of begin, end (seconds since 1970), first
-        version and last version; ``marks``, lists of time and text of updates refused or abandoned; ``timed``, False
-        if a version is known and its time is not.
+    A lane has ``process``; ``label``, which tells it from the others in little room; ``replica``, counted from 1; ``segments``,
+    lists of begin, end (seconds since 1970), first and last version; ``marks``, lists of time and text of updates refused or
+    abandoned; ``timed``, False if a version is known and its time is not.
     """
     found = []
     for row in source.run.rows:
@@ -107,15 +105,6 @@ def _marks(events: Iterable[dict[str, Any]]) -> list[list[Any]]:
 
 def _core(row: Row, source: Source) -> tuple[str, int]:
     """Host and pid of the engine core that a process belongs to: itself or its parent."""
-    if "engine-core" in row.roles:
-        return row.host, row.pid
-    parents = (other for other in source.run.rows if (other.host, other.pid) == (row.host, row.ppid))
-    is_core = any("engine-core" in other.roles for other in parents)
-    return (row.host, row.ppid) if is_core else (row.host, row.pid)
-
-
-def _written(row: Row) -> float:
-    try:
-        return datetime.strptime(row.written, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-    except ValueError:
-        return 0.0
+    cores = {(other.host, other.pid) for other in source.run.rows if "engine-core" in other.roles}
+    is_child = (row.host, row.pid) not in cores and (row.host, row.ppid) in cores
+    return row.host, row.ppid if is_child else row.pid

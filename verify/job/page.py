@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from importlib import resources
 from typing import Any
 
@@ -14,11 +15,7 @@ _PACKED = ("updates", "syncs")
 
 
 def render(found: dict[str, Any]) -> str:
-    """Return the page.
-
-    Args:
-        found: what `flashpatch.verify.job.collect.job` returns.
-    """
+    """Return the page of what `flashpatch.verify.job.collect.job` returns."""
     data = {**found, **{name: _packed(found[name]) for name in _PACKED}}
     parts = {
         "title": html.escape(found["run"]),
@@ -29,12 +26,7 @@ def render(found: dict[str, Any]) -> str:
         "charts": asset("charts.js"),
         "script": asset("page.js"),
     }
-    text = asset("page.html")
-    pieces = []
-    for number, piece in enumerate(text.split("{{")):
-        name, closed, rest = piece.partition("}}")
-        pieces.append(parts[name] + rest if number and closed else piece)
-    return "".join(pieces)
+    return re.sub(r"{{(\w+)}}", lambda name: parts[name[1]], asset("page.html"))
 
 
 def asset(name: str) -> str:

@@ -46,12 +46,7 @@ Sample = tuple[str, dict[str, str], float]
 
 
 def text(source: Source, found: dict[str, Any]) -> str:
-    """Return the metrics of a job.
-
-    Args:
-        source: its rows and events.
-        found: what `flashpatch.verify.job.collect.job` returns for it.
-    """
+    """Return the metrics of a job, from its rows and events and what `flashpatch.verify.job.collect.job` returns for it."""
     run = {"run": source.run.id}
     missing = sum(process["verdict"] == "missing" for process in found["processes"])
     samples: list[Sample] = [("flashpatch_processes_missing", run, missing)]
@@ -83,20 +78,15 @@ def _of_process(row: Row, source: Source) -> Iterator[Sample]:
             yield "flashpatch_patch_calls_total", {"patch": id}, patch["calls"]
     if isinstance(row.notes.get("policy_version"), int):
         yield "flashpatch_policy_version", {}, row.notes["policy_version"]
-    counts = dict(process.dropped_kinds)
-    last: dict[str, dict[str, Any]] = {}
-    for event in process.events:
-        kind = events.kind_of(event)
-        counts[kind] = counts.get(kind, 0) + 1
-        last[event["event"]] = event
+    counts = Counter(process.dropped_kinds)
+    counts.update(map(events.kind_of, process.events))
+    last = {event["event"]: event for event in process.events}
     for kind, count in sorted(counts.items()):
         if kind.startswith("update/"):
             yield "flashpatch_weight_updates_total", {"outcome": kind.partition("/")[2]}, count
-    if counts.get("refused"):
-        yield "flashpatch_refusals_total", {}, counts["refused"]
-    for kind, name in (("error", "flashpatch_errors_total"), ("sync", "flashpatch_syncs_total")):
+    for kind, name in (("refused", "refusals"), ("error", "errors"), ("sync", "syncs")):
         if counts.get(kind):
-            yield name, {}, counts[kind]
+            yield f"flashpatch_{name}_total", {}, counts[kind]
     yield from _last_values(last)
     if process.events:
         yield "flashpatch_events_dropped_total", {}, process.dropped

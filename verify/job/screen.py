@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Group
@@ -18,12 +19,8 @@ _FLEXIBLE = frozenset({"acted in", "process", "text", "line", "measurement"})
 
 
 def view(found: dict[str, Any], height: int) -> Group:
-    """Return what to draw.
-
-    Args:
-        found: what `flashpatch.verify.job.collect.job` returns.
-        height: lines of the terminal; each table gets a part of them, and says how many lines it leaves out.
-    """
+    """Return what to draw of what `flashpatch.verify.job.collect.job` returns, in a terminal of so many lines; each table gets
+    a part of them, and says how many lines it leaves out."""
     rows = max(3, (height - 21 - len(found["names"])) // 3)
     head = Text.assemble(
         ("Job ", "bold"),
@@ -39,76 +36,73 @@ def view(found: dict[str, Any], height: int) -> Group:
 
 
 def _names(found: dict[str, Any]) -> Panel:
-    table = _table("name", "acted in", "calls", "policy versions", "precision", "verdict")
+    columns = ("name", "acted in", "calls", "policy versions", "precision", "verdict")
+    rows = []
     for one in found["names"]:
         versions = ", ".join(map(str, one["versions"]))
-        _add(
-            table, one["name"], one["acted"], one["calls"], versions, one["precision"], _word(one["verdict"])
+        rows.append(
+            (one["name"], one["acted"], one["calls"], versions, one["precision"], _word(one["verdict"]))
         )
-    return _panel("What was switched on", table, 0)
+    return _panel("What was switched on", columns, rows)
 
 
-def _processes(found: dict[str, Any], rows: int) -> Panel:
+def _processes(found: dict[str, Any], most: int) -> Panel:
     held = {lane["process"]: (lane["replica"], lane["segments"][-1]) for lane in found["lanes"]}
     order = sorted(
         (one for one in found["processes"] if one["calls"] or one["verdict"] != "ok"),
         key=lambda one: (one["verdict"] == "ok", one["name"] not in held, held.get(one["name"], (0,))[0]),
     )
-    table = _table("process", "replica", "policy", "for", "calls", "memory", "alive", "verdict")
-    for one in order[:rows]:
+    columns, rows = ("process", "replica", "policy", "for", "calls", "memory", "alive", "verdict"), []
+    for one in order[:most]:
         replica, segment = held.get(one["name"], ("", None))
         policy = ("", "") if segment is None else (segment[3], _span(segment[1] - segment[0]))
         memory = f"{one['rss_bytes'] / 2**30:.2f} GiB" if one["rss_bytes"] else ""
-        _add(table, one["name"], replica, *policy, one["calls"], memory, one["alive"], _word(one["verdict"]))
+        state = one["calls"], memory, one["alive"], _word(one["verdict"])
+        rows.append((one["name"], replica, *policy, *state))
     idle = len(found["processes"]) - len(order)
-    return _panel("Processes", table, len(order) - rows, f"{idle} that called no patch" if idle else "")
+    also = f"{idle} that called no patch" if idle else ""
+    return _panel("Processes", columns, rows, len(order) - most, also)
 
 
-def _updates(found: dict[str, Any], rows: int) -> Panel:
-    table = _table("ended", "process", "outcome", "version", "seconds", "loading", "committing")
-    for update in found["updates"][::-1][:rows]:
-        numbers = (
-            f"{update[name]:.3f}" if update[name] is not None else ""
-            for name in ("seconds", "load", "commit")
-        )
+def _updates(found: dict[str, Any], most: int) -> Panel:
+    columns, rows = ("ended", "process", "outcome", "version", "seconds", "loading", "committing"), []
+    for update in found["updates"][::-1][:most]:
+        times = (update[name] for name in ("seconds", "load", "commit"))
+        numbers = ("" if seconds is None else f"{seconds:.3f}" for seconds in times)
         version = "" if update["version"] is None else update["version"]
         age = f"{_span(found['generated'] - update['t'])} ago"
-        _add(table, age, update["process"], _word(update["outcome"]), version, *numbers)
-    return _panel("Weight updates, newest first", table, len(found["updates"]) - rows)
+        rows.append((age, update["process"], _word(update["outcome"]), version, *numbers))
+    return _panel("Weight updates, newest first", columns, rows, len(found["updates"]) - most)
 
 
-def _incidents(found: dict[str, Any], rows: int) -> Panel:
-    table = _table("when", "process", "what", "text")
-    for one in found["incidents"][::-1][:rows]:
+def _incidents(found: dict[str, Any], most: int) -> Panel:
+    rows = []
+    for one in found["incidents"][::-1][:most]:
         when = "-" if one["t"] is None else f"{_span(found['generated'] - one['t'])} ago"
-        _add(table, when, one["process"], Text(one["kind"], "red"), one["text"][:200])
-    return _panel("Refusals and problems, newest first", table, len(found["incidents"]) - rows)
+        rows.append((when, one["process"], Text(one["kind"], "red"), one["text"][:200]))
+    left_out = len(found["incidents"]) - most
+    return _panel("Refusals and problems, newest first", ("when", "process", "what", "text"), rows, left_out)
 
 
 def _measured(found: dict[str, Any]) -> Panel:
     """Return the last value of each measurement."""
-    table = _table("measurement", "line", "last", "unit")
-    for chart in found["charts"]:
-        for line in chart["lines"][:2]:
-            _add(table, chart["title"], line["label"], f"{line['points'][-1][1]:.4g}", chart["unit"])
-    return _panel("Measurements", table, 0)
+    rows = [
+        (chart["title"], line["label"], f"{line['points'][-1][1]:.4g}", chart["unit"])
+        for chart in found["charts"]
+        for line in chart["lines"][:2]
+    ]
+    return _panel("Measurements", ("measurement", "line", "last", "unit"), rows)
 
 
-def _table(*columns: str) -> Table:
+def _panel(
+    title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], left_out: int = 0, also: str = ""
+) -> Panel:
+    """Return a table in a frame. What processes wrote is text, whatever rich would take for markup in it."""
     table = Table(box=None, expand=True, pad_edge=False)
     for column in columns:
-        flexible = column in _FLEXIBLE
-        table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1 if flexible else None)
-    return table
-
-
-def _add(table: Table, *cells: object) -> None:
-    """Add a row. What processes wrote is text, whatever rich would take for markup in it."""
-    texts = (cell if isinstance(cell, Text) else Text(str(cell), overflow="ellipsis") for cell in cells)
-    table.add_row(*texts)
-
-
-def _panel(title: str, table: Table, left_out: int, also: str = "") -> Panel:
+        table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1 if column in _FLEXIBLE else None)
+    for row in rows:
+        table.add_row(*(one if isinstance(one, Text) else Text(str(one), overflow="ellipsis") for one in row))
     more = ", and ".join(filter(None, (f"{left_out} more" if left_out > 0 else "", also))) or None
     return Panel(table, title=title, subtitle=more, title_align="left", subtitle_align="left")
 

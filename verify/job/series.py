@@ -29,13 +29,9 @@ _METRICS = (
 
 
 def charts(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
-    """Return the charts for which something was recorded.
+    """Return the charts for which something was recorded, from each process's name and events.
 
-    Args:
-        events: name of each process, and its events.
-
-    Returns:
-        ``id``, ``title``, ``unit``, ``lines`` (``label`` and ``points``), ``shown`` and ``lines_left_out``.
+    Each has ``id``, ``title``, ``unit``, ``lines`` (``label`` and ``points``), ``shown`` and ``lines_left_out``.
     """
     collected: dict[str, dict[str, Points]] = {}
     for process, mine in events:
@@ -59,10 +55,9 @@ _OWN = {
 def _values(process: str, event: dict[str, Any]) -> list[tuple[str, str, float]]:
     name = event["event"]
     if name == "metrics":
-        values = event.get("values", {})
         return [
             (id, metric, float(value))
-            for metric, value in values.items()
+            for metric, value in event.get("values", {}).items()
             for id, _, _, pattern in _METRICS
             if re.match(pattern, metric)
         ]

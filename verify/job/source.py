@@ -10,21 +10,22 @@ from pathlib import Path
 from flashpatch.commands import original_env
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
+from flashpatch.ledger.nodes import fetch, published, ray_store
 from flashpatch.ledger.runs import Row, Run
 from flashpatch.patches._shared.atomic_file import replacing
-from flashpatch.verify import gather, read_events
+from flashpatch.verify import read_events
 from flashpatch.verify.read_events import ProcessEvents
+
+RAY = (
+    "first copy the run from the Ray cluster at this address (default: RAY_ADDRESS, or the cluster running here) into "
+    "the ledger, with the rows of all its nodes"
+)
 
 
 @dataclass
 class Source:
-    """Hold what the processes of one run wrote.
-
-    Attributes:
-        run: their rows.
-        events: host, pid and start of a process to its events.
-        problems: a sentence for each file that was not trusted or readable.
-    """
+    """Hold what the processes of one run wrote: their rows, by host, pid and start their events, and a sentence for each file
+    that was not trusted or readable."""
 
     run: Run
     events: dict[tuple[str, int, str], ProcessEvents] = field(default_factory=dict)
@@ -38,29 +39,21 @@ class Source:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add what chooses a run."""
-    parser.add_argument(
-        "run_id",
-        nargs="?",
-        metavar="RUN",
-        help="id of a run, or its directory; the newest run if it is left out",
-    )
-    parser.add_argument(
-        "--ledger", metavar="DIR", type=Path, help="look in this ledger instead of the user's"
-    )
-    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=gather.HELP)
+    named = "id of a run, or its directory; the newest run if it is left out"
+    parser.add_argument("run_id", nargs="?", metavar="RUN", help=named)
+    elsewhere = "look in this ledger instead of the user's"
+    parser.add_argument("--ledger", metavar="DIR", type=Path, help=elsewhere)
+    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=RAY)
 
 
 def output(parser: argparse.ArgumentParser, help: str) -> None:
-    """Add what names the file to be written."""
+    """Add what chooses a run and names the file to be written."""
+    arguments(parser)
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=help)
 
 
 def save(path: Path, text: str) -> None:
-    """Write a file, a regular one atomically.
-
-    Raises:
-        PatchError: it cannot be written.
-    """
+    """Write a file, a regular one atomically; raise PatchError if it cannot be written."""
     is_special = path.exists() and not path.is_file()  # as /dev/stdout is
     try:
         with nullcontext(path) if is_special else replacing(path, private=False) as opened:
@@ -72,14 +65,13 @@ def save(path: Path, text: str) -> None:
 def chosen(args: argparse.Namespace) -> Path:
     """Return the directory of the run that the arguments name, brought up to date if they name a Ray cluster.
 
-    Raises:
-        PatchError: there is none, or the cluster cannot be reached.
+    Raises PatchError if there is none, or the cluster cannot be reached.
     """
     with original_env.environment():
         ledger = args.ledger or files.directory()
     if args.ray is not None:
         try:
-            args.gathered = gather.Gathered(ledger, args.ray, args.run_id)
+            args.gathered = Gathered(ledger, args.ray, args.run_id)
         except LookupError as error:
             raise PatchError(f"{error}.", advice="A node publishes its ledger within seconds.") from None
         return args.gathered.folder
@@ -97,11 +89,8 @@ def chosen(args: argparse.Namespace) -> Path:
 
 
 def renew(args: argparse.Namespace) -> None:
-    """Bring the directory up to date that `chosen` returned; only if the arguments name a Ray cluster.
-
-    Raises:
-        PatchError: the cluster cannot be reached.
-    """
+    """Bring the directory up to date that `chosen` returned, if the arguments name a Ray cluster; raise PatchError if that is
+    gone."""
     if args.ray is not None:
         args.gathered.renew()
 
@@ -112,3 +101,43 @@ def load(folder: Path) -> Source:
     run = runs.read_run(folder) or Run(folder.name)
     events = {(process.host, process.pid, process.start): process for process in found}
     return Source(run, events, problems)
+
+
+class Gathered:
+    """A run of a cluster and its copy here, in ``folder`` of the ledger."""
+
+    def __init__(self, ledger: Path, address: str, run: str | None = None) -> None:
+        """Copy the run ``run``, or the one that was published to last.
+
+        Raises LookupError, with the newest ones, if the cluster has no such run, and PatchError if the cluster cannot be
+        reached or the ledger not be written.
+        """
+        try:
+            self._store = ray_store.Store(ray_store.address(address))
+            found = published.run_ids(self._store)
+        except ray_store.StoreError as error:
+            raise _unreachable(error) from error
+        if not found or (run is not None and run not in found):
+            wanted, newest = f"run {run!r}" if run is not None else "run", ", ".join(found[-5:]) or "none"
+            where = f"the Ray cluster at {self._store.address}"
+            raise LookupError(f"no {wanted} is published on {where}; the newest are: {newest}")
+        self.folder = ledger / (run or found[-1])
+        self.renew()
+
+    def renew(self) -> None:
+        """Copy what changed since. Raises PatchError as at first."""
+        try:
+            fetch.fetch(self._store, self.folder.name, self.folder)
+        except ray_store.StoreError as error:
+            raise _unreachable(error) from error
+        except OSError as error:
+            raise PatchError(
+                f"{self.folder} cannot be written: {error}", advice="Name another ledger."
+            ) from None
+
+
+def _unreachable(error: Exception) -> PatchError:
+    return PatchError(
+        f"the ledger cannot be read from Ray: {error}.",
+        advice="Name the cluster's address, HOST:PORT, after --ray, or leave --ray out to read the ledger here.",
+    )

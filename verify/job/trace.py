@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from flashpatch.ledger.runs import Row
 from flashpatch.verify.job.collect import PHASES
 from flashpatch.verify.job.source import Source
 
@@ -18,43 +17,27 @@ _EVENTS, _COMMITS, _LOADS, _STEPS, _PHASES = 1, 2, 3, 4, 10
 
 
 def trace(source: Source, names: dict[tuple[str, int, str], str]) -> dict[str, Any]:
-    """Return the trace as JSON of the "Trace Event Format".
+    """Return the trace as JSON of the "Trace Event Format"; ``names`` has the name of a process by host, pid and start.
 
-    Args:
-        source: the run.
-        names: host, pid and start to the name of a process.
-
-    Returns:
-        ``traceEvents``, whose ``ts`` and ``dur`` are microseconds since the first event, and ``otherData`` with the
-        time of that event. Each process of the job has a number of its own as ``pid``, since hosts may share one.
+    ``ts`` and ``dur`` are microseconds since the first event, whose time ``otherData`` has. Each process of the job has a
+    number of its own as ``pid``, since hosts may share one.
     """
     rows = source.run.rows
     times = [event["t"] - _seconds(event) for row in rows for event in source.of(row).events]
     times += [row.first_written for row in rows if row.first_written]
     zero = min(times, default=0.0)
-    events = [
-        found for number, row in enumerate(rows, 1) for found in _process(number, row, source, names, zero)
-    ]
-    about = {
-        "run": source.run.id,
-        "began_unix_seconds": zero,
-        "os_pids": {n: r.pid for n, r in enumerate(rows, 1)},
-    }
-    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
-
-
-def _process(
-    number: int, row: Row, source: Source, names: dict[tuple[str, int, str], str], zero: float
-) -> Iterator[dict[str, Any]]:
-    events = source.of(row).events
-    yield _meta("process_name", number, 0, names[row.host, row.pid, row.start])
-    found = [one for event in events for one in _event(number, event, zero)]
-    used = {one["tid"] for one in found}
+    about: dict[str, Any] = {"run": source.run.id, "began_unix_seconds": zero}
+    about["os_pids"] = {number: row.pid for number, row in enumerate(rows, 1)}
     titles = dict(enumerate(_TRACKS, 1))
     titles |= {_PHASES + i: f"sync: {name} (start not recorded)" for i, name in enumerate(PHASES)}
-    for track in sorted(used & titles.keys()):
-        yield _meta("thread_name", number, track, titles[track])
-    yield from found
+    written = []
+    for number, row in enumerate(rows, 1):
+        found = [one for event in source.of(row).events for one in _event(number, event, zero)]
+        tracks = sorted({one["tid"] for one in found} & titles.keys())
+        written.append(_meta("process_name", number, 0, names[row.key]))
+        written += [_meta("thread_name", number, track, titles[track]) for track in tracks]
+        written += found
+    return {"traceEvents": written, "displayTimeUnit": "ms", "otherData": about}
 
 
 def _event(number: int, event: dict[str, Any], zero: float) -> Iterator[dict[str, Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 VOCAB = 512
 #: Every token id occurs; long enough that a whole block of the prefix cache is kept.
@@ -11,6 +13,15 @@ TOKENS = 8
 """Of each greedy continuation."""
 
 Answers = Sequence[Sequence[float]]
+
+
+def buckets(checkpoint: str | Path, count: int = 5) -> Iterator[list[tuple[str, Any]]]:
+    """Yield the weights of a checkpoint; neighbours, as shards of a fused layer are, come in different buckets."""
+    from safetensors.torch import load_file
+
+    weights = sorted(load_file(f"{checkpoint}/model.safetensors").items())
+    for bucket in range(count):
+        yield weights[bucket::count]
 
 
 def pairs(one: Answers, other: Answers, skip: int = 0) -> Iterator[tuple[float, float]]:
@@ -34,17 +45,9 @@ def gap(one: Answers, other: Answers) -> float:
 def compare(
     steps: Mapping[str, tuple[str, str]], answers: Mapping[str, Answers], problem: str, no_reference: str
 ) -> Iterator[tuple[str, str, bool, str]]:
-    """Compare the answers after each step with those that they must equal.
+    """Yield step, what it shows, whether it is so, and the evidence; ``steps`` has what each shows, and whose answers it must give.
 
-    Args:
-        steps: by name what each shows, and whose answers it must give; after one that must not give those before,
-            they must have moved.
-        answers: by step or reference.
-        problem: why steps were not reached.
-        no_reference: why a reference is missing.
-
-    Yields:
-        Step, what it shows, whether it is so, and the evidence.
+    After the perturbation they must have moved. ``problem`` says why a step was not reached, ``no_reference`` why there is none.
     """
     for step, (what, reference) in steps.items():
         got, wanted = answers.get(step), answers.get(reference)

@@ -26,14 +26,7 @@ _LAST_ROW = 2.0  # seconds until every process has written its last row
 
 @dataclass(frozen=True)
 class Outcome:
-    """Hold how the jobs of a probe ended.
-
-    Attributes:
-        seen: what each saw, by name.
-        problems: why each failed, by name; empty if it did not.
-        problem: what went wrong in all of them; empty if nothing did.
-        seconds: what running them took.
-    """
+    """Hold how the jobs of a probe ended: what each saw and why it failed, by name, and what went wrong in all of them."""
 
     seen: Mapping[str, dict[str, Any]]
     problems: Mapping[str, str]
@@ -42,7 +35,6 @@ class Outcome:
 
     @property
     def ranks(self) -> list[dict[str, Any]]:
-        """What each rank saw, in order."""
         return [self.seen[name] for name in sorted(self.seen) if name.startswith("rank-")]
 
 
@@ -51,15 +43,11 @@ def job(
 ) -> Command:
     """Return the command that calls a function with the working directory and a dictionary for what it sees.
 
-    Args:
-        function: ``MODULE:FUNCTION``, the module below `flashpatch.verify.probes`; it may be a coroutine.
-        workdir: gets ``NAME.json``.
-        name: of the job. `FRESH` runs without FlashPatch, and may fail alone.
-        environment: further variables.
+    ``function`` is ``MODULE:FUNCTION``, the module below `flashpatch.verify.probes`; it may be a coroutine. What it sees is
+    written as ``NAME.json``. The job `FRESH` runs without FlashPatch, and may fail alone.
     """
     arguments = processes.entry_point(__name__, function, workdir, name)
-    stock = name == FRESH
-    return Command(name, arguments, environment or {}, stock=stock, stops_others=not stock)
+    return Command(name, arguments, environment or {}, stock=name == FRESH, stops_others=name != FRESH)
 
 
 def ranks(

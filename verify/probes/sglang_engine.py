@@ -9,33 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch.patches.fp8.refit.errors import REQUESTS_RUN
-from flashpatch.verify.probes.answers import PROMPTS, TOKENS
+from flashpatch.verify.probes.answers import PROMPTS, TOKENS, buckets
 
 NAME, ENTRY, RELOAD = "sglang", "Engine", "update_weights_from_disk"
 IN_ONE: dict[str, str] = {}
 APART: dict[str, str] = {}
 NO_PINNED_MEMORY = "SGLang's LoRA layers ask torch for pinned memory (sglang/srt/lora/layers.py), which it has with an accelerator alone"
 _ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_BUCKETS = 5
 _BUSY_SECONDS = 10.0  # seconds
 
 
 def arguments(model: str | Path, **more: Any) -> dict[str, Any]:
     """Return keywords of ``sglang.Engine``: small, eager, no tokenizer."""
-    plain = dict(
-        model_path=str(model),
-        dtype="bfloat16",
-        skip_tokenizer_init=True,
-        skip_server_warmup=True,
-        disable_cuda_graph=True,
-        grammar_backend="none",
-        max_total_tokens=4096,
-        max_running_requests=4,
-        mem_fraction_static=0.95,  # other processes take memory meanwhile
-        random_seed=0,
-        log_level="warning",
-    )
-    return {**plain, **more}
+    return {
+        "model_path": str(model),
+        "dtype": "bfloat16",
+        "skip_tokenizer_init": True,
+        "skip_server_warmup": True,
+        "disable_cuda_graph": True,
+        "grammar_backend": "none",
+        "max_total_tokens": 4096,
+        "max_running_requests": 4,
+        "mem_fraction_static": 0.95,  # other processes take memory meanwhile
+        "random_seed": 0,
+        "log_level": "warning",
+        **more,
+    }
 
 
 class Engine:
@@ -56,18 +55,12 @@ class Engine:
 
     def update(self, checkpoint: Path, finish: bool = True) -> None:
         """Send a checkpoint in buckets that cut every fused layer."""
-        from safetensors import safe_open
-
         engine = self.engine
         sessions = hasattr(engine, "begin_weight_update")  # 0.5.12: an update ends with its last tensor
         if sessions:
             _when_idle(engine.begin_weight_update)
-        with safe_open(f"{checkpoint}/model.safetensors", framework="pt") as tensors:
-            names = sorted(tensors.keys())
-            # Neighbours, as shards of a fused layer are, come in different buckets.
-            for bucket in range(_BUCKETS):
-                pairs = [(name, tensors.get_tensor(name)) for name in names[bucket::_BUCKETS]]
-                _when_idle(functools.partial(engine.update_weights_from_tensor, pairs, flush_cache=False))
+        for bucket in buckets(checkpoint):
+            _when_idle(functools.partial(engine.update_weights_from_tensor, bucket, flush_cache=False))
         if sessions:
             _check(*engine.end_weight_update())
 
@@ -101,7 +94,6 @@ class Engine:
         return found
 
     def close(self) -> None:
-        """End the engine."""
         self.engine.shutdown()
 
     def look(self) -> dict[str, Any]:

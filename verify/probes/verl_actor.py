@@ -44,26 +44,14 @@ def untrained(**settings: Any) -> Any:
     """Return a new Qwen2 of two layers; ``settings`` are others of its configuration."""
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    plain = dict(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        tie_word_embeddings=False,
-    )
-    return Qwen2ForCausalLM(Qwen2Config(**{**plain, **settings}))
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2)
+    heads = dict(num_attention_heads=4, num_key_value_heads=2)
+    others = dict(max_position_embeddings=256, tie_word_embeddings=False)
+    return Qwen2ForCausalLM(Qwen2Config(**{**sizes, **heads, **others, **settings}))
 
 
 def write_model(
-    folder: Path,
-    seed: int = 0,
-    std: float = 0.2,
-    dtype: str = "float32",
-    norms: float = 0.0,
-    **settings: Any,
+    folder: Path, seed: int = 0, std: float = 0.2, dtype: str = "float32", norms: float = 0.0, **settings: Any
 ) -> Path:
     """Write a Qwen2 of random weights, those of norms around ``norms``, in Hugging Face's format; ``settings`` as for
     `untrained`."""
@@ -77,15 +65,8 @@ def write_model(
 
 
 def engine(strategy: str, model: Path, rate: float, lora_rank: int = 0, **settings: Any) -> Any:
-    """Return verl's FSDP engine around a model, initialized: in float32, with plain gradient descent.
-
-    Args:
-        strategy: "fsdp" or "fsdp2".
-        model: its folder.
-        rate: of learning.
-        lora_rank: of its adapters, if it has some.
-        settings: others of FSDP.
-    """
+    """Return verl's FSDP engine ("fsdp" or "fsdp2") around the model in a folder, initialized: in float32, with plain gradient
+    descent; ``settings`` are others of FSDP."""
     from verl.trainer.config import CheckpointConfig
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from flashpatch.verify.probes.answers import PROMPTS, TOKENS
-
-if TYPE_CHECKING:
-    import torch
+from flashpatch.verify.probes.answers import PROMPTS, TOKENS, buckets
 
 NAME, ENTRY, RELOAD = "vllm", "LLM", "reload_weights"
-_BUCKETS = 5
 
 #: Variables with which a tiny engine starts quickly and gives the same answers in any process.
 ENVIRONMENT = {
@@ -29,19 +25,19 @@ APART = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
 def arguments(model: str | Path, **more: Any) -> dict[str, Any]:
     """Return keywords of ``vllm.LLM`` and ``vllm.EngineArgs``: small, eager, prefix caching, no tokenizer."""
-    plain = dict(
-        model=str(model),
-        skip_tokenizer_init=True,
-        dtype="bfloat16",
-        max_model_len=256,
-        max_num_seqs=4,
-        enforce_eager=True,
-        enable_prefix_caching=True,
-        kv_cache_memory_bytes=32 << 20,
-        gpu_memory_utilization=0.3,
-        disable_log_stats=True,
-    )
-    return {**plain, **more}
+    return {
+        "model": str(model),
+        "skip_tokenizer_init": True,
+        "dtype": "bfloat16",
+        "max_model_len": 256,
+        "max_num_seqs": 4,
+        "enforce_eager": True,
+        "enable_prefix_caching": True,
+        "kv_cache_memory_bytes": 32 << 20,
+        "gpu_memory_utilization": 0.3,
+        "disable_log_stats": True,
+        **more,
+    }
 
 
 def register_model() -> None:
@@ -60,11 +56,11 @@ class Extension:
         from flashpatch.patches.fp8.precision.quantize_on_load import kernels
 
         model = self.get_model()
-        parameters = model.named_parameters(remove_duplicate=False)
-        buffers = model.named_buffers(remove_duplicate=False)
+        named = [*model.named_parameters(remove_duplicate=False)]
+        named += model.named_buffers(remove_duplicate=False)
         tensors = {
             name: {"at": [id(tensor), tensor.data_ptr()], "dtype": str(tensor.dtype).removeprefix("torch.")}
-            for name, tensor in (*parameters, *buffers)
+            for name, tensor in named
         }
         return {"tensors": tensors, "kernels": kernels(model)}
 
@@ -75,23 +71,12 @@ class Extension:
         ``wrapped``, layers have the names that verl gives those with adapters.
         """
         model, own = self.get_model(), "_proj.base_layer." if wrapped else "_proj."
-        for bucket in range(_BUCKETS):
-            model.load_weights(
-                (name.replace("_proj.", own), weight) for name, weight in _bucket(checkpoint, bucket)
-            )
+        for bucket in buckets(checkpoint):
+            model.load_weights((name.replace("_proj.", own), weight) for name, weight in bucket)
         if finish:
             from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
             process_weights_after_loading(model, self.model_config, self.device)
-
-
-def _bucket(checkpoint: str, number: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield every fifth tensor by name, so that shards of a fused layer come in different buckets."""
-    from safetensors import safe_open
-
-    with safe_open(f"{checkpoint}/model.safetensors", framework="pt") as tensors:
-        for name in sorted(tensors.keys())[number::_BUCKETS]:
-            yield name, tensors.get_tensor(name)
 
 
 class Engine:
@@ -138,11 +123,10 @@ class Engine:
         self._adapters[name] = request
 
     def answers(self, adapter: str = "") -> list[list[float]]:
-        """See `answers`; under an adapter if one is named."""
+        """Return what `answers` does, under an adapter if one is named."""
         return answers(self.llm, adapter=self._adapters.get(adapter))
 
     def close(self) -> None:
-        """End the engine."""
         self.llm.llm_engine.engine_core.shutdown()
 
     def look(self) -> dict[str, Any]:

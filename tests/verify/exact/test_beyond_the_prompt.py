@@ -13,8 +13,7 @@ transformers = pytest.importorskip("transformers")
 
 from flashpatch.verify.exact.calls import recorded
 from flashpatch.verify.exact.certificate import Certificate
-from flashpatch.verify.exact.compare import compare
-from flashpatch.verify.exact.distributions import logits
+from flashpatch.verify.exact.compare import compare, logits
 from flashpatch.verify.exact.engine import Pass
 from flashpatch.verify.exact.rows import of_model
 

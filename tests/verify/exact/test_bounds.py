@@ -14,10 +14,8 @@ from vllm_lab import models
 
 from flashpatch.verify.exact.calls import recorded
 from flashpatch.verify.exact.command import tokens
-from flashpatch.verify.exact.compare import compare
-from flashpatch.verify.exact.distributions import logits
+from flashpatch.verify.exact.compare import compare, logits, rounded
 from flashpatch.verify.exact.engine import Pass
-from flashpatch.verify.exact.noise import rounded
 
 pytestmark = pytest.mark.slow
 

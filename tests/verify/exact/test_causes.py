@@ -7,7 +7,7 @@ from argparse import Namespace
 
 import pytest
 
-from flashpatch.verify.exact import causes, command, picture
+from flashpatch.verify.exact import causes, command
 from flashpatch.verify.exact.certificate import Certificate
 
 ALWAYS = ["chunked prefill", "batch", "prefix cache", "kernels"]
@@ -108,7 +108,7 @@ def test_the_shares_are_drawn(tmp_path) -> None:
         causes.Cause("head", "float32", 0.5, 0.75),
         causes.Cause("batch", "3 others in its step", 2.2, -0.1),
     )
-    picture.draw(Certificate([], kl=2.0, causes=(none, *some)), tmp_path / "causes.png")
+    command.draw(Certificate([], kl=2.0, causes=(none, *some)), tmp_path / "causes.png")
     assert (tmp_path / "causes.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -116,7 +116,7 @@ def test_a_picture_that_cannot_be_drawn_is_said_before_an_engine_opens(monkeypat
     with pytest.raises(SystemExit):
         command.main(["policy", "--picture=out.png"])
     assert "--picture draws what --causes measures" in capsys.readouterr().err
-    monkeypatch.setattr(picture.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     assert command.main(["policy", "--causes", "--picture=out.png"]) == command.USAGE
     assert "pip install 'flashpatch[plot]'" in capsys.readouterr().err
 

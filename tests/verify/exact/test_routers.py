@@ -19,10 +19,8 @@ from vllm_lab import models
 
 from flashpatch.verify.exact.calls import recorded
 from flashpatch.verify.exact.certificate import Certificate
-from flashpatch.verify.exact.compare import compare
-from flashpatch.verify.exact.distributions import logits
+from flashpatch.verify.exact.compare import compare, logits, rounded
 from flashpatch.verify.exact.engine import Pass
-from flashpatch.verify.exact.noise import rounded
 from flashpatch.verify.exact.routers import decided
 
 pytestmark = pytest.mark.slow

@@ -14,9 +14,9 @@ transformers = pytest.importorskip("transformers")
 from vllm_lab import models
 
 from flashpatch.verify.exact.calls import recorded
-from flashpatch.verify.exact.causes import Cause
+from flashpatch.verify.exact.certificate import Cause
 from flashpatch.verify.exact.command import tokens
-from flashpatch.verify.exact.distributions import kept_kl, logits, mean_kl
+from flashpatch.verify.exact.compare import kept_kl, logits, mean_kl
 from flashpatch.verify.exact.engine import Pass
 from flashpatch.verify.exact.routers import following, logits_of
 from flashpatch.verify.exact.trainer import measured

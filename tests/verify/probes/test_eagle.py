@@ -12,8 +12,8 @@ from verify_command import verify
 pytest.importorskip("torch")
 
 from flashpatch.patches.eagle.drafter_refit.commands import ACCEPT_LENGTH
+from flashpatch.verify.probes.eagle.job import VERSION
 from flashpatch.verify.probes.eagle.probe import bandit_adapts, drafter_follows, weigh
-from flashpatch.verify.probes.eagle.verl_job import VERSION
 
 UPDATE = dict(event="update", version=1)
 WORSE = dict(event="worse", version=1, before=3.9, after=1.1)

@@ -11,16 +11,11 @@ HELP = "a job's state in Prometheus's text format"
 def arguments(parser: argparse.ArgumentParser) -> None:
     from flashpatch.verify.job import source
 
-    source.arguments(parser)
     source.output(parser, "replace this file atomically; unset: standard output")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the metrics; return 0. ``--json`` gives what they are made of.
-
-    Raises:
-        PatchError: there is no such run, or the file cannot be written.
-    """
+    """Write the metrics, or with ``--json`` what they are made of; return 0."""
     import json
 
     from flashpatch import registry

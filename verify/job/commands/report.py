@@ -13,16 +13,11 @@ HELP = "one HTML page that shows what a job did"
 def arguments(parser: argparse.ArgumentParser) -> None:
     from flashpatch.verify.job import source
 
-    source.arguments(parser)
     source.output(parser, "where to write the page; unset: RUN.html, here")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and print its path, or with ``--json`` print what it shows; return 0.
-
-    Raises:
-        PatchError: there is no such run, or the page cannot be written.
-    """
+    """Write the page and print its path, or with ``--json`` print what it shows; return 0."""
     from flashpatch import registry
     from flashpatch.verify.job import collect, page, source
 

@@ -12,16 +12,11 @@ HELP = "trace events of a job's updates, syncs, steps and refusals, for Perfetto
 def arguments(parser: argparse.ArgumentParser) -> None:
     from flashpatch.verify.job import source
 
-    source.arguments(parser)
     source.output(parser, "where to write it; unset: RUN.trace.json, here")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the trace and print its path, or with ``--json`` print it; return 0.
-
-    Raises:
-        PatchError: there is no such run, or the file cannot be written.
-    """
+    """Write the trace and print its path, or with ``--json`` print it; return 0."""
     from flashpatch.verify.job import collect, source, trace
 
     folder = source.chosen(args)

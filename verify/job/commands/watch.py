@@ -22,10 +22,6 @@ def run(args: argparse.Namespace) -> int:
     """Show the run until no process of it is alive, or its Ray cluster has gone, or it is interrupted; return 0.
 
     Where standard output is no terminal, and with ``--once``, it is shown once; with ``--json`` as JSON.
-
-    Raises:
-        PatchError: there is no such run, or ``--every`` is not above 0.
-        ModuleNotFoundError: rich is not installed.
     """
     import json
 
@@ -56,13 +52,10 @@ def _follow(folder: Path, args: argparse.Namespace, console) -> None:
     from flashpatch.errors import PatchError
     from flashpatch.verify.job import screen, source
 
-    lost = ""
-
-    found = _look(folder)
+    lost, found = "", _look(folder)
     try:
-        with Live(
-            screen.view(found, console.height), console=console, screen=True, auto_refresh=False
-        ) as live:
+        first = screen.view(found, console.height)
+        with Live(first, console=console, screen=True, auto_refresh=False) as live:
             while found["alive"] or any(process["alive"] == "unknown" for process in found["processes"]):
                 time.sleep(args.every)
                 try:

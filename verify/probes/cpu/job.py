@@ -1,17 +1,16 @@
-"""Run one of the probe's two ranks: start as verl does, and take one optimizer step under each FSDP.
-
-Started by `flashpatch.verify.probes.cpu.probe` as a user's program: only the environment switches patches on.
-"""
+"""Run one of the probe's two ranks as a user's program: start as verl does, and take one optimizer step under each FSDP."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flashpatch.verify.probes import verl_actor
+from flashpatch.verify.probes import jobs, verl_actor
 
 ROWS, WIDTH, RATE = 8, 4, 0.1
 
@@ -38,11 +37,10 @@ def plain() -> list[float]:
     """Return the weights after one process's step with rank 0's network on the whole batch, without FSDP."""
     model = network(0)
     step(model, rows())
-    return flat(model.state_dict().values())
+    return flat(model.parameters())
 
 
-def flat(tensors: Any) -> list[float]:
-    """Return all elements of the tensors."""
+def flat(tensors: Iterable[torch.Tensor]) -> list[float]:
     return [value for tensor in tensors for value in tensor.flatten().tolist()]
 
 
@@ -70,11 +68,8 @@ def rank(workdir: Path, seen: dict[str, Any]) -> None:
 
 
 def rollout_engine() -> str:
-    """Import verl's rollout server of the installed engine, vLLM if both are; return the engine's name and version."""
-    from importlib import import_module
-    from importlib.util import find_spec
-
-    if find_spec("vllm") is not None:
+    """Import verl's rollout server of the installed engine; return the engine's name and version, empty if not for a CPU."""
+    if jobs.engine_here() == "vllm":
         import_module("verl.workers.rollout.vllm_rollout.vllm_async_server")
         from verl.third_party.vllm import vllm_version
 
@@ -93,12 +88,9 @@ def sharded_once(model: torch.nn.Module, batch: torch.Tensor, device: Any) -> li
     """Step under FSDP1 as verl builds it, with its reference policy's offload: every rank takes rank 0's weights."""
     from torch.distributed.fsdp import CPUOffload, FullyShardedDataParallel
 
+    offload = CPUOffload(offload_params=True)
     whole = FullyShardedDataParallel(
-        model,
-        device_id=device,
-        sync_module_states=True,
-        use_orig_params=True,
-        cpu_offload=CPUOffload(offload_params=True),
+        model, device_id=device, sync_module_states=True, use_orig_params=True, cpu_offload=offload
     )
     step(whole, batch)
     with FullyShardedDataParallel.summon_full_params(whole):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,26 +40,23 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     ]
 
 
-def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> list[Proof]:
+def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> Iterator[Proof]:
     """Judge what the ranks saw; ``seconds`` is what running them took."""
     from flashpatch.verify.probes.cpu import job
 
     first, wanted = seen[0], job.plain()
-    proofs = [
-        _proof(
-            "verl chooses the CPU, its FSDP engine and the rollout engine's CPU build",
-            first["platform"] == "cpu" and first["engine"].startswith("FSDP") and bool(first["rollout"]),
-            f"{first['platform']}, {first['engine']}, {first['rollout'] or 'no rollout engine on a CPU'}",
-            seconds,
-        ),
-        _proof(
-            "a critic with LoRA is refused by name",
-            all("critic.model.lora_rank=8" in error for error in first["refused"]),
-            f"{sum(map(bool, first['refused']))} of {len(first['refused'])} times, before anything started",
-        ),
-    ]
+    yield _proof(
+        "verl chooses the CPU, its FSDP engine and the rollout engine's CPU build",
+        first["platform"] == "cpu" and first["engine"].startswith("FSDP") and bool(first["rollout"]),
+        f"{first['platform']}, {first['engine']}, {first['rollout'] or 'no rollout engine on a CPU'}",
+        seconds,
+    )
+    yield _proof(
+        "a critic with LoRA is refused by name",
+        all("critic.model.lora_rank=8" in error for error in first["refused"]),
+        f"{sum(map(bool, first['refused']))} of {len(first['refused'])} times, before anything started",
+    )
     for kind in ("fsdp", "fsdp2"):
         worst = max(abs(got - want) for rank in seen for got, want in zip(rank[kind], wanted, strict=True))
         what = f"a step of two ranks under {kind} equals one process's on the whole batch"
-        proofs.append(_proof(what, worst < _CLOSE, f"largest difference {worst:.1e}"))
-    return proofs
+        yield _proof(what, worst < _CLOSE, f"largest difference {worst:.1e}")

@@ -1,11 +1,11 @@
-"""Run the probe's engine, on vLLM or SGLang, with its drafters in turn."""
+"""Run the probe's engine, on vLLM, SGLang or as verl's server of SGLang's, with its drafters in turn."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from flashpatch.verify.probes import jobs
 
@@ -14,14 +14,12 @@ TOKENS = 80
 TURNS = 3
 DRAFTERS = ("exact", "noise", "exact2")
 """Drafters in the order in which the engine gets them; it is opened with the first."""
-
-
-class _Engine(NamedTuple):
-    """Greedy tokens of each prompt; give the engine the drafter of a folder, with a version; what was captured."""
-
-    generate: Callable[[], list[list[int]]]
-    update: Callable[[Path, int], Any]
-    flush: Callable[[], Any]
+VERL_PROMPTS = [list(range(3, 9)), list(range(10, 30, 2))]
+VERL_TOKENS = 16
+VERSION = 7
+"""Of the drafter before the first that verl's server is sent."""
+_Engine = tuple[Callable[[], list[list[int]]], Callable[[Path, int], Any], Callable[[], Any]]
+"""Greedy tokens of each prompt; give the engine the drafter of a folder, with a version; what was captured."""
 
 
 def prompts() -> list[list[int]]:
@@ -35,14 +33,14 @@ def run(workdir: Path, seen: dict[str, Any]) -> None:
     A last update ends the judgement of the third drafter, so that its acceptance is in the ledger.
     """
     began = time.monotonic()
-    engine = {"vllm": _vllm, "sglang": _sglang}[jobs.engine_here()](workdir)
+    generate, update, flush = {"vllm": _vllm, "sglang": _sglang}[jobs.engine_here()](workdir)
     seen |= {"opened": time.monotonic() - began, "tokens": {}}
     for number, name in enumerate(DRAFTERS):
         if number:
-            engine.update(workdir / name, number)
-        seen["tokens"][name] = [engine.generate() for _ in range(TURNS)]
-    engine.update(workdir / DRAFTERS[0], len(DRAFTERS))
-    seen["captured"] = engine.flush()
+            update(workdir / name, number)
+        seen["tokens"][name] = [generate() for _ in range(TURNS)]
+    update(workdir / DRAFTERS[0], len(DRAFTERS))
+    seen["captured"] = flush()
 
 
 def _vllm(workdir: Path) -> _Engine:
@@ -54,19 +52,16 @@ def _vllm(workdir: Path) -> _Engine:
     target = workdir / "target"
     llm = LLM(**tiny.engine_arguments(target, max_num_batched_tokens=32, speculative_config=drafts))
 
-    def generate() -> list[list[int]]:
-        found = llm.generate(
-            [{"prompt_token_ids": text} for text in prompts()],
-            SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False),
-            use_tqdm=False,
-        )
-        return [list(one.outputs[0].token_ids) for one in found]
+    sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
 
-    return _Engine(
-        generate,
-        lambda folder, version: llm.collective_rpc("eagle_update_drafter", args=(str(folder), version)),
-        lambda: llm.collective_rpc("eagle_flush")[0],
-    )
+    def generate() -> list[list[int]]:
+        texts = [{"prompt_token_ids": text} for text in prompts()]
+        return [list(one.outputs[0].token_ids) for one in llm.generate(texts, sampling, use_tqdm=False)]
+
+    def update(folder: Path, version: int) -> None:
+        llm.collective_rpc("eagle_update_drafter", args=(str(folder), version))
+
+    return generate, update, lambda: llm.collective_rpc("eagle_flush")[0]
 
 
 def _sglang(workdir: Path) -> _Engine:
@@ -78,8 +73,36 @@ def _sglang(workdir: Path) -> _Engine:
 
     engine = sglang.Engine(**tiny.sglang_arguments(workdir / "target", workdir / DRAFTERS[0], MAX_DRAFTS))
     sampling = dict(temperature=0, max_new_tokens=TOKENS, ignore_eos=True)
-    return _Engine(
-        lambda: [one["output_ids"] for one in engine.generate(input_ids=prompts(), sampling_params=sampling)],
-        lambda folder, version: drafter_refit.send(engine, load_file(folder / "model.safetensors").items()),
-        lambda: None,
-    )
+
+    def generate() -> list[list[int]]:
+        found = engine.generate(input_ids=prompts(), sampling_params=sampling)
+        return [one["output_ids"] for one in found]
+
+    def update(folder: Path, version: int) -> None:
+        drafter_refit.send(engine, load_file(folder / "model.safetensors").items())
+
+    return generate, update, lambda: None
+
+
+async def on_verl(workdir: Path, seen: dict[str, Any]) -> None:
+    """Ask verl's SGLang server with each drafter, which it is sent by the family's calls."""
+    import flashpatch
+
+    # The bandit would draft less after noise, and acceptance is judged here instead of by the family.
+    flashpatch.enable("cpu", "bf16", "eagle", adapt=False, rollback=1.0)
+    from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, UPDATE
+    from flashpatch.patches.eagle.verl_sglang import start_call
+    from flashpatch.verify import verl_sglang_server as verl
+    from flashpatch.verify.probes.eagle import tiny
+
+    seen |= {"tokens": {}, "flushed": {}}
+    exact, noise, _ = (str(workdir / name) for name in DRAFTERS)
+    with verl.local_ray():
+        server = verl.server(str(workdir / "target"), 0, dtype="float32", **tiny.drafting(exact, MAX_DRAFTS))
+        await server.launch_server.remote()
+        for number, (name, path) in enumerate([("exact", exact), ("noise", noise), ("exact again", exact)]):
+            if number:
+                await start_call(server, UPDATE, (path, VERSION + number))
+            answers = await verl.answers(server, VERL_PROMPTS, VERL_TOKENS)
+            seen["tokens"][name] = [[int(token) for token in one[: len(one) // 2]] for one in answers]
+            [seen["flushed"][name]] = await start_call(server, FLUSH, ())

@@ -1,9 +1,8 @@
-"""Probe family eagle: a tiny engine speculates, captures hidden states, and gets other drafters while it runs.
+"""Probe family eagle: a tiny engine speculates, captures hidden states, and gets other drafters while it runs, one of them
+noise.
 
-The engine runs in processes of its own. Its drafters are nearly always right, and one is noise
-(`flashpatch.verify.probes.eagle.job`). Its tokens and captured hidden states are compared with Hugging Face's forward of the
-same checkpoint in this process; the bandit's choices are read from the ledger. If verl's rollouts can only be SGLang's, on a
-CPU, verl's own server drafts as well.
+Its tokens and states are compared with Hugging Face's forward of the same checkpoint in this process; the bandit's choices are
+read from the ledger. If verl's rollouts can only be SGLang's, on a CPU, verl's own server drafts as well.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from flashpatch.patches.eagle.drafter_refit.commands import ACCEPT_LENGTH
 from flashpatch.settings import child_env, selections
 from flashpatch.verify import verl_sglang_server
 from flashpatch.verify.probes import calls, jobs
-from flashpatch.verify.probes.eagle.job import DRAFTERS, prompts
-from flashpatch.verify.probes.eagle.verl_job import VERSION
+from flashpatch.verify.probes.eagle.job import DRAFTERS, VERSION, prompts
 from flashpatch.verify.proof import Proof
 
 _TIMEOUT = 300.0  # seconds
@@ -68,9 +66,18 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
         return [_proof(opens, ended.problem or "it saw nothing")]
     notes = {name: value for row in calls.rows(nonce) for name, value in row.notes.items()}
     rounds = f"{len(seen['tokens'])} rounds with other drafters"
+    counts = seen.get("captured") or notes.get("eagle_capture")
+    queue = Path(notes["eagle_samples"]) if "eagle_samples" in notes else sample_queue.queue_directory()
+    samples = sample_queue.SampleReader(queue).read_samples(10_000)
+    learns = "the bandit chooses the number of tokens, and learns from the steps"
+    follows = "new drafter weights arrive: acceptance falls with noise, which is rolled back, and rises with better ones"
+    sent = range(1, 1 + len(DRAFTERS)) if name == "vllm" else ()
     return [
         _proof(opens, "", rounds, seen["opened"]),
-        *_judge(workdir, seen, notes, range(1, 1 + len(DRAFTERS)) if name == "vllm" else ()),
+        _greedy(workdir / "target", seen),
+        _aligned(workdir / "target", samples, seen, counts),
+        Proof("eagle", learns, *bandit_adapts(notes)),
+        Proof("eagle", follows, *drafter_follows(notes, sent)),
         calls.counted(nonce, f"eagle.{name}", _TAKEN[name]),
         *(_through_verl(workdir) if jobs.on_sglang_alone() else ()),
     ]
@@ -82,20 +89,6 @@ def _options(**values: Any) -> dict[str, str]:
     on = selections.extend(on, on.names, None, values)
     options = {family: choice.options for family, choice in on.choices.items()}
     return {"FLASHPATCH_RESOLVED": child_env.resolved(os.environ["FLASHPATCH"], on.names, options, on.strict)}
-
-
-def _judge(
-    workdir: Path, seen: Mapping[str, Any], notes: Mapping[str, Any], sent: Sequence[int]
-) -> Iterator[Proof]:
-    yield _greedy(workdir / "target", seen)
-    counts = seen.get("captured") or notes.get("eagle_capture")
-    queue = Path(notes["eagle_samples"]) if "eagle_samples" in notes else sample_queue.queue_directory()
-    samples = sample_queue.SampleReader(queue).read_samples(10_000)
-    yield _aligned(workdir / "target", samples, seen, counts)
-    learns = "the bandit chooses the number of tokens, and learns from the steps"
-    yield Proof("eagle", learns, *bandit_adapts(notes))
-    follows = "new drafter weights arrive: acceptance falls with noise, which is rolled back, and rises with better ones"
-    yield Proof("eagle", follows, *drafter_follows(notes, sent))
 
 
 def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:
@@ -147,8 +140,7 @@ def _model(target: Path) -> Any:
 
 
 def bandit_adapts(notes: Mapping[str, Any]) -> tuple[bool, str]:
-    """Judge whether the bandit ran several arms and learned from their steps; return the verdict and the
-    evidence."""
+    """Return whether the bandit ran several arms and learned from their steps, and the evidence."""
     found = notes.get("eagle_bandit")
     if not isinstance(found, dict):
         return False, f"the ledger has no choices of the bandit: {notes.get('eagle_bandit_off', found)!r}"
@@ -161,11 +153,8 @@ def bandit_adapts(notes: Mapping[str, Any]) -> tuple[bool, str]:
 
 
 def drafter_follows(notes: Mapping[str, Any], sent: Sequence[int] = ()) -> tuple[bool, str]:
-    """Judge whether acceptance fell with the drafter of noise, which was rolled back, and rose with those
-    before and after; return the verdict and the evidence.
-
-    ``sent`` are the versions that the job gave to its updates; empty if it gave none.
-    """
+    """Return whether acceptance fell with the drafter of noise, which was rolled back, and rose with those before and after, and
+    the evidence; ``sent`` are the versions that the job gave to its updates, empty if it gave none."""
     log = notes.get("eagle_drafter", {}).get("log", ())
     updates = [place for place, event in enumerate(log) if event["event"] == "update"]
     if len(updates) != len(DRAFTERS):
@@ -189,7 +178,7 @@ def _through_verl(workdir: Path) -> Iterator[Proof]:
     from flashpatch.verify.probes.eagle.tiny import VOCAB
 
     verl_sglang_server.write_tokenizer(workdir / "target", VOCAB)
-    job = jobs.job("eagle.verl_job:run", workdir, "verl", verl_sglang_server.TRAINER)
+    job = jobs.job("eagle.job:on_verl", workdir, "verl", verl_sglang_server.TRAINER)
     ended = jobs.run([job], workdir, _TIMEOUT)
     yield from weigh(ended.seen["verl"], ended.problem)
 
@@ -199,7 +188,7 @@ def weigh(seen: Mapping[str, Any], problem: str) -> Iterator[Proof]:
     tokens, flushed = seen.get("tokens", {}), seen.get("flushed", {})
     what = "verl's server drafts: tokens do not depend on the drafter"
     if problem or len(flushed) < 3:
-        yield Proof("eagle", what, False, problem or "it gave no answers")
+        yield _proof(what, problem or "it gave no answers")
         return
     same = tokens["exact"] == tokens["noise"] == tokens["exact again"]
     count = sum(map(len, tokens["exact"]))
@@ -207,12 +196,9 @@ def weigh(seen: Mapping[str, Any], problem: str) -> Iterator[Proof]:
     lengths = [one.get(ACCEPT_LENGTH, 0.0) for one in flushed.values()]
     versions = [one["drafter"] for one in flushed.values()]
     good = min(lengths[0], lengths[2]) > lengths[1] + 0.5 and versions == [0, VERSION + 1, VERSION + 2]
-    yield Proof(
-        "eagle",
-        "drafters sent through verl's server arrive, and its acceptance follows them",
-        good,
-        f"versions {versions}, acceptance lengths {', '.join(f'{length:.2f}' for length in lengths)}",
-    )
+    what = "drafters sent through verl's server arrive, and its acceptance follows them"
+    said = f"versions {versions}, acceptance lengths {', '.join(f'{length:.2f}' for length in lengths)}"
+    yield Proof("eagle", what, good, said)
 
 
 def _proof(what: str, problem: str, evidence: str = "", seconds: float = 0.0) -> Proof:

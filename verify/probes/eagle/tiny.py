@@ -1,7 +1,7 @@
 """Write tiny random Llamas, and drafters for them, as Hugging Face checkpoints.
 
-A *chain* target has layers that add nothing: its next token depends on the last one only, and a drafter that
-passes the embedding through (``fc = [I, 0]``, layers that add nothing) drafts exactly its tokens.
+A *chain* target has layers that add nothing: its next token depends on the last one only, and a drafter that passes the
+embedding through (``fc = [I, 0]``, layers that add nothing) drafts exactly its tokens.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 
 from flashpatch.verify.probes import sglang_engine, vllm_engine
 
-VOCAB, HIDDEN, INNER, HEADS, KV_HEADS = 32, 128, 128, 4, 2
-
 ENVIRONMENT = vllm_engine.ENVIRONMENT
+VOCAB, HIDDEN, INNER, HEADS, KV_HEADS = 32, 128, 128, 4, 2
+_SIZES = dict(vocab_size=VOCAB, hidden_size=HIDDEN, intermediate_size=INNER, num_attention_heads=HEADS)
 
 
 def target(directory: Path, seed: int = 0, layers: int = 2, adds: float = 1.0, tied: bool = False) -> Path:
@@ -42,10 +42,9 @@ def drafter(directory: Path, exact: bool = True, seed: int = 5, engine: str = "v
     else:
         fc = random(noise, HIDDEN, 2 * HIDDEN, wide=0.3)
     tensors = {"fc.weight": fc, **layer("layers.0.", noise, 0.0 if exact else 1.0)}
-    if engine == "sglang":
-        tensors["fc.bias"] = torch.zeros(HIDDEN)
-        return write(directory, tensors, "LlamaForCausalLMEagle", 1)
-    return write(directory, tensors, "LlamaForCausalLM", 1)
+    if engine != "sglang":
+        return write(directory, tensors, "LlamaForCausalLM", 1)
+    return write(directory, {**tensors, "fc.bias": torch.zeros(HIDDEN)}, "LlamaForCausalLMEagle", 1)
 
 
 def engine_arguments(model: Path, **more: Any) -> dict[str, Any]:
@@ -70,14 +69,9 @@ def drafting(drafter: str | Path, max_drafts: int) -> dict[str, Any]:
     )
     if torch.cuda.is_available():
         return speculative
-    amx = "intel_amx"
-    return speculative | dict(
-        device="cpu",
-        attention_backend="torch_native",
-        prefill_attention_backend=amx,
-        decode_attention_backend=amx,
-        speculative_draft_attention_backend=amx,
-    )
+    parts = ("prefill", "decode", "speculative_draft")
+    attention = {f"{part}_attention_backend": "intel_amx" for part in parts}
+    return {**speculative, **attention, "device": "cpu", "attention_backend": "torch_native"}
 
 
 def random(noise: torch.Generator, *shape: int, wide: float = 0.08) -> torch.Tensor:
@@ -108,13 +102,10 @@ def write(
     directory.mkdir(parents=True)
     save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
     config = dict(
+        **_SIZES,
         architectures=[architecture],
         model_type="llama",
-        vocab_size=VOCAB,
-        hidden_size=HIDDEN,
-        intermediate_size=INNER,
         num_hidden_layers=layers,
-        num_attention_heads=HEADS,
         num_key_value_heads=KV_HEADS,
         head_dim=HIDDEN // HEADS,
         hidden_act="silu",

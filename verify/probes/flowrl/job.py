@@ -1,8 +1,7 @@
 """Update a tiny actor once in verl's worker, and compute the same in float64 without verl.
 
-Started by `flashpatch.verify.probes.flowrl.probe` as a user's program, once alone and once as each of two ranks
-that share every row (Ulysses): the environment switches the family on. Without an accelerator the family ``cpu`` is
-enabled too.
+As a user's program, once alone and once as each of two ranks that share every row (Ulysses): the environment switches the
+family on.
 """
 
 from __future__ import annotations
@@ -57,11 +56,8 @@ def alone(workdir: Path, seen: dict[str, Any]) -> None:
     adapted = tiny.worker(tiny.recipe(model, *lora))
     seen["adapters"] = {**update(adapted, rows)[1], **rollout(adapted)}
     flashpatch.disable("cpu")  # which refuses Megatron as well
-    recipe = {
-        "actor_rollout_ref": {"actor": {"strategy": "megatron"}},
-        "algorithm": {"adv_estimator": "grpo"},
-    }
-    seen["refused"] = verl_actor.refusal(recipe)
+    megatron = {"actor_rollout_ref": {"actor": {"strategy": "megatron"}}}
+    seen["refused"] = verl_actor.refusal({**megatron, "algorithm": {"adv_estimator": "grpo"}})
     torch.distributed.destroy_process_group()
 
 
@@ -75,16 +71,13 @@ def rollout(worker: Any) -> dict[str, Any]:
 def shared(workdir: Path, seen: dict[str, Any]) -> None:
     """Update on this rank's part of every row, and note what came of it."""
     verl_actor.on_cpu("cpu", "bf16")
-    model = tiny.write_model(workdir / f"model-{os.environ['RANK']}")
-    worker = tiny.worker(
-        tiny.recipe(
-            model,
-            f"trainer.n_gpus_per_node={os.environ['WORLD_SIZE']}",
-            f"{tiny.MODEL}.use_remove_padding=True",
-            f"{tiny.ACTOR}.ulysses_sequence_parallel_size={os.environ['WORLD_SIZE']}",
-        )
+    model, ranks = tiny.write_model(workdir / f"model-{os.environ['RANK']}"), os.environ["WORLD_SIZE"]
+    together = (
+        f"trainer.n_gpus_per_node={ranks}",
+        f"{tiny.MODEL}.use_remove_padding=True",
+        f"{tiny.ACTOR}.ulysses_sequence_parallel_size={ranks}",
     )
-    seen |= update(worker, tiny.responses())[1]
+    seen |= update(tiny.worker(tiny.recipe(model, *together)), tiny.responses())[1]
     torch.distributed.destroy_process_group()
 
 
@@ -100,15 +93,9 @@ def update(worker: Any, rows: Sequence[Any]) -> tuple[dict[str, torch.Tensor], d
 def paper(
     model: Path, weights: Mapping[str, torch.Tensor], rows: Sequence[Any], chosen: Any
 ) -> tuple[float, float | None]:
-    """Return mean loss and mean log Z of the rows, from transformers' model in float64 and `paper`.
+    """Return mean loss and mean log Z of the rows under weights by name, from transformers' model in float64 and `paper`.
 
     Without a partition function log Z is 0 in the loss, as it is in the advantages, and None is returned for it.
-
-    Args:
-        model: the model's folder.
-        weights: by name, those of the partition function among them.
-        rows: as `tiny.responses` gives them.
-        chosen: the family's options.
     """
     from transformers import AutoModelForCausalLM
 
@@ -127,26 +114,14 @@ def paper(
         log_zs.append(partition(means, layers) if learned else 0.0)
         table = output.logits[0].log_softmax(-1)
         log_p = [float(table[len(row.prompt) - 1 + at, token]) for at, token in enumerate(row.answer)]
-        losses.append(
-            response_loss(
-                log_zs[-1],
-                log_p,
-                row.old,
-                row.ref,
-                row.reward,
-                beta=chosen.beta,
-                epsilon=0.2,
-                weight=chosen.weight,
-                length=chosen.length,
-            )
-        )
+        options = dict(beta=chosen.beta, epsilon=0.2, weight=chosen.weight, length=chosen.length)
+        losses.append(response_loss(log_zs[-1], log_p, row.old, row.ref, row.reward, **options))
     return sum(losses) / len(losses), sum(log_zs) / len(log_zs) if learned else None
 
 
 def advantages() -> list[float]:
     """Return what verl's driver computes: each response's advantage, the same at all of its tokens."""
     import numpy
-    import torch
     from verl import DataProto
     from verl.trainer.ppo import ray_trainer
 
@@ -163,7 +138,7 @@ def advantages() -> list[float]:
     found = ray_trainer.compute_advantage(data, "grpo").batch["advantages"]
     rows = [row[:length].tolist() for row, length in zip(found, LENGTHS, strict=True)]
     if any(max(row) - min(row) > 1e-6 for row in rows):
-        raise SystemExit(f"advantages differ within a response: {rows}")
+        raise ValueError(f"advantages differ within a response: {rows}")
     return [row[0] for row in rows]
 
 

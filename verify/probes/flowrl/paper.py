@@ -1,7 +1,7 @@
-"""Compute FlowRL's loss in plain floating-point numbers, as a reference written from the paper.
+"""Compute FlowRL's loss in plain floating-point numbers, without tensors, as a reference that shares no code with what it
+checks.
 
-No tensors and no framework, so that no code is shared with what it checks. Source: FlowRL (arXiv 2509.15207),
-its final objective.
+Source: FlowRL (arXiv 2509.15207), its final objective.
 """
 
 from __future__ import annotations
@@ -22,13 +22,11 @@ def response_loss(
     weight: str = "clip",
     length: str = "mean",
 ) -> float:
-    """Return the loss of one response from the logprobs of its tokens; logarithms are natural.
+    """Return the loss of one response from the logprobs of its tokens, under the policy, the one that sampled it and the reference.
 
     Args:
-        log_z: log Z of its prompt.
-        log_p, log_p_old, log_p_ref: its tokens under the policy, the policy that sampled it, the reference.
-        reward: its group-normalised reward.
-        beta: factor of the reward.
+        log_z: log Z of its prompt; logarithms are natural.
+        reward: its group-normalised reward, with the factor ``beta``.
         epsilon: half the width of the clip range.
         weight: ``clip`` (the paper), ``raw`` (the published code) or ``none``.
         length: ``mean`` (the paper) or ``sum``.
@@ -43,9 +41,8 @@ def response_loss(
 def group_log_z(alone: Sequence[float], lengths: Sequence[int]) -> float:
     """Return the z for which the average of ``exp(length (alone - z))`` over a group is 1, by bisection.
 
-    Args:
-        alone: what each response alone would take log Z for: ``beta r + (log p_ref - log p) / length``.
-        lengths: tokens of each response; 1 for all if the loss takes sums.
+    ``alone`` is what each response alone would take log Z for, ``beta r + (log p_ref - log p) / length``; lengths are 1 if the
+    loss sums.
     """
     low, high = min(alone), max(alone)
     for _ in range(200):
@@ -60,12 +57,9 @@ def group_log_z(alone: Sequence[float], lengths: Sequence[int]) -> float:
 def partition(
     mean_hidden: Sequence[float], layers: Sequence[tuple[Sequence[Sequence[float]], Sequence[float]]]
 ) -> float:
-    """Return log Z from the mean hidden state of a prompt.
+    """Return log Z from the mean hidden state of a prompt's tokens, and weight rows and bias of each linear layer.
 
-    Args:
-        mean_hidden: the mean over the prompt's tokens.
-        layers: weight rows and bias of each linear layer; between two of them GELU, then a LayerNorm whose
-            scale is 1 and whose shift is 0, as initialized.
+    Between two of them is GELU, then a LayerNorm whose scale is 1 and whose shift is 0, as initialized.
     """
     values = list(mean_hidden)
     for at, (weight, bias) in enumerate(layers):

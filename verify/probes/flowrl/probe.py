@@ -1,8 +1,5 @@
-"""Probe family flowrl: verl's own worker takes one step on a tiny actor; the paper's formulas check it.
-
-Two ranks that share every row (Ulysses) take the same step; they run without the accelerator, of which one machine may
-have only one.
-"""
+"""Probe family flowrl: verl's own worker takes one step on a tiny actor, alone and as two ranks that share every row (Ulysses),
+without the accelerator; the paper's formulas check it."""
 
 from __future__ import annotations
 
@@ -65,13 +62,11 @@ def _weigh(seen: Mapping[str, Any], seconds: float) -> Iterator[Proof]:
         f"{len(head)} and {len(policy)} weights, the least moved by {least:.1e}",
         seconds,
     )
-    yield _equal(
-        "the loss is the paper's, computed in float64 without verl", seen["loss"], seen["paper_loss"]
-    )
+    losses = seen["loss"], seen["paper_loss"]
+    yield _equal("the loss is the paper's, computed in float64 without verl", *losses)
     if learned:
-        yield _equal(
-            "log Z is that of the prompts' mean last hidden states", seen["log_z"], seen["paper_log_z"]
-        )
+        said = seen["log_z"], seen["paper_log_z"]
+        yield _equal("log Z is that of the prompts' mean last hidden states", *said)
     pairs = list(zip(seen["advantages"], seen["paper_advantages"], strict=True))
     furthest = max(pairs, key=lambda pair: abs(pair[0] - pair[1]))
     yield _equal("the driver's advantages are what reward and log_z say", *furthest)
@@ -118,13 +113,9 @@ def _close(found: float, wanted: float) -> bool:
 
 def _compare(seen: Mapping[str, Any], shared: Mapping[str, Any]) -> Proof:
     """Judge whether ranks that share every row took the step of one rank."""
-
-    def apart(one: float, other: float) -> float:
-        return abs(one - other) / max(abs(other), 1e-3)
-
     numbers = ("loss", "log_z") if seen["learned"] else ("loss",)
-    differences = {name: apart(shared[name], seen[name]) for name in numbers}
-    differences |= {name: apart(shared["moved"][name], value) for name, value in seen["moved"].items()}
+    found, wanted = ({**{name: one[name] for name in numbers}, **one["moved"]} for one in (shared, seen))
+    differences = {name: abs(found[name] - one) / max(abs(one), 1e-3) for name, one in wanted.items()}
     most = max(differences, key=lambda name: differences[name])
     return _proof(
         "two ranks that share every row (Ulysses) take the same step as one",

@@ -81,12 +81,9 @@ def responses(number: int = 8, seed: int = 0) -> list[Response]:
 
 
 def batch(rows: Sequence[Response], whole: int | None = None, **extra: Any) -> Any:
-    """Return the TensorDict that verl's trainer sends to ``update_actor``, of this rank's ``rows``.
+    """Return the TensorDict that verl's trainer sends to ``update_actor``, of this rank's ``rows`` of ``whole`` on all ranks.
 
-    Args:
-        rows: this rank's responses.
-        whole: number of responses of all ranks together.
-        extra: further settings, or tensors as lists of one list of floats per response.
+    ``extra`` are further settings, or tensors as lists of one list of floats per response.
     """
     from verl.utils import tensordict_utils as tu
 
@@ -109,16 +106,8 @@ def batch(rows: Sequence[Response], whole: int | None = None, **extra: Any) -> A
     for name in [name for name, value in extra.items() if isinstance(value, list)]:
         tensors[name] = nested(extra.pop(name), torch.float32)
     whole = whole or len(rows)
-    settings = {
-        "global_batch_size": whole,
-        "mini_batch_size": whole,
-        "epochs": 1,
-        "seed": 1,
-        "dataloader_kwargs": {"shuffle": False},
-        "temperature": 1.0,
-        "calculate_entropy": False,
-        **extra,
-    }
+    settings = dict(global_batch_size=whole, mini_batch_size=whole, epochs=1, seed=1, temperature=1.0)
+    settings |= dict(dataloader_kwargs={"shuffle": False}, calculate_entropy=False, **extra)
     return tu.get_tensordict(tensors, settings)
 
 
@@ -138,23 +127,13 @@ def metrics(output: Any) -> dict[str, float]:
     from verl.utils import tensordict_utils as tu
     from verl.utils.metric import reduce_metrics
 
-    if output is None:
-        return {}
-    return {name: float(value) for name, value in reduce_metrics(dict(tu.get(output, "metrics"))).items()}
+    found = {} if output is None else reduce_metrics(dict(tu.get(output, "metrics")))
+    return {name: float(value) for name, value in found.items()}
 
 
 def weights(engine: Any) -> dict[str, torch.Tensor]:
     """Gather every weight of an engine on every rank: float32 copies by name."""
-    from torch.distributed.fsdp import FullStateDictConfig, StateDictType
-    from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    module = engine.module
-    if isinstance(module, FSDP):
-        with FSDP.state_dict_type(module, StateDictType.FULL_STATE_DICT, FullStateDictConfig()):
-            state = module.state_dict()
-    else:
-        state = {
-            name: value.full_tensor() if hasattr(value, "full_tensor") else value
-            for name, value in module.state_dict().items()
-        }
+    state = get_model_state_dict(engine.module, options=StateDictOptions(full_state_dict=True))
     return {name: value.detach().float().cpu().clone() for name, value in state.items()}

@@ -38,14 +38,12 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
 
 def _judged(seen: Mapping[str, Any], fresh: Mapping[str, Answers]) -> Iterator[Proof]:
     found = seen["answers"]
-    sent = {
-        name: f"adapter {name}, sent to a running engine, equals a fresh engine with it"
-        for name in tiny.ADAPTERS
-    }
-    sent["base"] = "the base, updated beside adapters, equals a fresh engine on it"
-    for name, what in sent.items():
-        ok, apart = equal(found[name], fresh[name]), gap(found[name], fresh[name])
-        yield _proof(what, ok, f"largest difference of logprobs {apart:g}")
+    sent = "adapter {}, sent to a running engine, equals a fresh engine with it"
+    shown = {name: sent.format(name) for name in tiny.ADAPTERS}
+    shown["base"] = "the base, updated beside adapters, equals a fresh engine on it"
+    for name, what in shown.items():
+        apart = gap(found[name], fresh[name])
+        yield _proof(what, equal(found[name], fresh[name]), f"largest difference of logprobs {apart:g}")
     last = found[tiny.ADAPTERS[-1]]
     effect, rounding = _apart(last, found["base"]), _apart(last, fresh[tiny.MERGED])
     yield _proof(

@@ -1,8 +1,7 @@
 """Probe family fp8: update a tiny engine in processes of its own, and compare its answers with a fresh engine's.
 
-One process carries FlashPatch and goes from model a to a, to another in buckets that cut every fused layer, and back to a from
-disk; another, without FlashPatch, opens the other model. If verl's rollouts can only be SGLang's, on a CPU, verl's own server
-goes from a to b and back by weights of verl's own client, and another one opens b.
+One process goes from model a to a, to another in buckets that cut every fused layer, and back to a from disk; another, without
+FlashPatch, opens the other model. If verl's rollouts can only be SGLang's, on a CPU, verl's servers and client do the same.
 """
 
 from __future__ import annotations
@@ -99,10 +98,9 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
 
 
 def _judged(ended: jobs.Outcome, precision: str, reload: str) -> Iterator[Proof]:
-    job, fresh = ended.seen["job"], ended.seen[jobs.FRESH]
-    problem, found = ended.problems["job"], dict(job.get("answers", {}))
+    job, problem = ended.seen["job"], ended.problems["job"]
     yield _opened(job, problem or "it gave no answers", precision)
-    found[jobs.FRESH] = fresh.get("answers")
+    found = {**job.get("answers", {}), jobs.FRESH: ended.seen[jobs.FRESH].get("answers")}
     steps = {step: (what.format(reload), reference) for step, (what, reference) in _STEPS.items()}
     no_reference = ended.problems[jobs.FRESH] or "the fresh engine gave no answers"
     seconds = job.get("seconds", {})
@@ -126,23 +124,23 @@ def _opened(job: Mapping[str, Any], problem: str, precision: str) -> Proof:
     # A kernel may keep its weights where no parameter shows them, as vLLM's int8 on a CPU does.
     narrow = any(kind.startswith(_NARROW) for kind in kinds)
     narrow |= any("Int8" in kernel or "TorchAO" in kernel for kernel in kernels)
-    counted = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
-    evidence = f"quantization {job['precision']['quantization']}: {counted}"
-    if precision.startswith("int8"):
-        evidence += f"; {', '.join(f'{count} {kernel}' for kernel, count in kernels.items())}"
+    evidence = f"quantization {job['precision']['quantization']}: {_counted(kinds)}"
+    evidence += f"; {_counted(kernels)}" if precision.startswith("int8") else ""
     right = narrow == (precision != "bf16")
     if precision == "int8":
         right &= bool(kernels) and all("Int8" in kernel for kernel in kernels)
     return _proof(what, right, evidence, spent)
 
 
+def _counted(numbers: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in numbers.items())
+
+
 def _addresses(looks: Sequence[Mapping[str, Any]]) -> Proof:
     what = "every parameter and buffer keeps its object and address"
     first, *later = looks
     moved = [
-        name
-        for name, tensor in first.items()
-        if any(look.get(name, {}).get("at") != tensor["at"] for look in later)
+        name for name in first if any(look.get(name, {}).get("at") != first[name]["at"] for look in later)
     ]
     evidence = f"{len(first)} tensors, {len(later)} updates"
     if moved:
@@ -168,7 +166,7 @@ def _through_verl(workdir: Path) -> Iterator[Proof]:
     """Run verl's servers and client, and judge what they answered."""
     for name in ("a", "b"):
         verl_sglang_server.write_tokenizer(workdir / name, answers.VOCAB)
-    job = jobs.job("fp8.verl_job:run", workdir, "verl", verl_sglang_server.TRAINER)
+    job = jobs.job("fp8.job:on_verl", workdir, "verl", verl_sglang_server.TRAINER)
     ended = jobs.run([job], workdir, _TIMEOUT)
     yield from _weigh_verl(ended.seen["verl"], ended.problem)
 
@@ -181,8 +179,8 @@ def _weigh_verl(seen: Mapping[str, Any], problem: str) -> Iterator[Proof]:
         yield _proof(*proof)
     receipts = seen.get("receipts", [])
     workers = [worker for one in receipts for worker in one["workers"] or ()]
-    ready = len(receipts) == len(_VERL_STEPS) and bool(workers)
-    ready &= all(one["states"] == ["ready"] for one in workers)
+    is_whole = len(receipts) == len(_VERL_STEPS) and bool(workers)
+    ready = is_whole and all(one["states"] == ["ready"] for one in workers)
     evidence = f"{len(receipts)} receipts of {sum(one['tensors'] for one in workers)} tensors"
     what = "verl's client gets a receipt of every worker"
     yield _proof(what, ready, evidence if ready else problem or evidence)

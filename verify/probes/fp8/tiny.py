@@ -27,14 +27,12 @@ def write(directory: Path, seed: int) -> Path:
 
 
 def round_to_int8(source: Path, directory: Path, description: dict[str, Any]) -> Path:
-    """Make ``directory`` the int8 checkpoint of the one in ``source``: a scale per row of each linear layer.
-
-    Args:
-        description: its ``quantization_config``.
-    """
+    """Make ``directory`` the int8 checkpoint of the one in ``source``, with this ``quantization_config``: a scale per row of each
+    linear layer."""
     import torch
+    from safetensors.torch import load_file
 
-    tensors = _load(source)
+    tensors = load_file(source / "model.safetensors")
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
         weight = tensors[name].bfloat16().float()  # an engine casts before it rounds
         scale = weight.abs().amax(1, keepdim=True) / 127
@@ -46,9 +44,10 @@ def round_to_int8(source: Path, directory: Path, description: dict[str, Any]) ->
 def adapted(workdir: Path) -> None:
     """Write models ``a`` and ``b``, the `ADAPTERS`, ``bad`` and `MERGED`, which is ``b`` with the last adapter in it."""
     import torch
+    from safetensors.torch import load_file
 
     write(workdir / "a", seed=1)
-    weights = _load(write(workdir / "b", seed=2))
+    weights = load_file(write(workdir / "b", seed=2) / "model.safetensors")
     matrices = {name: value.shape for name, value in weights.items() if name.endswith("_proj.weight")}
     tensors: dict[str, torch.Tensor] = {}
     for seed, name in enumerate(ADAPTERS):
@@ -75,12 +74,6 @@ def _adapter(folder: Path, tensors: dict[str, torch.Tensor]) -> None:
     config = dict(peft_type="LORA", r=_RANK, lora_alpha=_ALPHA, target_modules=targets, bias="none")
     (folder / "adapter_config.json").write_text(json.dumps(config))
     save_file(tensors, folder / "adapter_model.safetensors")
-
-
-def _load(folder: Path) -> dict[str, torch.Tensor]:
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model.safetensors")
 
 
 def _like(source: Path, folder: Path, tensors: dict[str, torch.Tensor], **more: Any) -> Path:

@@ -1,16 +1,12 @@
 """Run a rank of the probe: build verl's FSDP engine, step and send to a rollout worker.
 
-`rank` sends to a process that it forks, `on_sglang` through verl's client to verl's server. ``plan.json`` lists the transfers as
-dictionaries:
+`rank` sends to a process that it forks, `on_sglang` through verl's client to verl's server. ``plan.json`` lists the transfers, each with
+``strategy`` "fsdp" or "fsdp2", ``fsdp_size``, ``dtype`` and ``lora_rank`` of the engine, which is reused if unchanged; ``adapter`` (not
+the base is sent); ``step`` (an optimizer step is taken first); ``apart`` (rank 1 alone then changes its weights); and ``tamper``, a
+fault injected in transit, "bit" in the gathered tensor or "buffer", with its ``victim``.
 
-- ``strategy`` "fsdp" or "fsdp2", ``fsdp_size``, ``dtype`` and ``lora_rank`` of the engine; unchanged, the engine is reused;
-- ``adapter``: whether the adapter is sent, not the base;
-- ``step``: whether to take an optimizer step first;
-- ``apart``: whether rank 1 alone then changes its weights;
-- ``tamper``: a fault injected in transit, "bit" in the gathered tensor or "buffer"; ``victim``: the tensor it hits.
-
-With forked workers each side writes what it saw as ``trainer-RANK.json`` and ``rollout-RANK.json``, and the weights that it had
-as ``.pt`` beside it, for each entry of the plan.
+With forked workers each side writes what it saw as ``trainer-RANK.json`` and ``rollout-RANK.json``, and the weights that it had for each
+entry of the plan as ``.pt`` beside it.
 """
 
 from __future__ import annotations
@@ -21,6 +17,7 @@ import multiprocessing
 import os
 import pickle
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -46,7 +43,7 @@ def rank(workdir: Path, seen: dict[str, Any]) -> None:
 
     fork = multiprocessing.get_context("fork")
     sent = fork.Event()
-    worker = fork.Process(target=_worker, args=(workdir, sent), daemon=True)
+    worker = fork.Process(target=_run, args=(rollout, workdir, sent), daemon=True)
     worker.start()  # what both import takes longer than all else
     _run(trainer, workdir)
     sent.set()
@@ -55,17 +52,14 @@ def rank(workdir: Path, seen: dict[str, Any]) -> None:
         raise RuntimeError(f"the rollout worker ended with status {worker.exitcode}")
 
 
-def _worker(workdir: Path, sent: Any) -> None:
-    """Run the rollout worker until all is sent: with it, Python would take the shared memory from its sender."""
-    _run(rollout, workdir)
-    sent.wait(TIMEOUT)
-
-
-def _run(part: Callable[[Path, int, Plan], Plan], workdir: Path) -> None:
-    """Run ``trainer`` or ``rollout``, and write what it saw."""
+def _run(part: Callable[[Path, int, Plan], Plan], workdir: Path, sent: Any = None) -> None:
+    """Run ``trainer`` or ``rollout``, and write what it saw; a worker stays until all is sent, as with it Python would take the
+    shared memory from its sender."""
     number = int(os.environ["RANK"])
     seen = part(workdir, number, json.loads((workdir / "plan.json").read_text()))
     (workdir / f"{part.__name__}-{number}.json").write_text(json.dumps(seen))
+    if sent is not None:
+        sent.wait(TIMEOUT)
 
 
 def make_model(path: Path, **sizes: Any) -> None:
@@ -80,7 +74,6 @@ def batch() -> torch.Tensor:
 
 
 def loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Return the mean next-token cross entropy of a batch."""
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
@@ -95,14 +88,6 @@ def plain_step(path: Path) -> dict[str, torch.Tensor]:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return {name: value.detach() for name, value in model.state_dict().items()}
-
-
-def step(engine: Any, rank: int, world: int) -> None:
-    """Take one optimizer step of verl's engine on this rank's shard of the batch."""
-    engine.module.train()
-    engine.optimizer_zero_grad()
-    loss(engine.module, batch().chunk(world)[rank]).backward()
-    engine.optimizer_step()
 
 
 class _Engines:
@@ -121,7 +106,11 @@ class _Engines:
             self._engine = verl_actor.engine(model=self._workdir / "model", rate=RATE, **wanted)
             self._built = wanted
         if entry.get("step"):
-            step(self._engine, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+            shards = batch().chunk(int(os.environ["WORLD_SIZE"]))
+            self._engine.module.train()
+            self._engine.optimizer_zero_grad()
+            loss(self._engine.module, shards[int(os.environ["RANK"])]).backward()
+            self._engine.optimizer_step()
         return self._engine
 
 
@@ -169,8 +158,7 @@ def on_sglang(workdir: Path, seen: dict[str, Any]) -> None:
         asyncio.run(_to_server(workdir / "model", sendings, seen))
     else:
         for _, weights in sendings:
-            for _ in weights:
-                pass
+            deque(weights, maxlen=0)
     distributed.destroy_global_process_group()
 
 
@@ -190,8 +178,7 @@ async def _to_server(
                 await client.update_weights(weights, global_steps=number)
             except Exception as error:
                 saw["error"] = text_of(error)
-                for _ in weights:  # the other ranks gather on
-                    pass
+                deque(weights, maxlen=0)  # the other ranks gather on
             if not entry.get("tamper"):
                 saw["answers"] = await verl.answers(server, PROMPTS)
             seen["transfers"].append(saw)
@@ -246,9 +233,10 @@ class _Socket:
         self._socket.send(data)
 
     def recv(self) -> bytes:
-        deadline = time.monotonic() + TIMEOUT
+        deadline, trainer = time.monotonic() + TIMEOUT, multiprocessing.parent_process()
         while True:
-            over = self._failure.exists() or _is_alone() or time.monotonic() > deadline
+            is_alone = not (trainer.is_alive() if trainer else multiprocessing.active_children())
+            over = self._failure.exists() or is_alone or time.monotonic() > deadline
             if self._socket.poll(50):  # also what was sent before the end
                 return self._socket.recv()
             if over:
@@ -259,12 +247,6 @@ class _Socket:
 
     def close(self) -> None:
         self._socket.close(linger=1000)
-
-
-def _is_alone() -> bool:
-    """Return whether the other process of this rank has ended."""
-    trainer = multiprocessing.parent_process()
-    return not (trainer.is_alive() if trainer else multiprocessing.active_children())
 
 
 def rollout(workdir: Path, rank: int, plan: Plan) -> Plan:
@@ -279,21 +261,19 @@ def rollout(workdir: Path, rank: int, plan: Plan) -> Plan:
     seen = []
     for number in range(len(plan)):
         loaded: dict[str, torch.Tensor] = {}
-        calls: list[bool] = []
+        saw: dict[str, Any] = {"error": "", "committed": False}
 
-        def on_bucket(weights: Any, is_last: bool, loaded: Any = loaded, calls: Any = calls) -> None:
-            calls.append(is_last)
+        def on_bucket(weights: Any, is_last: bool, loaded: Any = loaded, saw: Any = saw) -> None:
+            saw["committed"] = is_last
             loaded.update({name: tensor.clone() for name, tensor in weights})
 
         handle = _address(workdir, rank, number)
         receiver = Receiver(handle, device=torch.device("cpu"), use_shm=True)
-        saw: dict[str, Any] = {"error": ""}
         try:
             receiver.receive_weights(on_bucket_received=on_bucket)
         except Exception as error:
             saw["error"] = text_of(error)
             _failure(workdir, "rollout", rank, number).touch()
-        saw["committed"] = bool(calls) and calls[-1]
         saw["strange"] = [name for name in loaded if name.startswith("__flashpatch")]
         torch.save(loaded, workdir / f"rollout-{rank}-{number}.pt")
         seen.append(saw)

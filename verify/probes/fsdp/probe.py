@@ -37,14 +37,7 @@ ON_SGLANG: list[dict[str, Any]] = [
 
 
 def run(workdir: Path, plan: list[dict[str, Any]], function: str = "rank", **extra: str) -> jobs.Outcome:
-    """Carry out a plan of `flashpatch.verify.probes.fsdp.job` on two ranks.
-
-    Args:
-        workdir: holds the model in ``model``.
-        plan: what to send, one entry per transfer.
-        function: of that module.
-        extra: environment variables.
-    """
+    """Carry out a plan of `flashpatch.verify.probes.fsdp.job`, one entry per transfer, on two ranks and the model in ``model``."""
     (workdir / "plan.json").write_text(json.dumps(plan))
     return jobs.run(jobs.ranks(f"fsdp.job:{function}", workdir, environment=extra), workdir, TIMEOUT)
 
@@ -124,12 +117,10 @@ def _log_probabilities(model: Path, seen: Mapping[str, Any]) -> list[list[float]
     from flashpatch.verify.probes.fsdp import job
 
     answers = [saw["answers"] for saw in seen.get("transfers", ()) if "answers" in saw]
-    if not answers:
-        return []
     trained = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     trained.load_state_dict(job.plain_step(model))
     found = []
-    for prompt, answer in zip(job.PROMPTS, answers[-1], strict=True):
+    for prompt, answer in zip(job.PROMPTS, answers[-1] if answers else (), strict=bool(answers)):
         tokens = [int(token) for token in answer[: len(answer) // 2]]
         with torch.no_grad():
             logits = trained(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
@@ -149,11 +140,10 @@ def weigh(
     for entry, saw in zip(ON_SGLANG, transfers, strict=True):
         error = saw["error"]
         if entry.get("tamper"):
-            what = (
-                f"one bit flipped in the gathered tensor is named by SGLang's scheduler ({entry['strategy']})"
-            )
+            what = "one bit flipped in the gathered tensor is named by SGLang's scheduler"
             named = error[max(0, error.rfind("[flashpatch")) :]  # the scheduler's error, within the client's
-            yield _proof(what, VICTIM in error, named[:240] or "it was loaded")
+            said = named[:240] or "it was loaded"
+            yield _proof(f"{what} ({entry['strategy']})", VICTIM in error, said)
             continue
         pairs = [
             (got, want)

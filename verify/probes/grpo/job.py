@@ -1,7 +1,6 @@
-"""Run one of the probe's ranks: gradients of one batch through verl's own FSDP engines, split in several ways.
+"""Run one of the probe's ranks as a trainer: gradients of one batch through verl's own FSDP engines, split in several ways.
 
-Started by `flashpatch.verify.probes.grpo.probe` as a trainer: only the environment switches patches on. Each gradient is compared
-with one backward of the plain model over the whole batch, whose loss is written out here, without this
+Each is compared with one backward of the plain model over the whole batch, whose loss is written out here, without this
 family's code.
 """
 
@@ -94,17 +93,12 @@ def engine_for(strategy: str, model: Path, **settings: Any) -> Any:
 
 
 def loss_function(mode: str, aggregation: str) -> Any:
-    """verl's PPO loss under a loss mode."""
+    """Return verl's PPO loss under a loss mode."""
     from verl.workers.config import FSDPActorConfig, PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 
-    config = FSDPActorConfig(
-        rollout_n=1,
-        ppo_micro_batch_size_per_gpu=1,
-        loss_agg_mode=aggregation,
-        policy_loss=PolicyLossConfig(loss_mode=mode),
-    )
-    return partial(ppo_loss, config=config)
+    own = dict(loss_agg_mode=aggregation, policy_loss=PolicyLossConfig(loss_mode=mode))
+    return partial(ppo_loss, config=FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, **own))
 
 
 def share(batch: list[dict[str, torch.Tensor]], configured: int, split: dict[str, Any]) -> Any:
@@ -163,12 +157,10 @@ def _whole(engine: Any) -> torch.Tensor:
 
     if isinstance(engine.module, FullyShardedDataParallel):
         with FullyShardedDataParallel.summon_full_params(engine.module, with_grads=True):
-            return _flat({name: one.grad.clone() for name, one in engine.module.named_parameters()})
-    return _flat({name: one.grad.full_tensor() for name, one in engine.module.named_parameters()})
-
-
-def _flat(gradients: dict[str, torch.Tensor]) -> torch.Tensor:
-    plain = {name.replace("_fsdp_wrapped_module.", ""): one for name, one in gradients.items()}
+            found = {name: one.grad.clone() for name, one in engine.module.named_parameters()}
+    else:
+        found = {name: one.grad.full_tensor() for name, one in engine.module.named_parameters()}
+    plain = {name.replace("_fsdp_wrapped_module.", ""): one for name, one in found.items()}
     return torch.cat([one.flatten() for _, one in sorted(plain.items())])
 
 
@@ -239,11 +231,9 @@ def rank(workdir: Path, seen: dict[str, Any]) -> None:
     for strategy in ("fsdp", "fsdp2"):
         seen[strategy] = dict(compare(strategy, workdir / "model", number, world))
     if number == 0:
+        losses = [{"actor": {"policy_loss": {"loss_mode": mode}}} for mode in OTHER_LOSSES]
         seen |= {
-            "refused": [
-                verl_actor.refusal({"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": mode}}}})[1]
-                for mode in OTHER_LOSSES
-            ],
+            "refused": [verl_actor.refusal({"actor_rollout_ref": recipe})[1] for recipe in losses],
             "logprobs": logprobs_away(),
             "routed": asyncio.run(asyncio.wait_for(servers.routed(), 60)),
             "resumed": asyncio.run(servers.resumed()),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,54 +33,48 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     return [*_weigh(ended.ranks, ended.seconds), calls.counted(nonce, "grpo.verl", {"trainer": _TAKEN})]
 
 
-def _weigh(seen: Sequence[Mapping[str, Any]], seconds: float) -> list[Proof]:
+def _weigh(seen: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[Proof]:
     """Judge what the ranks saw; ``seconds`` is what running them took."""
-    first, proofs = seen[0], []
+    first = seen[0]
     for kind in ("fsdp", "fsdp2"):
-        ours = [
-            away for rank in seen for name, away in rank[kind].items() if ", " in name and "stock" not in name
-        ]
+        found = [(name, away) for rank in seen for name, away in rank[kind].items() if ", " in name]
+        ours = [away for name, away in found if "stock" not in name]
         stock = first[kind]["stock, 8 configured"]
         # The comparison is worth something only if it sees a wrong divisor.
-        proofs.append(
-            _proof(
-                f"under {kind} every split gives the gradient of the whole batch",
-                bool(ours) and max(ours) < _CLOSE < stock,
-                f"{len(ours)} gradients, largest distance {max(ours):.1e}; stock verl's {stock:.2f}",
-                "register_policy_loss",
-                seconds,
-            )
+        yield _proof(
+            f"under {kind} every split gives the gradient of the whole batch",
+            bool(ours) and max(ours) < _CLOSE < stock,
+            f"{len(ours)} gradients, largest distance {max(ours):.1e}; stock verl's {stock:.2f}",
+            "register_policy_loss",
+            seconds,
         )
     refused, routed, resumed, away = (first[name] for name in ("refused", "routed", "resumed", "logprobs"))
-    return [
-        *proofs,
-        _proof(
-            "a recipe with another loss is refused by name",
-            all(f"loss_mode={mode}" in said for mode, said in zip(OTHER_LOSSES, refused, strict=True)),
-            f"{sum(map(bool, refused))} of {len(refused)} by PatchError before anything started",
-            "validate_config",
-        ),
-        _proof(
-            "requests of a dead server are answered by others",
-            routed["answered"] == sum(routed["served"].values()) == REQUESTS
-            and routed["left"] == {"servers": ["one", "two"], "outstanding": 0},
-            f"{routed['answered']} of {REQUESTS}, by {routed['served']}",
-            "generate",
-        ),
-        _proof(
-            "the balancer learns the lengths of all responses",
-            routed["learned"] == REQUESTS,
-            f"{routed['learned']} of {REQUESTS}",
-            "release_server",
-        ),
-        _proof(
-            "a response goes on from its lost server's last token, and its parts have their versions",
-            bool(resumed) and all(one == WANTED for one in resumed),
-            f"{resumed}",
-            "generate_part",
-        ),
-        _proof("log-probabilities from blocks", away < 1e-4, f"{away:.0e} from the plain ones"),
-    ]
+    yield _proof(
+        "a recipe with another loss is refused by name",
+        all(f"loss_mode={mode}" in said for mode, said in zip(OTHER_LOSSES, refused, strict=True)),
+        f"{sum(map(bool, refused))} of {len(refused)} by PatchError before anything started",
+        "validate_config",
+    )
+    yield _proof(
+        "requests of a dead server are answered by others",
+        routed["answered"] == sum(routed["served"].values()) == REQUESTS
+        and routed["left"] == {"servers": ["one", "two"], "outstanding": 0},
+        f"{routed['answered']} of {REQUESTS}, by {routed['served']}",
+        "generate",
+    )
+    yield _proof(
+        "the balancer learns the lengths of all responses",
+        routed["learned"] == REQUESTS,
+        f"{routed['learned']} of {REQUESTS}",
+        "release_server",
+    )
+    yield _proof(
+        "a response goes on from its lost server's last token, and its parts have their versions",
+        bool(resumed) and all(one == WANTED for one in resumed),
+        f"{resumed}",
+        "generate_part",
+    )
+    yield _proof("log-probabilities from blocks", away < 1e-4, f"{away:.0e} from the plain ones")
 
 
 def _proof(what: str, ok: bool, evidence: str, patch: str = "", seconds: float = 0.0) -> Proof:

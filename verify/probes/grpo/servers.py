@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,56 +24,11 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._target, name)
 
-        def remote(*args: Any, **kwargs: Any) -> asyncio.Future[Any]:
-            async def call() -> Any:
-                found = method(*args, **kwargs)
-                return await found if asyncio.iscoroutine(found) else found
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            found = method(*args, **kwargs)
+            return await found if asyncio.iscoroutine(found) else found
 
-            return asyncio.ensure_future(call())
-
-        return SimpleNamespace(remote=remote)
-
-
-class _Server:
-    """Answer with the prompt, unless it is dead."""
-
-    def __init__(self, alive: bool) -> None:
-        self.alive = alive
-        self.served = 0
-
-    async def generate(self, request_id: str, prompt_ids: list[int], **_: Any) -> Any:
-        from ray.exceptions import ActorDiedError
-
-        await asyncio.sleep(0)
-        if not self.alive:
-            raise ActorDiedError()
-        self.served += 1
-        return SimpleNamespace(token_ids=list(prompt_ids), extra_fields={})
-
-
-class _FailingServer:
-    """Generate what `WANTED` says, with others: the first call dies after two tokens, the second is stopped after one."""
-
-    def __init__(self, calls: list[int], journal: Any) -> None:
-        self._calls, self._journal = calls, journal
-
-    async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling_params: dict[str, Any], **_: Any
-    ) -> Any:
-        from ray.exceptions import ActorDiedError
-        from verl.workers.rollout.replica import TokenOutput
-
-        version = len(self._calls) + 1
-        self._calls.append(version)
-        count = {1: 2, 2: 1}.get(version, sampling_params["max_tokens"])
-        tokens = [prompt_ids[-1] + step for step in range(1, count + 1)]
-        if version == 1:
-            self._journal.add(request_id, 0, tokens, None, version)
-            raise ActorDiedError()
-        stopped = "aborted" if version == 2 else "completed"
-        return TokenOutput(
-            token_ids=tokens, stop_reason=stopped, num_preempted=0, extra_fields={"global_steps": version}
-        )
+        return SimpleNamespace(remote=lambda *args, **kwargs: asyncio.ensure_future(call(*args, **kwargs)))
 
 
 def _client(name: str, servers: Mapping[str, Any], journal: Any) -> tuple[Any, Any]:
@@ -91,15 +48,22 @@ def _client(name: str, servers: Mapping[str, Any], journal: Any) -> tuple[Any, A
 
 
 async def routed() -> dict[str, Any]:
-    """Send requests to three servers, one of them dead, and return how they were answered.
+    """Send requests to three servers, one of them dead; return how many got their own answer, answers by server, responses
+    whose length the balancer was told, and its servers and outstanding requests at the end."""
+    from ray.exceptions import ActorDiedError
 
-    Returns:
-        ``answered``: requests that got their own answer; ``served``: answers by server; ``left``: the
-        balancer's servers and outstanding requests at the end; ``learned``: responses whose length the balancer was told.
-    """
     from flashpatch.patches.grpo.routing.journal import Journal
 
-    servers = {name: _Server(name != "dead") for name in ("one", "two", "dead")}
+    served = dict.fromkeys(("one", "two", "dead"), 0)
+
+    async def echo(server: str, request_id: str, prompt_ids: list[int], **_: Any) -> Any:
+        await asyncio.sleep(0)
+        if server == "dead":
+            raise ActorDiedError()
+        served[server] += 1
+        return SimpleNamespace(token_ids=list(prompt_ids), extra_fields={})
+
+    servers = {name: SimpleNamespace(generate=partial(echo, name)) for name in served}
     client, balancer = _client("LLMServerClient", servers, Journal())
     asked = (
         client.generate(str(number), prompt_ids=[number], sampling_params={"max_tokens": 8})
@@ -111,7 +75,7 @@ async def routed() -> dict[str, Any]:
     right = [getattr(answer, "token_ids", None) == [number] for number, answer in enumerate(answers)]
     return {
         "answered": sum(right),
-        "served": {name: server.served for name, server in servers.items()},
+        "served": served,
         "learned": status["responses"],
         "left": {"servers": sorted(status["servers"]), "outstanding": status["total_inflight"]},
     }
@@ -123,11 +87,26 @@ async def resumed(requests: int = 2) -> list[dict[str, Any]]:
 
 
 async def _resumed(request: str) -> dict[str, Any]:
+    """Send a request to servers whose first call dies after two tokens, the second is stopped after one: see `WANTED`."""
+    from ray.exceptions import ActorDiedError
+    from verl.workers.rollout.replica import TokenOutput
+
     from flashpatch.patches.grpo.routing.journal import Journal
     from flashpatch.patches.grpo.streaming.staleness import KEY
 
-    calls, journal = list[int](), Journal()
-    servers = {name: _FailingServer(calls, journal) for name in ("one", "two")}
+    versions, journal = itertools.count(1), Journal()
+
+    async def generate(request_id: str, prompt_ids: list[int], sampling_params: Any, **_: Any) -> Any:
+        version = next(versions)
+        count = {1: 2, 2: 1}.get(version, sampling_params["max_tokens"])
+        tokens = [prompt_ids[-1] + step for step in range(1, count + 1)]
+        if version == 1:
+            journal.add(request_id, 0, tokens, None, version)
+            raise ActorDiedError()
+        stopped, told = "aborted" if version == 2 else "completed", {"global_steps": version}
+        return TokenOutput(token_ids=tokens, stop_reason=stopped, num_preempted=0, extra_fields=told)
+
+    servers = {name: SimpleNamespace(generate=generate) for name in ("one", "two")}
     client, _ = _client("FullyAsyncLLMServerClient", servers, journal)
     output = await client.generate(request, prompt_ids=PROMPT, sampling_params={"max_tokens": LIMIT})
     return {"tokens": list(map(int, output.token_ids)), "versions": list(output.extra_fields.get(KEY, ()))}
