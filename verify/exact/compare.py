@@ -9,21 +9,11 @@ from itertools import repeat
 
 import torch
 
+from flashpatch.verify.exact import forced
 from flashpatch.verify.exact.calls import Call, hooked, recorded
 from flashpatch.verify.exact.certificate import DISTRIBUTIONS, Certificate, Place
 from flashpatch.verify.exact.engine import Pass
-from flashpatch.verify.exact.forced import (
-    FUSED,
-    KINDS,
-    MOST,
-    Gap,
-    counterparts,
-    gaps,
-    limits,
-    pairs,
-    router_logits,
-    spellings,
-)
+from flashpatch.verify.exact.forced import Gap, counterparts, gaps, pairs, router_logits, spellings
 from flashpatch.verify.exact.routers import choosing
 from flashpatch.verify.exact.rows import UNREAD, turned
 from flashpatch.verify.exact.rows import gaps as of_rows
@@ -87,7 +77,7 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     left = [f"{name}, which cannot be joined from its ranks" for name in dict.fromkeys(names)]
     for gap in found:
         left += [f"{gap.place}'s experts {gap.unreached}, which no token took"] if gap.unreached else []
-        if light := [str(one) for one, most in _experts(gap, rounding).items() if most > MOST]:
+        if light := [str(one) for one, most in _experts(gap, rounding).items() if most > forced.MOST]:
             left.append(f"{gap.place}'s experts {', '.join(light)}, which add too little on this prompt")
     apart = {name for gap in found if gap.experts for name in spellings(gap.place)}
     blocks = [name.removesuffix(".experts") for name in known if found and name.endswith(".experts")]
@@ -125,16 +115,18 @@ def _by_choice(model: torch.nn.Module, ids: list[int], calls: list[Call], wanted
 
 def _place(gap: Gap, rounding: Mapping[str, Gap]) -> Place:
     noise = _noise(gap.place, rounding)
-    bounds = [max(FACTOR * size, FLOOR, noise[0] / FACTOR * bool(kind)) for kind, size in zip(KINDS, noise)]
+    bounds = [
+        max(FACTOR * size, FLOOR, noise[0] / FACTOR * bool(kind)) for kind, size in zip(forced.KINDS, noise)
+    ]
     differing = [rank for rank, size in enumerate(gap.ranks) if not size <= bounds[0]]
     whole = Place(gap.place, gap.size, bounds[0], some(differing, len(gap.ranks)))
     if whole.differs or gap.place.startswith("into "):
         return whole
-    of_kinds = [Place(gap.place, *each) for each in zip(gap.sizes, bounds, repeat(""), KINDS)]
+    of_kinds = [Place(gap.place, *each) for each in zip(gap.sizes, bounds, repeat(""), forced.KINDS)]
     of_experts = [
         Place(gap.place, gap.experts[expert].missing, most, "", f"expert {expert}")
         for expert, most in _experts(gap, rounding).items()
-        if most <= MOST
+        if most <= forced.MOST
     ]
     # A wrong one has a little of the directions of those that its tokens took too.
     of_experts.sort(key=lambda one: -one.gap / one.bound)
@@ -144,7 +136,7 @@ def _place(gap: Gap, rounding: Mapping[str, Gap]) -> Place:
 def _experts(gap: Gap, rounding: Mapping[str, Gap]) -> dict[int, float]:
     """By expert of a block, how much of what it adds may be missing."""
     near = next((rounding[name].experts for name in spellings(gap.place) if name in rounding), {})
-    return limits(gap.experts, near, _noise(gap.place, rounding)[0], FACTOR) if gap.experts else {}
+    return forced.limits(gap.experts, near, _noise(gap.place, rounding)[0], FACTOR) if gap.experts else {}
 
 
 def _ordered(places: list[Place], calls: list[Call]) -> list[Place]:
@@ -162,7 +154,7 @@ def _noise(place: str, rounding: Mapping[str, Gap]) -> tuple[float, ...]:
     head, _, last = places[0].rpartition(".")
     if place == "logits":
         last = "lm_head"  # which engines apply without calling it
-    names = [*places, last, *(f"{head}.{part}" for part in FUSED.get(last, ()))]
+    names = [*places, last, *(f"{head}.{part}" for part in forced.FUSED.get(last, ()))]
     known = [rounding[name] for name in names if name in rounding]
     return tuple(map(max, zip(*(gap.sizes for gap in known or rounding.values()))))
 

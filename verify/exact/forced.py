@@ -34,8 +34,6 @@ _RENAMED = ((re.compile(r"\.block_sparse_moe\b"), ".mlp"), (re.compile(r"\.gate$
 KINDS = ("", "scale", "offset", "a column's scale")
 """Ways in which values differ: by the norm of the difference as a part of theirs, or by what rounding, which knows no direction, does not
 do: all of one module's are larger, each column has a part that is the same for all tokens, one column is larger."""
-
-
 LEAST = 1 / 8
 """A part of what an expert adds that may be missing whatever rounding does."""
 MOST = 1 / 2

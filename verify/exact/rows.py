@@ -22,8 +22,6 @@ STEP = 4096
 Rows = Mapping[str, torch.Tensor]
 """By module: what is kept of each of its rows, [N, DIRECTIONS], float32 on the host."""
 UNREAD = "rows that no token reads"
-
-
 FARTHEST = 1 << 15
 """Beyond it an angle in float32 depends on how it is computed."""
 Turns = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
