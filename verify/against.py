@@ -53,10 +53,8 @@ class Cell:
 
 
 def against(paths: Iterable[Path], patches: Sequence[Patch]) -> list[Cell]:
-    """Return every patch against every version found in ``paths``, path by path.
-
-    Raises ValueError for a path that holds no source of a framework that the patches are for.
-    """
+    """Return every patch against every version found in ``paths``, path by path. Raises ValueError for one without source of a
+    framework that they are for."""
     wanted = {package for patch in patches for package in packages(patch)}
     cells: list[Cell] = []
     for path in paths:
@@ -188,10 +186,8 @@ def _identity(home: Path, project: Path, package: str) -> tuple[str, str]:
 
 
 def _stated(project: Path, package: str) -> tuple[str, str]:
-    """Name and version that a checkout's pyproject.toml states, itself or by naming a file that holds nothing else.
-
-    A version that is computed while the project is built, from its tags for example, is "unknown".
-    """
+    """Name and version that a checkout's pyproject.toml states, itself or by naming a file that holds nothing else; "unknown"
+    if the version is computed while the project is built, from its tags for example."""
     try:
         data = tomllib.loads((project / "pyproject.toml").read_text())
         stated = data["project"]

@@ -64,10 +64,7 @@ class Process:
 
 @dataclass(frozen=True)
 class LiveReport:
-    """The verdict on one run.
-
-    ``typed`` has what the user typed for each family that is asked about, ``by_family`` the problems that are its own.
-    """
+    """The verdict on one run, with what the user typed for each family that is asked about, and the problems that are its own."""
 
     run: str
     processes: tuple[Process, ...]
@@ -121,7 +118,6 @@ class TypedName:
         return ", ".join(map(str, self.acted)) or "nowhere"
 
     def cells(self) -> tuple[str, ...]:
-        """Return the cells of `COLUMNS`."""
         versions = ", ".join(map(str, self.versions))
         return self.name, self.where, str(self.calls), versions, self.precision, self.verdict
 
@@ -272,7 +268,6 @@ def _name(family: str, rows: list[Row], report: LiveReport, there: Counter[str])
 
 
 def _precision(family: str, rows: list[Row]) -> str:
-    """Return the precision of rollouts; several if processes differ."""
     record = registry.families().get(family)
     if record is None or "precision" not in record.options:
         return ""

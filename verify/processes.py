@@ -193,7 +193,6 @@ def _status(process: subprocess.Popen[bytes]) -> int | None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process, if it still runs, and its children."""
     if _status(process) is None:
         kill_group(process)
         process.wait()

@@ -107,6 +107,5 @@ class Certificate:
         return not self.problem and self.first is None and not any(self.syncs)
 
     def as_json(self) -> dict[str, Any]:
-        """Return everything as plain values."""
         first = self.first
         return {**asdict(self), "ok": self.ok, "first": first.name if first else None}

@@ -100,7 +100,6 @@ def prefill(llm: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> P
     under = LoRARequest("exact", 1, adapter) if adapter else None
 
     def calls_of(*prompts: list[int]) -> list[list[Call]]:
-        """By rank."""
         sampling = [asked, *[SamplingParams(**plain)] * (len(prompts) - 1)]
         llm.collective_rpc(_start)
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]

@@ -237,7 +237,6 @@ class _State:
 
 
 def _sizes(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-    """The difference in each of `KINDS`."""
     difference, whole = theirs - ours, ours.square().sum(0)
     energy = whole.sum().clamp(min=1e-30)
     along = (ours * difference).sum(0)

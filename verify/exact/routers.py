@@ -63,10 +63,8 @@ def choosing(model: torch.nn.Module, logits: Mapping[str, torch.Tensor], later: 
 
 
 def decided(logits: torch.Tensor, returned: tuple) -> torch.Tensor:
-    """Return for which tokens, [T], no expert that was not chosen has the same logit as one that was.
-
-    For others an engine may have taken either.
-    """
+    """Return for which tokens, [T], no expert that was not chosen has the same logit as one that was; for others an engine may
+    have taken either."""
     chosen = _chosen(logits, returned)
     if chosen is None:  # elsewhere
         return torch.ones(len(logits), dtype=torch.bool)

@@ -60,8 +60,7 @@ def _kept(look_up: Any, count: int, device: torch.device) -> torch.Tensor:
 
 
 def gaps(model: torch.nn.Module, engine: Rows, bound: float) -> Iterator[tuple[str, str, float]]:
-    """Yield module, which of its rows differ by more than ``bound``, and the largest gap, as a part of a row's norm, to the
-    trainer's."""
+    """Yield module, which rows differ by more than ``bound``, and the largest gap, as a part of a row's norm, to the trainer's."""
     known = {name for name, _ in model.named_modules()}
     for name, rows in engine.items():
         names = counterparts(name, known, engine)

@@ -93,7 +93,6 @@ def _of_process(row: Row, source: Source) -> Iterator[Sample]:
 
 
 def _last_values(last: dict[str, dict[str, Any]]) -> Iterator[Sample]:
-    """Yield what the last event of each name says."""
     update, sync, speculation = (last.get(name, {}) for name in ("update", "sync", "speculation"))
     values = last.get("metrics", {}).get("values", {})
     for phase, key in (("total", "seconds"), ("load", "load_seconds"), ("commit", "commit_seconds")):

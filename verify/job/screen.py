@@ -85,7 +85,6 @@ def _incidents(found: dict[str, Any], most: int) -> Panel:
 
 
 def _measured(found: dict[str, Any]) -> Panel:
-    """Return the last value of each measurement."""
     rows = [
         (chart["title"], line["label"], f"{line['points'][-1][1]:.4g}", chart["unit"])
         for chart in found["charts"]

@@ -32,7 +32,6 @@ class Source:
     problems: list[str] = field(default_factory=list)
 
     def of(self, row: Row) -> ProcessEvents:
-        """Return the events of a row's process."""
         key = (row.host, row.pid, row.start)
         return self.events.get(key) or ProcessEvents(*key)
 

@@ -15,7 +15,6 @@ from flashpatch.verify.proof import Proof
 
 
 def rows(nonce: str) -> list[Row]:
-    """Return the rows that the probe's processes wrote."""
     return [row for run in ledger.read() if run.id == nonce for row in run.rows]
 
 

@@ -65,7 +65,6 @@ class Engine:
             _check(*engine.end_weight_update())
 
     def reload(self, checkpoint: Path) -> None:
-        """Load a checkpoint from disk."""
         _when_idle(lambda: self.engine.update_weights_from_disk(str(checkpoint))[:2])
 
     def load_adapter(self, name: str, folder: Path) -> None:

@@ -17,7 +17,6 @@ def on_cpu(*names: str) -> None:
 
 
 def configuration(overrides: list[str]) -> Any:
-    """Return verl's own configuration of a PPO trainer with overrides."""
     import verl
     from hydra import compose, initialize_config_dir
 

@@ -110,7 +110,6 @@ class Engine:
         self.llm.collective_rpc("flashpatch_probe_load", args=(str(checkpoint), finish, self._wrapped))
 
     def reload(self, checkpoint: Path) -> None:
-        """Load a checkpoint from disk."""
         self.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(checkpoint)})
 
     def load_adapter(self, name: str, folder: Path) -> None:

@@ -45,7 +45,6 @@ def flat(tensors: Iterable[torch.Tensor]) -> list[float]:
 
 
 def rank(workdir: Path, seen: dict[str, Any]) -> None:
-    """Start, be refused, and step."""
     number = int(os.environ["RANK"])
 
     import verl.single_controller.ray.base  # noqa: F401

@@ -41,7 +41,6 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
 
 
 def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> Iterator[Proof]:
-    """Judge what the ranks saw; ``seconds`` is what running them took."""
     from flashpatch.verify.probes.cpu import job
 
     first, wanted = seen[0], job.plain()

@@ -28,10 +28,8 @@ def prompts() -> list[list[int]]:
 
 
 def run(workdir: Path, seen: dict[str, Any]) -> None:
-    """Ask all prompts with each drafter in turn, `TURNS` times, and note the answers.
-
-    A last update ends the judgement of the third drafter, so that its acceptance is in the ledger.
-    """
+    """Note the answers to all prompts with each drafter in turn, `TURNS` times. A last update ends the judgement of the third
+    drafter, so that its acceptance is in the ledger."""
     began = time.monotonic()
     generate, update, flush = {"vllm": _vllm, "sglang": _sglang}[jobs.engine_here()](workdir)
     seen |= {"opened": time.monotonic() - began, "tokens": {}}

@@ -174,7 +174,6 @@ def drafter_follows(notes: Mapping[str, Any], sent: Sequence[int] = ()) -> tuple
 
 
 def _through_verl(workdir: Path) -> Iterator[Proof]:
-    """Run verl's server on the target and drafters in ``workdir``, and judge what it answered."""
     from flashpatch.verify.probes.eagle.tiny import VOCAB
 
     verl_sglang_server.write_tokenizer(workdir / "target", VOCAB)
@@ -184,7 +183,6 @@ def _through_verl(workdir: Path) -> Iterator[Proof]:
 
 
 def weigh(seen: Mapping[str, Any], problem: str) -> Iterator[Proof]:
-    """Judge what the job saw."""
     tokens, flushed = seen.get("tokens", {}), seen.get("flushed", {})
     what = "verl's server drafts: tokens do not depend on the drafter"
     if problem or len(flushed) < 3:

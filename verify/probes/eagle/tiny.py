@@ -75,7 +75,6 @@ def drafting(drafter: str | Path, max_drafts: int) -> dict[str, Any]:
 
 
 def random(noise: torch.Generator, *shape: int, wide: float = 0.08) -> torch.Tensor:
-    """Return values of a normal distribution, std ``wide``."""
     return wide * torch.randn(shape, generator=noise)
 
 

@@ -31,7 +31,6 @@ _CLOSE = 1e-4  # of float32 in verl against float64, relative
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    """Run the job as a user's program, and judge what it saw."""
     one = processes.rank_environments(workdir, 1)[0]
     commands = [
         jobs.job("flowrl.job:alone", workdir, environment=one),
@@ -49,7 +48,6 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
 
 
 def _weigh(seen: Mapping[str, Any], seconds: float) -> Iterator[Proof]:
-    """Judge what the job saw; ``seconds`` is what running it took."""
     policy = {name: value for name, value in seen["moved"].items() if "proj_z" not in name}
     head = {name: value for name, value in seen["moved"].items() if "proj_z" in name}
     least = min([*head.values(), *policy.values()], default=0.0)

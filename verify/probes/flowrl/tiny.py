@@ -112,7 +112,6 @@ def batch(rows: Sequence[Response], whole: int | None = None, **extra: Any) -> A
 
 
 def worker(config: Any) -> Any:
-    """Return verl's worker in the role of an actor, built as in a Ray worker."""
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}

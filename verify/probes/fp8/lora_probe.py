@@ -21,7 +21,6 @@ _SHARE = 0.1  # of what an adapter changes: rounding the merged weights to bf16 
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    """Run both processes, then judge what they saw."""
     if not jobs.engine_here():
         return [_proof("adapters of an engine", False, "neither vLLM nor SGLang is installed")]
     tiny.adapted(workdir)

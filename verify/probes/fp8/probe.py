@@ -74,7 +74,6 @@ _TAKEN: Mapping[str, Mapping[str, Sequence[str]]] = {
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    """Run both processes, then judge what they saw and what the ledger holds under ``nonce``."""
     engine, precision = jobs.engine(), calls.options("fp8")["precision"]
     for name, seed in (("a", 1), ("b", 2)):
         tiny.write(workdir / name, seed)
@@ -163,7 +162,6 @@ def _spans(told: Sequence[Any]) -> Iterator[Proof]:
 
 
 def _through_verl(workdir: Path) -> Iterator[Proof]:
-    """Run verl's servers and client, and judge what they answered."""
     for name in ("a", "b"):
         verl_sglang_server.write_tokenizer(workdir / name, answers.VOCAB)
     job = jobs.job("fp8.job:on_verl", workdir, "verl", verl_sglang_server.TRAINER)

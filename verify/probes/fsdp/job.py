@@ -36,7 +36,6 @@ Plan = list[dict[str, Any]]
 
 
 def rank(workdir: Path, seen: dict[str, Any]) -> None:
-    """Run a rank and its rollout worker."""
     verl_actor.on_cpu("cpu")
     import verl.workers.engine
     import verl.workers.rollout.vllm_rollout.bucketed_weight_transfer  # noqa: F401
@@ -201,7 +200,6 @@ def tampered(weights: Any, entry: dict[str, Any], old: dict[str, torch.Tensor]) 
 
 
 def _send(workdir: Path, rank: int, number: int, weights: Any, entry: dict[str, Any]) -> None:
-    """Send with verl's own sender, over shared memory."""
     from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightSender
 
     class Sender(BucketedWeightSender):
@@ -215,10 +213,8 @@ def _send(workdir: Path, rank: int, number: int, weights: Any, entry: dict[str, 
 
 
 class _Socket:
-    """Wrap a socket to stop waiting when the other side has failed; stock verl waits for ever.
-
-    With a ``victim``, flip one bit of the shared memory just before the bucket is announced.
-    """
+    """Wrap a socket to stop waiting when the other side has failed; stock verl waits for ever. With a ``victim``, flip one bit
+    of the shared memory just before the bucket is announced."""
 
     def __init__(self, owner: Any, failure: Path, victim: str | None = None) -> None:
         self._socket, self._owner, self._failure, self._victim = owner.socket, owner, failure, victim

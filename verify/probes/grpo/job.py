@@ -93,7 +93,6 @@ def engine_for(strategy: str, model: Path, **settings: Any) -> Any:
 
 
 def loss_function(mode: str, aggregation: str) -> Any:
-    """Return verl's PPO loss under a loss mode."""
     from verl.workers.config import FSDPActorConfig, PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 

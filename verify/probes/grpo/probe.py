@@ -25,7 +25,6 @@ _CLOSE = 1e-5  # of the gradient's norm: float32, summed in another order
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    """Run the ranks and judge what they saw."""
     commands = jobs.ranks("grpo.job:rank", workdir, environment={"TORCH_COMPILE_DISABLE": "1"})
     ended = jobs.run(commands, workdir, _TIMEOUT)
     if ended.problem:
@@ -34,7 +33,6 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
 
 
 def _weigh(seen: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[Proof]:
-    """Judge what the ranks saw; ``seconds`` is what running them took."""
     first = seen[0]
     for kind in ("fsdp", "fsdp2"):
         found = [(name, away) for rank in seen for name, away in rank[kind].items() if ", " in name]
