@@ -16,6 +16,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -63,12 +64,15 @@ def _compare(quantization: str, page: Path) -> None:
 
     console = Console()
     began = time.monotonic()
+    ledger = page.parent / "ledger"
+    shutil.rmtree(ledger, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="flashpatch-demo-") as directory:
         home = Path(directory)
         console.print("two tiny random policies, A (old) and B (new); importing vLLM")
-        tiny.write(home / "A", seed=0)
-        tiny.write(home / "B", seed=1)
-        _prepare(home)
+        with _unseen(home / "import.log"):
+            tiny.write(home / "A", seed=0)
+            tiny.write(home / "B", seed=1)
+            _prepare(ledger)
         for number, (engine, seconds) in enumerate(_run(home, quantization), start=1):
             console.print(f"[{number}/{len(ENGINES)}] {ENGINES[engine]}: {seconds:.0f} s", markup=False)
         outcomes = {kind: _outcomes(home, kind) for kind in ("stock", "patched")}
@@ -84,20 +88,38 @@ def _compare(quantization: str, page: Path) -> None:
             console.print(
                 f"{name}: {len(wrong[kind])} of {len(ENTRY_POINTS)} updates failed or were silently wrong"
             )
-        proven = _prove(home / "ledger", page)
+        proven = _prove(ledger, page)
+    scripts = os.path.relpath(Path(sys.executable).parent)
     console.print(
         f"what the engines with FlashPatch did: {page} ({time.monotonic() - began:.0f} s in all)",
         soft_wrap=True,
     )
     console.print(
-        "next: FLASHPATCH=fp8 python YOUR_SCRIPT.py; flashpatch-verify --live; docs/tutorial/first-update.md",
+        f"the same in a terminal: {scripts}/flashpatch-verify --live {ledger}\n"
+        f"next: FLASHPATCH=fp8 {scripts}/python YOUR_SCRIPT.py; docs/tutorial/first-update.md",
         soft_wrap=True,
+        markup=False,
+        highlight=False,
     )
     if wrong["patched"] or not proven:
         sys.exit("an update with FlashPatch was neither exact nor refused, or not proven")
 
 
-def _prepare(home: Path) -> None:
+@contextlib.contextmanager
+def _unseen(log: Path) -> Iterator[None]:
+    """Send what frameworks print while they are imported to a file."""
+    with log.open("wb") as file:
+        out, err = os.dup(1), os.dup(2)
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(out, 1)
+            os.dup2(err, 2)
+
+
+def _prepare(ledger: Path) -> None:
     """Import vLLM with the environment of a tiny engine, for the processes to be forked with it."""
     for name in [name for name in os.environ if name.startswith("FLASHPATCH")]:
         del os.environ[name]
@@ -105,20 +127,12 @@ def _prepare(home: Path) -> None:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
-    os.environ |= {"FLASHPATCH_LEDGER": str(home / "ledger"), "FLASHPATCH_RUN": RUN}
-    with (home / "import.log").open("wb") as log:
-        out, err = os.dup(1), os.dup(2)
-        os.dup2(log.fileno(), 1)
-        os.dup2(log.fileno(), 2)
-        try:
-            import vllm.v1.engine.llm_engine  # noqa: F401
-            import vllm.v1.worker.cpu_worker  # noqa: F401
-            from vllm import LLM  # noqa: F401
+    os.environ |= {"FLASHPATCH_LEDGER": str(ledger.resolve()), "FLASHPATCH_RUN": RUN}
+    import vllm.v1.engine.llm_engine  # noqa: F401
+    import vllm.v1.worker.cpu_worker  # noqa: F401
+    from vllm import LLM  # noqa: F401
 
-            vllm_engine.register_model()
-        finally:
-            os.dup2(out, 1)
-            os.dup2(err, 2)
+    vllm_engine.register_model()
 
 
 def _run(home: Path, quantization: str) -> Iterator[tuple[str, float]]:

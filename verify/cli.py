@@ -18,7 +18,7 @@ from flashpatch import registry
 from flashpatch.commands.report import Table, emit, reader_left
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
-from flashpatch.patch_status import absent_frameworks
+from flashpatch.patch_status import absent_frameworks, is_absent
 from flashpatch.verify.job import source
 
 if TYPE_CHECKING:
@@ -153,7 +153,10 @@ def _read(directory: Path, options: argparse.Namespace) -> runs.Run:
         options.run = source.Gathered(directory, options.ray, options.run).folder.name
     folder = runs.choose(directory, options.run)
     if folder is None or (found := runs.read_run(folder)) is None:
-        raise LookupError(f"no process has written to the ledger {directory}")
+        raise LookupError(
+            f"no process has written to the ledger {directory}. Set FLASHPATCH=fp8 for a job, or name another ledger "
+            "by --live DIR"
+        )
     return found
 
 
@@ -189,7 +192,11 @@ def _processes(report: LiveReport) -> Table:
     columns = ("process", "what", "rank", "alive", "names", "patches", "calls", "verdict")
     rows = []
     for process in report.processes:
-        words = Counter(str(patch["state"]) for patch in process.patches.values())
+        words = Counter(
+            str(patch["state"])
+            for patch in process.patches.values()
+            if not is_absent(patch["state"], patch.get("detail") or "")
+        )
         cells = (
             f"{process.host}:{process.pid}",
             ", ".join(filter(None, (*process.roles, process.title))),

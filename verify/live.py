@@ -16,7 +16,7 @@ from flashpatch.verify.due import Situation
 
 _OWN_ROLES = ("trainer", "engine-core", "worker")
 """Roles that say more of a process than the class of its actor."""
-COLUMNS = ("name", "acted in", "calls", "policy versions", "precision", "verdict")
+COLUMNS = ("name", "acted in", "calls", "last version", "precision", "verdict")
 
 
 @dataclass(frozen=True)
@@ -205,9 +205,12 @@ def _present(
 
 
 def _missing(expected: Expected) -> Process:
+    causes = ["the environment did not reach it, or flashpatch is not installed there"]
+    if not expected.alive:
+        causes.insert(0, "it ended before it imported the framework")
     problem = (
         f"wrote no row, though process {expected.by} expected one with {', '.join(expected.families)}: "
-        "the environment did not reach it, or flashpatch is not installed there"
+        + ", or ".join(causes)
     )
     who = dict(host=expected.host, pid=expected.pid, roles=expected.roles, rank={}, alive=expected.alive)
     return Process(**who, present=False, families=(), patches={}, problems=(problem,))

@@ -33,7 +33,11 @@ def page(cells: Iterable[Cell]) -> str:
     by_distribution: dict[str, list[Cell]] = {}
     for cell in cells:
         by_distribution.setdefault(cell.distribution, []).append(cell)
-    sections = [_section(name, by_distribution[name]) for name in sorted(by_distribution)]
+    first = ("vllm", "sglang", "verl")
+    names = sorted(
+        by_distribution, key=lambda name: (first.index(name) if name in first else len(first), name)
+    )
+    sections = [_section(name, by_distribution[name]) for name in names]
     return "\n\n".join([_HEAD, *sections]) + "\n"
 
 

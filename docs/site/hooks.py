@@ -23,6 +23,8 @@ LIST_OF_PAGES = "docs/README.md"
 LINK = re.compile(r"(?<!`)\[([^\]\n]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 HELP = re.compile(r"^<!-- help: (.*) -->$", re.M)
 TABLE = re.compile(r"^<!-- (patches|messages) -->$", re.M)
+#: What only a reader of the checkout needs to know.
+CHECKOUT = re.compile(r" ?<!-- checkout -->.*?<!-- /checkout -->", re.S)
 TABLE_BELOW_COMMENT = re.compile(r"^(<!-- .* -->\n)(?=\|)", re.M)
 MERMAID = "assets/mermaid.js"
 SHIM = re.compile(r'<script src="https://unpkg.com/iframe-worker/shim"></script>')
@@ -91,7 +93,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"[{text}]({posixpath.relpath(path.removeprefix('docs/'), folder)}{anchor})"
         return f"[{text}]({config.repo_url.rstrip('/')}/blob/HEAD/{path})" if config.repo_url else text
 
-    linked = TABLE_BELOW_COMMENT.sub(r"\1\n", LINK.sub(link, markdown))
+    linked = TABLE_BELOW_COMMENT.sub(r"\1\n", LINK.sub(link, CHECKOUT.sub("", markdown)))
     filled = TABLE.sub(lambda match: table(match[1]), linked)
     return HELP.sub(lambda match: _help(match[1]), filled)
 

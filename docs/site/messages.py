@@ -99,8 +99,17 @@ def table(found: Iterable[Message]) -> str:
 
 
 def _of_family(family: str, ours: Iterable[Message]) -> str:
-    rows = [f"| {_cell(one.problem)} | {_cell(one.remedy)} | `{one.file}` |" for one in ours]
-    return "\n".join([f"## {family}", "", "| printed | remedy | made in |", "| --- | --- | --- |", *rows])
+    rows, reasons = [], []
+    for one in ours:
+        if one.remedy == LISTED:
+            reasons.append(f"- {_cell(one.problem)} (`{one.file}`)")
+        else:
+            rows.append(f"| {_cell(one.problem)} | {_cell(one.remedy)} | `{one.file}` |")
+    head = ["| printed | remedy | made in |", "| --- | --- | --- |"] if rows else []
+    below = (
+        ["", "Reasons, which an error or a state names beside its remedy:", "", *reasons] if reasons else []
+    )
+    return "\n".join([f"## {family}", "", *head, *rows, *below])
 
 
 def _cell(said: str) -> str:

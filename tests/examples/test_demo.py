@@ -31,3 +31,13 @@ def test_the_demo_shows_what_readme_says(tmp_path: Path) -> None:
         r"^fp8 .* proven *$", done.stdout, re.M
     )
     assert "fp8.vllm.collective_rpc" in page.read_text()
+    told = subprocess.run(
+        next(line for line in done.stdout.splitlines() if line.startswith("the same in a terminal: "))
+        .partition(": ")[2]
+        .split(),
+        cwd=TREE,
+        capture_output=True,
+        text=True,
+        timeout=limit(60),
+    )
+    assert told.returncode == 0 and "proven" in told.stdout, told

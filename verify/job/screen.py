@@ -36,7 +36,7 @@ def view(found: dict[str, Any], height: int) -> Group:
 
 
 def _names(found: dict[str, Any]) -> Panel:
-    columns = ("name", "acted in", "calls", "policy versions", "precision", "verdict")
+    columns = ("name", "acted in", "calls", "last version", "precision", "verdict")
     rows = []
     for one in found["names"]:
         versions = ", ".join(map(str, one["versions"]))

@@ -88,7 +88,7 @@ function laneChart(where, lanes, job, unit) {
   return draw(where, () => ({ type: "bar", data: data, plugins: [VERSIONS], options: base({ indexAxis: "y",
     scales: { x: axis(unit.name + " since the job began", { min: 0 }),
       y: axis("", { type: "category", labels: labels, title: { display: false }, ticks: { color: css("--text"),
-        autoSkip: false } }) },
+        autoSkip: false, callback: (value) => window.innerWidth < 600 ? labels[value].split(",")[0].replace("replica ", "") : labels[value] } }) },
     plugins: { legend: { labels: { color: css("--text"), boxWidth: 14, usePointStyle: true } },
       tooltip: { callbacks: { label: (item) => item.raw.text } } } }) }));
 }

@@ -83,10 +83,10 @@ function table(parent, what, caption, rows, columns) {
   const show = (first, last) => {
     const lines = shown.slice(first, last).map((row) => {
       const line = make("tr");
-      for (const [, cell, kind] of columns) {
+      for (const [title, cell, kind] of columns) {
         const value = cell(row);
         const [text, style] = Array.isArray(value) ? value : [value, ""];
-        line.appendChild(make("td", text, [kind || "", style || ""].join(" ").trim()));
+        line.appendChild(make("td", text, [kind || "", style || ""].join(" ").trim())).dataset.head = title;
       }
       return line;
     });
@@ -246,7 +246,7 @@ function names() {
   const part = section("names", "What was switched on");
   table(part, "names", "Names as they were typed, where their patches were called, and whether all that is due was seen",
     job.names, [["name", (row) => row.name, "name"], ["acted in", (row) => row.acted], ["calls", (row) => row.calls, "number"],
-      ["policy versions", (row) => row.versions.join(", ")], ["precision", (row) => row.precision],
+      ["last version", (row) => row.versions.join(", ")], ["precision", (row) => row.precision],
       ["verdict", (row) => [row.verdict, row.verdict === "not proven" ? "bad" : "good"]]]);
 }
 
