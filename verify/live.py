@@ -176,10 +176,13 @@ def _present(
     present = _families(written)
     promised = {family for expected in expectations for family in expected.families}
     needed = {patch.family for patch in patches.values() if roles & patch.scope}
-    absent = {**dict.fromkeys(needed, "its role needs one"), **dict.fromkeys(promised, "one is expected")}
     problems = [
-        f"carries no {named.get(family, family)} patch, though {absent[family]}"
-        for family in sorted(absent.keys() & families - present, key=lambda one: (one not in promised, one))
+        f"carries no {named.get(family, family)} patch, though one is expected"
+        for family in sorted(promised & families - present)
+    ]
+    problems += [
+        f"carries no {named.get(family, family)} patch, though its role needs one"
+        for family in sorted(needed & families - present - promised)
     ]
     for id, patch in sorted(written.items()):
         problems += _fault(id, patch)

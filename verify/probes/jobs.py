@@ -94,12 +94,9 @@ def on_sglang_alone() -> bool:
     return find_spec("verl") is not None and engine_here() == "sglang" and platform.accelerator() is None
 
 
-def wait_for(path: Path, seconds: float = 300.0) -> str:
-    """Return the text of a file that another job writes."""
-    deadline = time.monotonic() + seconds
+def wait_for(path: Path) -> str:
+    """Return the text of a file that another job writes, which on a busy machine may take long; the time-out is that of both."""
     while not path.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no process wrote {path}")
         time.sleep(0.1)
     return path.read_text()
 
