@@ -1,6 +1,5 @@
 """The four functions users call, and the families they find."""
 
-
 LATE = """
 def late():
     import sys

@@ -182,7 +182,7 @@ def nothing_learned(make: Any, *args: Any) -> Any:
     return policy
 
 
-@_breaks(f"{EAGLE}.vllm.drafter_weights:_load")
+@_breaks(f"{EAGLE}.vllm.drafter_refit:_load")
 def drafter_not_loaded(*_: Any) -> None:
     """An update of the drafter is read, checked and dropped."""
 

@@ -268,6 +268,15 @@ def test_a_full_disk_never_breaks_the_job(home, start):
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
 
 
+def test_a_ledger_that_is_a_file_never_breaks_the_job(home, start):
+    home.write_text("taken")
+    process = start("ledger.boot(); call(3); ledger.expect(1); print(ledger.problem())")
+    out, err = process.communicate(timeout=limit(60))
+    assert process.returncode == 0
+    assert "Not a directory" in out or "File exists" in out
+    assert home.read_text() == "taken"
+
+
 def test_a_ledger_recovers(home, finish):
     home.parent.mkdir(exist_ok=True)
     out = finish("""
