@@ -25,9 +25,7 @@ def is_choice(node: ast.AST) -> bool:
         return node.attr in PLATFORM
     if isinstance(node, ast.Compare):
         parts = [node.left, *node.comparators]
-        said = {
-            part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)
-        }
+        said = {getattr(part, "value", None) for part in parts if isinstance(part, ast.Constant)}
         return bool(said & KINDS) or any("Version(" in ast.unparse(part) for part in parts)
     return False
 
@@ -45,9 +43,7 @@ def source_choices() -> set[str]:
     found = set()
     for path in sorted((TREE / "patches").rglob("*.py")):
         name = path.relative_to(TREE / "patches").as_posix()
-        if not name.startswith(
-            "cpu/"
-        ):  # a family for machines without an accelerator, which refuses itself elsewhere
+        if not name.startswith("cpu/"):  # for machines without an accelerator: it refuses itself elsewhere
             found |= {f"{name}:{function}" for function in choosing(ast.parse(path.read_text())) if function}
     return found
 

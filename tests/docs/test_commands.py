@@ -26,11 +26,10 @@ SCRIPTS = re.compile(r"python (?:-m )?((?:benchmarks|examples)/\w+\.py)((?: [^\s
 def _runs(block: Block) -> pytest.param:
     """The block as a parameter, marked with what it needs."""
     needs = block.note.removeprefix("needs ") if block.note.startswith("needs ") else ""
+    marks = [getattr(pytest.mark, needs)] if needs else []
     if needs == "torch":
-        return pytest.param(
-            block, id=str(block), marks=pytest.mark.skipif(not find_spec("torch"), reason="no torch")
-        )
-    return pytest.param(block, id=str(block), marks=[getattr(pytest.mark, needs)] if needs else [])
+        marks = [pytest.mark.skipif(not find_spec("torch"), reason="no torch")]
+    return pytest.param(block, id=str(block), marks=marks)
 
 
 def _run(command: list[str], cwd: Path) -> str:
@@ -50,22 +49,16 @@ def test_a_block_runs(block: Block, tmp_path: Path) -> None:
     if block.language == "python":
         _run([sys.executable, "-c", block.text], tmp_path)
     for command in block.commands if block.language != "python" else ():
-        assert not command.startswith(("pip ", "make ")), (
-            "this would change the environment: say why it is not run"
-        )
+        assert not command.startswith(("pip ", "make ")), "it changes the environment: say why it is not run"
         _run(["bash", "-euc", command], tmp_path)
 
 
-@pytest.mark.parametrize(
-    "block", [pytest.param(b, id=str(b)) for b in blocks() if b.note.startswith("not run")]
-)
+@pytest.mark.parametrize("block", [b for b in blocks() if b.note.startswith("not run")], ids=str)
 def test_what_is_not_run_says_why(block: Block) -> None:
     assert len(block.note.removeprefix("not run:").strip()) > 10
 
 
-@pytest.mark.parametrize(
-    "block", [pytest.param(b, id=str(b)) for b in blocks() if b.language in ("toml", "json")]
-)
+@pytest.mark.parametrize("block", [b for b in blocks() if b.language in ("toml", "json")], ids=str)
 def test_a_file_can_be_read(block: Block) -> None:
     from flashpatch import registry
 
@@ -79,17 +72,13 @@ def test_a_file_can_be_read(block: Block) -> None:
         assert tables[family].keys() <= registry.families()[family].options.keys()
 
 
-@pytest.mark.parametrize("block", [pytest.param(b, id=str(b)) for b in PYTHON])
+@pytest.mark.parametrize("block", PYTHON, ids=str)
 def test_python_compiles(block: Block) -> None:
     compile(block.text, str(block), "exec")
 
 
-def _scripts() -> list[pytest.param]:
-    found = {(page.name, *match.groups()) for page in PAGES for match in SCRIPTS.finditer(page.read_text())}
-    return [
-        pytest.param(script, options, id=f"{page}-{script}{options}")
-        for page, script, options in sorted(found)
-    ]
+def _scripts() -> list[tuple[str, str]]:
+    return sorted({match.groups() for page in PAGES for match in SCRIPTS.finditer(page.read_text())})
 
 
 @pytest.mark.parametrize(("script", "options"), _scripts())

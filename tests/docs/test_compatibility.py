@@ -15,13 +15,8 @@ from compatibility import main, page
 
 
 def test_the_page(tmp_path):
-    paths = [
-        wheel(tmp_path, "1.10", DRIFTED),
-        wheel(tmp_path, "1.9", HOLDS),
-        wheel(tmp_path, "1.0", HOLDS),
-        wheel(tmp_path, "0.9", HOLDS),
-    ]
-    text = page(against(paths, [PATCH]))
+    paths = [wheel(tmp_path, version, HOLDS) for version in ("1.9", "1.0", "0.9")]
+    text = page(against([wheel(tmp_path, "1.10", DRIFTED), *paths], [PATCH]))
     assert "| patch | 0.9 | 1.0 | 1.9 | 1.10 |" in text
     assert "| `fam.toyfw.load` | – | tested | holds | drifted |" in text
     assert "- `fam.toyfw.load` on 1.10: toyfw.engine:Engine.load no longer takes 'weights'" in text

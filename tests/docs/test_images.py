@@ -11,14 +11,8 @@ from tree import TREE
 
 IMAGES = TREE / "docs" / "images"
 SCREENSHOTS = {"perfetto", "report"}
-SHOWN = sorted(
-    {
-        name
-        for page in TREE.glob("docs/**/*.md")
-        for name in re.findall(r"images/(\w+)\.png", page.read_text())
-    }
-    - SCREENSHOTS
-)
+PAGES = [page.read_text() for page in TREE.glob("docs/**/*.md")]
+SHOWN = sorted({name for page in PAGES for name in re.findall(r"images/(\w+)\.png", page)} - SCREENSHOTS)
 NUMBER = re.compile(r"[\N{MINUS SIGN}-]?[0-9.]+")
 DATA = sorted(IMAGES.glob("data/*.json"))
 
@@ -38,9 +32,8 @@ def test_each_picture_of_docs_has_its_numbers_and_no_other_is_kept():
 @pytest.mark.parametrize("file", DATA, ids=lambda file: file.stem)
 def test_a_picture_of_docs_is_drawn_from_its_numbers(file, pictures):
     numbers = json.loads(file.read_text())
-    assert png_text(file.parents[1] / f"{file.stem}.png")["Numbers"] == pictures.digest(numbers), (
-        "make pictures"
-    )
+    drawn = png_text(file.parents[1] / f"{file.stem}.png")["Numbers"]
+    assert drawn == pictures.digest(numbers), "make pictures"
     figure = pictures.figure(numbers)
     figure.canvas.draw()
     for axes in figure.axes:

@@ -35,12 +35,9 @@ def sources() -> list[Path]:
 @cache
 def printed() -> str:
     """All that strings of the sources say, and what f-strings print between their values."""
-    parts = []
-    for path in sources():
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                parts.append(node.value)
-    return "\n".join(parts)
+    nodes = (node for path in sources() for node in ast.walk(ast.parse(path.read_text())))
+    constants = (node.value for node in nodes if isinstance(node, ast.Constant))
+    return "\n".join(one for one in constants if isinstance(one, str))
 
 
 def test_every_message_says_what_to_do():
@@ -89,13 +86,9 @@ def test_every_error_that_is_raised_is_among_them():
 
 
 def test_no_class_of_errors_is_left_out():
-    derived = {
-        node.name
-        for path in sources()
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ClassDef)
-        and {"PatchError"} & {getattr(base, "id", "") for base in node.bases}
-    }
+    nodes = (node for path in sources() for node in ast.walk(ast.parse(path.read_text())))
+    classes = [node for node in nodes if isinstance(node, ast.ClassDef)]
+    derived = {one.name for one in classes if "PatchError" in [getattr(b, "id", "") for b in one.bases]}
     assert derived | {"PatchError"} == set(messages.ERRORS)
 
 

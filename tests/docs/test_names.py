@@ -19,12 +19,8 @@ CURRENT = [page for page in PAGES if page.name != HISTORY]
 
 def _named(pattern: str) -> list[pytest.param]:
     """Names that match on the pages, but those in which FAMILY stands for the reader's."""
-    found = {
-        (page, name)
-        for page in CURRENT
-        for name in re.findall(pattern, page.read_text())
-        if "FAMILY" not in name
-    }
+    named = {(page, name) for page in CURRENT for name in re.findall(pattern, page.read_text())}
+    found = {(page, name) for page, name in named if "FAMILY" not in name}
     return [pytest.param(page, name, id=f"{page.name}-{name}") for page, name in sorted(found)]
 
 
@@ -43,11 +39,8 @@ def _files_of_tables() -> list[pytest.param]:
         for line in page.read_text().splitlines():
             heading = re.search(r"\| file in `([\w/]+)` \|$", line)
             folder = heading[1] if heading else folder if line.startswith("|") else ""
-            if folder:
-                found += [
-                    (page, folder, path)
-                    for path in re.findall(r"`([\w/]+(?:\.py|/))`", line.rpartition(" | ")[2])
-                ]
+            named = re.findall(r"`([\w/]+(?:\.py|/))`", line.rpartition(" | ")[2]) if folder else []
+            found += [(page, folder, path) for path in named]
     return [pytest.param(folder, path, id=f"{page.name}-{path}") for page, folder, path in found]
 
 

@@ -16,13 +16,8 @@ pytestmark = pytest.mark.vllm(least="0.32")  # stock's outcomes are this version
 
 def test_the_demo_shows_what_readme_says(tmp_path: Path) -> None:
     page = tmp_path / "job.html"
-    done = subprocess.run(
-        [sys.executable, "examples/demo.py", "--page", page],
-        cwd=TREE,
-        capture_output=True,
-        text=True,
-        timeout=limit(300),
-    )
+    command = [sys.executable, "examples/demo.py", "--page", page]
+    done = subprocess.run(command, cwd=TREE, capture_output=True, text=True, timeout=limit(300))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     table = done.stdout.partition("A to B under")[2].partition("stock vLLM: ")[0]
     assert table.count("exact") == 4 and table.count("refused") == 1, table

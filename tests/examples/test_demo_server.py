@@ -19,13 +19,8 @@ pytestmark = [
 
 
 def test_the_answers_are_those_of_a_fresh_server():
-    done = subprocess.run(
-        [sys.executable, "examples/demo_server.py"],
-        cwd=TREE,
-        capture_output=True,
-        text=True,
-        timeout=limit(900),
-    )
+    command = [sys.executable, "examples/demo_server.py"]
+    done = subprocess.run(command, cwd=TREE, capture_output=True, text=True, timeout=limit(900))
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     assert "exactly 0" in done.stdout
     (off,) = map(float, re.findall(r"([0-9.]+) on average", done.stdout))

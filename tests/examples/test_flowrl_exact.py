@@ -13,17 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 FOLDER = Path(__file__).parents[2] / "examples" / "flowrl_exact"
-NAMES = (
-    "worlds",
-    "policies",
-    "measures",
-    "methods",
-    "training",
-    "small_model",
-    "experiments",
-    "report",
-    "plot",
-)
+NAMES = tuple("worlds policies measures methods training small_model experiments report plot".split())
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +69,8 @@ def test_measures_by_hand(exact):
     half, quarter = torch.tensor([[[0.5, 0.5, 0.0]], [[0.25, 0.25, 0.5]]], dtype=torch.float64)
     assert float(exact.measures.total_variation(half, quarter)) == pytest.approx(0.5)
     assert float(exact.measures.divergence(half, quarter)) == pytest.approx(math.log(2))
-    assert float(
-        exact.measures.effective_number(quarter, torch.tensor([[True, True, False]]))
-    ) == pytest.approx(2)
+    number = exact.measures.effective_number(quarter, torch.tensor([[True, True, False]]))
+    assert float(number) == pytest.approx(2)
     world = exact.worlds.expressions()
     least, beta = exact.measures.nearest(world.tilted(10**0.5).unsqueeze(0), world)
     assert float(least) < 1e-3 and float(beta) == pytest.approx(10**0.5, rel=1e-3)

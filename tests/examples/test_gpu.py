@@ -57,12 +57,8 @@ def test_it_says_that_it_was_not_run(file: Path) -> None:
 
 
 def test_only_a_known_rollout_engine_is_taken(tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["bash", GPU / "eagle_7b.sh"],
-        env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "ROLLOUT": "trtllm"},
-        capture_output=True,
-        text=True,
-    )
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "ROLLOUT": "trtllm"}
+    done = subprocess.run(["bash", GPU / "eagle_7b.sh"], env=env, capture_output=True, text=True)
     assert done.returncode == 2 and "choose vllm or sglang" in done.stderr
 
 
@@ -70,11 +66,8 @@ def instructions() -> list[tuple[str, str]]:
     """The instructions of the Dockerfile with what they take; continued lines are joined."""
     lines = [line for line in DOCKERFILE.read_text().splitlines() if not line.startswith("#")]
     joined = re.sub(r"\\\n\s*", " ", "\n".join(lines))
-    return [
-        (name, rest.strip())
-        for name, _, rest in (line.partition(" ") for line in joined.splitlines())
-        if name
-    ]
+    parts = [line.partition(" ") for line in joined.splitlines() if line]
+    return [(name, rest.strip()) for name, _, rest in parts]
 
 
 class TestDockerfile:
@@ -121,13 +114,7 @@ class TestDockerfile:
     def _wheel(source: Path, into: Path) -> list[str]:
         command = [
             sys.executable,
-            "-m",
-            "pip",
-            "wheel",
-            "-qq",
-            "--no-deps",
-            "--no-build-isolation",
-            "-w",
+            *"-m pip wheel -qq --no-deps --no-build-isolation -w".split(),
             into,
             source,
         ]

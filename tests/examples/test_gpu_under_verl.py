@@ -33,26 +33,20 @@ def started(recipe: Recipe, folder: Path, *wanted: str, **changes: str):
 
 def test_gsm8k_in_fp8(model: str, tmp_path: Path) -> None:
     recipe = recorded(GPU / "gsm8k_fp8.sh", tmp_path, MODEL=model)
-    found, _ = started(recipe, tmp_path, "algorithm.rollout_correction.rollout_is", "algorithm.adv_estimator")
-    assert found["settings"] == {
-        "algorithm.rollout_correction.rollout_is": "token",
-        "algorithm.adv_estimator": "gae",
-    }
+    wanted = {"algorithm.rollout_correction.rollout_is": "token", "algorithm.adv_estimator": "gae"}
+    found, _ = started(recipe, tmp_path, *wanted)
+    assert found["settings"] == wanted
     assert found["states"]["fp8.verl.validate_config_correction"].startswith(("live", "installed"))
 
 
 @pytest.mark.full
 def test_flowrl_7b(model: str, tmp_path: Path) -> None:
     recipe = recorded(GPU / "flowrl_7b.sh", tmp_path, MODEL=model)
-    loss = "actor_rollout_ref.actor.policy_loss.loss_mode"
-    found, _ = started(
-        recipe, tmp_path, loss, "data.train_batch_size", "actor_rollout_ref.actor.kl_loss_coef"
-    )
-    assert found["settings"] == {
-        loss: "flowrl",
-        "data.train_batch_size": 512,
-        "actor_rollout_ref.actor.kl_loss_coef": 0,
-    }
+    actor = "actor_rollout_ref.actor"
+    wanted = {f"{actor}.policy_loss.loss_mode": "flowrl", f"{actor}.kl_loss_coef": 0}
+    wanted |= {"data.train_batch_size": 512}
+    found, _ = started(recipe, tmp_path, *wanted)
+    assert found["settings"] == wanted
     assert found["states"]["flowrl.verl.validate_config"].startswith(("live", "installed"))
 
 
@@ -84,9 +78,6 @@ def test_a_setting_that_verl_does_not_know_fails(model: str, tmp_path: Path) -> 
 
 
 def test_a_setting_that_contradicts_flowrl_is_refused(model: str, tmp_path: Path) -> None:
-    recipe = recorded(
-        GPU / "flowrl_7b.sh", tmp_path, "actor_rollout_ref.actor.kl_loss_coef=0.001", MODEL=model
-    )
-    assert "cannot train with actor_rollout_ref.actor.kl_loss_coef=0.001" in refused(
-        recipe.overrides, tmp_path, **recipe.variables
-    )
+    setting = "actor_rollout_ref.actor.kl_loss_coef=0.001"
+    recipe = recorded(GPU / "flowrl_7b.sh", tmp_path, setting, MODEL=model)
+    assert f"cannot train with {setting}" in refused(recipe.overrides, tmp_path, **recipe.variables)

@@ -32,11 +32,14 @@ def run(name: str, out: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Call an example's script as a file, in the folder of its recorded run."""
     script, arguments = RUNS[name]
     command = [str(EXAMPLES / script), str(out), *arguments]
+    return python(command, RECORDED / name, flags)
+
+
+def python(command: list[str], where: Path, flags: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    """Run a script, in a new interpreter if it has flags."""
     if not flags:
-        return warm.run(DRAWING, command, env=os.environ, cwd=RECORDED / name, timeout=limit(120))
-    return subprocess.run(
-        [sys.executable, *flags, *command], cwd=RECORDED / name, capture_output=True, text=True
-    )
+        return warm.run(DRAWING, command, env=os.environ, cwd=where, timeout=limit(120))
+    return subprocess.run([sys.executable, *flags, *command], cwd=where, capture_output=True, text=True)
 
 
 def rows(name: str, job: str) -> list[dict[str, float]]:
@@ -90,13 +93,10 @@ def test_reward_and_mismatch_are_those_of_the_run(drawn):
 def test_times_are_compared_by_token(drawn):
     numbers, _, said = drawn("times")
     stock, history = (rows("times", job)[1:] for job in ("stock", "history"))  # without the first step
-    each = [
-        [row["timing_s/gen"] / row["response_length/mean"] for row in found] for found in (stock, history)
-    ]
+    each = ([row["timing_s/gen"] / row["response_length/mean"] for row in one] for one in (stock, history))
+    median = statistics.median(a / b for a, b in zip(*each, strict=True))
     ratio = numbers["ratio"]
-    assert ratio["median"] == pytest.approx(
-        statistics.median(a / b for a, b in zip(*each, strict=True)), rel=1e-5
-    )
+    assert ratio["median"] == pytest.approx(median, rel=1e-5)
     shown = f"{ratio['median']:.2f} ({ratio['low']:.2f} to {ratio['high']:.2f})"
     assert f"stock over history: rollouts {shown}" in said
 
@@ -114,10 +114,7 @@ def test_without_matplotlib_a_run_keeps_its_table_and_numbers(tmp_path, drawn):
 
 
 def command(*arguments: str, flags: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
-    whole = [str(EXAMPLES / "pictures"), *arguments]
-    if not flags:
-        return warm.run(DRAWING, whole, env=os.environ, cwd=TREE, timeout=limit(120))
-    return subprocess.run([sys.executable, *flags, *whole], capture_output=True, text=True)
+    return python([str(EXAMPLES / "pictures"), *arguments], TREE, flags)
 
 
 def test_the_command_draws_files_again_and_says_what_is_wrong(pictures, tmp_path):

@@ -15,20 +15,8 @@ import pytest
 WORLD = Path(__file__).parents[2] / "examples" / "world"
 HAS_TASKS = find_spec("reasoning_gym") is not None
 WRONG = (
-    "",
-    " ",
-    "[",
-    "[[1]]",
-    "[1, null]",
-    "[1e999]",
-    "1e999999999",
-    "{}",
-    "None",
-    "1/0",
-    "(" * 400,
-    "x" * 10_000,
-    "\0",
-    "3 +",
+    *("", " ", "[", "[[1]]", "[1, null]", "[1e999]", "1e999999999", "{}", "None", "1/0"),
+    *("(" * 400, "x" * 10_000, "\0", "3 +"),
 )
 PERHAPS = ("[]", "٣")
 """Right for some questions: nothing is left of a list; a digit of another script."""

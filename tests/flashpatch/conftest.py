@@ -7,11 +7,12 @@ interpreter that has imported what FlashPatch takes from the standard library, a
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -80,8 +81,6 @@ def patch(id, *targets, wrapper=patched, requires="fakefw>=1", **fields):
 '''
 
 TOYS = """
-from toykit import *
-
 FAMILY = Family(
     "toy",
     "one patch",
@@ -136,12 +135,22 @@ class World:
         for file, text in files.items():
             (folder / file).write_text(text)
 
-    def families(self, source: str = TOYS, *names: str) -> None:
-        """Let families join: those called ``names`` in ``source``, else ``FAMILY`` and ``OTHER`` if there."""
-        self.module("toys.py", source)
-        chosen = names or [name for name in ("FAMILY", "OTHER") if f"{name} = " in source]
+    def families(self, source: str = TOYS) -> None:
+        """Let families join: ``FAMILY`` of ``source``, and ``OTHER`` if there; it has all names of the kit."""
+        self.module("toys.py", f"from toykit import *\n{source}")
+        chosen = [name for name in ("FAMILY", "OTHER") if f"{name} = " in source]
         lines = "".join(f"{name.lower()} = toys:{name}\n" for name in chosen)
         self.distribution("toys", "1.0", {"entry_points.txt": f"[flashpatch.patches]\n{lines}"})
+
+    def family(self, *patches: str, name: str = "toy", **fields: str) -> None:
+        """Let one family of these patches join; ``patches`` and ``fields`` are source text."""
+        members = "".join(f"    patch({patch}),\n" for patch in patches)
+        more = "".join(f", {field}={value}" for field, value in fields.items())
+        self.families(f'FAMILY = Family("{name}", "", (\n{members}){more})\n')
+
+    def under(self, **env: str) -> Callable[..., subprocess.CompletedProcess[str]]:
+        """Return `run` with these variables."""
+        return functools.partial(self.run, **env)
 
     def run(
         self, code: str, *, fails: bool = False, anew: bool = False, **env: str

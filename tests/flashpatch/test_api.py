@@ -1,9 +1,6 @@
 """The four functions users call, and the families they find."""
 
-import pytest
-
 LATE = """
-from toykit import *
 def late():
     import sys
     return "A Thing exists already." if "fakefw.core" in sys.modules else None
@@ -77,14 +74,11 @@ def test_too_late_in_strict_mode_changes_nothing(world):
 
 
 def test_enable_adds_to_what_the_environment_switched_on(toys):
-    toys.run(
-        """
+    toys.under(FLASHPATCH="toy")("""
         import flashpatch
         assert flashpatch.enable("other").names == ("toy", "other")
         assert flashpatch.disable("toy").names == ("other",)
-    """,
-        FLASHPATCH="toy",
-    )
+    """)
 
 
 def test_disable_of_what_is_off_is_no_error(toys):
@@ -128,7 +122,6 @@ def test_patches_are_listed_beside_the_package_that_holds_them(toys):
 
 def test_record_call_makes_a_registration_live(world):
     world.families("""
-from toykit import *
 def apply(site):
     site.module.BORN["mine"] = mine
 def undo(site):
@@ -194,20 +187,8 @@ def test_a_broken_family_takes_no_other_along(toys):
     """)
 
 
-@pytest.mark.parametrize(("name", "imported"), [("toy", []), ("flowrl", ["_shared", "flowrl"])])
-def test_one_family_is_enabled_without_the_others(toys, name, imported):
-    toys.run(f"""
-        import sys, flashpatch
-        status = flashpatch.enable({name!r})
-        families = {{name.split(".")[2] for name in sys.modules if name.startswith("flashpatch.patches.")}}
-        assert sorted(families) == {imported}, families
-        assert set(status) == set(flashpatch.list_patches()), "every known patch has a state"
-    """)
-
-
 def test_a_snapshot_looks_for_each_framework_once(world):
     world.families("""
-from toykit import *
 FAMILY = Family("toy", "", tuple(patch(f"toy.ghostfw.{name}", f"ghostfw.core:{name}") for name in "abc"))
 """)
     world.run("""

@@ -67,28 +67,23 @@ def test_a_wheel_bears_the_given_time(wheel: Path) -> None:
 def test_the_metadata_name_every_licence(metadata: Message, components, wheel: Path) -> None:
     expression = metadata["License-Expression"]
     assert canonicalize_license_expression(expression) == expression
-    assert set(expression.split(" AND ")) == {
-        "Apache-2.0",
-        *(part["SPDX-License-Identifier"] for part in components),
-    }
+    foreign = {part["SPDX-License-Identifier"] for part in components}
+    assert set(expression.split(" AND ")) == {"Apache-2.0", *foreign}
     files = metadata.get_all("License-File")
     assert {"LICENSE", "NOTICE"} <= set(files)
     with zipfile.ZipFile(wheel) as archive:
         held = {name.partition(".dist-info/licenses/")[2] for name in archive.namelist()}
     assert set(files) == held - {""}
-    assert {part["License file"] for part in components} == {Path(f).name for f in files} - {
-        "LICENSE",
-        "NOTICE",
-    }
+    named = {Path(file).name for file in files} - {"LICENSE", "NOTICE"}
+    assert {part["License file"] for part in components} == named
 
 
 def test_the_notice_names_all_that_is_vendored_with_its_version(components, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         code = [n for n in archive.namelist() if n.endswith((".js", ".css", ".html", ".py", ".json"))]
         foreign = {n: archive.read(n) for n in code if BANNER.search(archive.read(n)[:2000])}
-    assert (
-        {Path(name).name for name in foreign} == {part["File"].split(" ")[0] for part in components} != set()
-    )
+    files = {part["File"].split(" ")[0] for part in components}
+    assert {Path(name).name for name in foreign} == files != set()
     [text] = foreign.values()
     for part in components:
         name = re.escape(part["Component"].lower().encode())
@@ -98,10 +93,8 @@ def test_the_notice_names_all_that_is_vendored_with_its_version(components, whee
 def test_the_description_has_no_link_that_leads_nowhere_elsewhere(metadata: Message) -> None:
     links = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
     assert len(links) > 20 and all(link.startswith("https://") for link in links)
-    assert {label.partition(",")[0] for label in metadata.get_all("Project-URL")} >= {
-        "Documentation",
-        "Changelog",
-    }
+    labels = {label.partition(",")[0] for label in metadata.get_all("Project-URL")}
+    assert labels >= {"Documentation", "Changelog"}
     assert metadata["Keywords"] and metadata["Author"]
 
 

@@ -68,8 +68,5 @@ def test_what_is_there_in_another_version_stays(bundle, tmp_path: Path, monkeypa
             archive.addfile(member, io.BytesIO(b"text"))
     assert install.install(part) == f"pytest 0.1 (stays {pytest.__version__}), vllm 9, new 1"
     site = tmp_path / "site"
-    assert sorted(path.relative_to(site).as_posix() for path in site.rglob("*.py")) == [
-        "new/b.py",
-        "new/c.py",
-        "vllm/a.py",
-    ]
+    found = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.py"))
+    assert found == ["new/b.py", "new/c.py", "vllm/a.py"]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from eagle_job_common import prompts
+from eagle_job_common import core_of, prompts
 from vllm_lab import engines, environment, models
 
 METHODS = ("eagle", "draft_model")
@@ -57,11 +57,6 @@ def opened(
         yield llm
     if options is not None:
         flashpatch.disable("bf16")
-
-
-def core_of(llm: Any) -> Any:
-    """Return the engine core of an in-process engine."""
-    return llm.llm_engine.engine_core.engine_core
 
 
 def tokens(llm: Any, count: int = 16) -> list[list[int]]:

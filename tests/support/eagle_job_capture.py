@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from eagle_job_common import Cycle, leave, prompts, refusal, settle
+from eagle_job_common import (
+    Cycle,
+    begin,
+    controller_of,
+    core_of,
+    flush,
+    generate,
+    leave,
+    opened,
+    prompts,
+    refusal,
+    row_of,
+    tokens_of,
+)
 
 MOST = 4
 
@@ -15,25 +30,13 @@ MOST = 4
 def capture(at: Path) -> None:
     """Run greedy and sampled requests with chunked prompts, cached prefixes, preemption and aborts, while the
     number of tokens changes at every step."""
-    from vllm import LLM, SamplingParams
     from vllm.v1.core.sched.scheduler import Scheduler
 
     from flashpatch.patches.eagle.capture.sample_queue import SampleReader
-    from flashpatch.patches.eagle.vllm import spec_controller
-    from flashpatch.verify.probes.eagle import tiny
 
-    llm = LLM(
-        **tiny.engine_arguments(
-            at / "target",
-            max_num_batched_tokens=48,
-            block_size=32,
-            speculative_config=dict(
-                method="draft_model", model=str(at / "noisy"), num_speculative_tokens=MOST
-            ),
-        )
-    )
-    core = llm.llm_engine.engine_core.engine_core
-    controller = spec_controller.controller_of(core.scheduler)
+    chunked = dict(max_num_batched_tokens=48, block_size=32)
+    llm = opened(at / "target", at / "noisy", "draft_model", MOST, **chunked)
+    controller = controller_of(llm)
     controller.policy = policy = Cycle([2, 4, 0, 1, 3])
     seen: dict[str, Any] = {"preempted": 0}
     preempt = Scheduler._preempt_request
@@ -44,66 +47,36 @@ def capture(at: Path) -> None:
 
     Scheduler._preempt_request = counted
 
-    def ask(name: str, texts: list[list[int]], **sampling: Any) -> None:
-        found = llm.generate(
-            [{"prompt_token_ids": text} for text in texts],
-            SamplingParams(**{**dict(ignore_eos=True, detokenize=False), **sampling}),
-            use_tqdm=False,
-        )
-        rows = []
-        for one in found:
-            output = one.outputs[0]
-            logprobs = [step[token].logprob for step, token in zip(output.logprobs or [], output.token_ids)]
-            rows.append(
-                dict(
-                    prompt=one.prompt_token_ids,
-                    tokens=list(output.token_ids),
-                    logprobs=logprobs,
-                    cached=one.num_cached_tokens,
-                    reason=output.finish_reason,
-                )
-            )
-        seen[name] = rows
+    def ask(name: str, texts: list[list[int]], **how: Any) -> None:
+        seen[name] = [
+            dict(row_of(one), cached=one.num_cached_tokens, reason=one.outputs[0].finish_reason)
+            for one in generate(llm, texts, **how)
+        ]
 
     texts = prompts()
-    ask("greedy", texts, temperature=0, max_tokens=40, logprobs=0)
-    ask("cached", [texts[5] + texts[0]], temperature=0, max_tokens=20, logprobs=0)
+    ask("greedy", texts, max_tokens=40, logprobs=0)
+    ask("cached", [texts[5] + texts[0]], max_tokens=20, logprobs=0)
     ask("sampled", texts, temperature=1.0, max_tokens=30, logprobs=0)
     eos = Counter(token for row in seen["greedy"] for token in row["tokens"]).most_common(1)[0][0]
-    ask("stopped", texts, temperature=0, max_tokens=40, stop_token_ids=[eos])
-    ask("long", [texts[0] + texts[2]], temperature=0, max_tokens=256 - 38, logprobs=0)
+    ask("stopped", texts, max_tokens=40, stop_token_ids=[eos])
+    ask("long", [texts[0] + texts[2]], max_tokens=256 - 38, logprobs=0)
     one = llm.llm_engine
-    for number, text in enumerate(texts[:4]):
-        one.add_request(
-            f"again-{number}",
-            {"prompt_token_ids": text},
-            SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, detokenize=False),
-        )
-    for _ in range(9):
-        one.step()
-    core.scheduler.reset_prefix_cache(reset_running_requests=True)  # preempts all of them
+    begin(llm, "again", texts[:4], 40, steps=9)
+    core_of(llm).scheduler.reset_prefix_cache(reset_running_requests=True)  # preempts all of them
     done: dict[str, list[int]] = {}
     while one.has_unfinished_requests():
         done |= {
             output.request_id: list(output.outputs[0].token_ids) for output in one.step() if output.finished
         }
     seen["again"] = [done[f"again-{number}"] for number in range(4)]
-    for number, text in enumerate(texts[:3]):
-        one.add_request(
-            f"abort-{number}",
-            {"prompt_token_ids": text},
-            SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, detokenize=False),
-        )
-    for _ in range(8):
-        one.step()
+    begin(llm, "abort", texts[:3], 100, steps=8)
     one.abort_request([f"abort-{number}" for number in range(3)])
     seen["drafted"], seen["accepted"] = controller.drafted, controller.accepted
     seen["steps"], seen["recent"] = controller.steps, [arm.steps for arm in controller.recent]
     seen["updates"] = policy.updates
     controller.policy = Cycle([0])
-    ask("plain", texts, temperature=0, max_tokens=40, logprobs=0)
-    [seen["flush"]] = llm.collective_rpc("eagle_flush")
-    settle(at / "queue", seen["flush"])
+    ask("plain", texts, max_tokens=40, logprobs=0)
+    seen["flush"] = flush(llm, at)
     samples = SampleReader(at / "queue").read_samples(10_000)
     for number, sample in enumerate(samples):
         sample.save(at / f"sample-{number}.safetensors")
@@ -114,14 +87,7 @@ def capture(at: Path) -> None:
 
 def many(llm: Any) -> list[list[int]]:
     """Return short sampled answers to one prompt."""
-    from vllm import SamplingParams
-
-    found = llm.generate(
-        [{"prompt_token_ids": [7, 11, 5]}] * 500,
-        SamplingParams(temperature=1.0, max_tokens=3, ignore_eos=True, detokenize=False),
-        use_tqdm=False,
-    )
-    return [list(one.outputs[0].token_ids) for one in found]
+    return tokens_of(generate(llm, [[7, 11, 5]] * 500, temperature=1.0, max_tokens=3))
 
 
 def parallel(at: Path) -> None:
@@ -167,35 +133,13 @@ def parallel(at: Path) -> None:
 
 def stock(at: Path) -> None:
     """Run vLLM without patches, with a fixed number of tokens."""
-    from vllm import LLM
-
-    from flashpatch.verify.probes.eagle import tiny
-
-    llm = LLM(
-        **tiny.engine_arguments(
-            at / "target",
-            max_num_batched_tokens=48,
-            speculative_config=dict(method="draft_model", model=str(at / "noisy"), num_speculative_tokens=3),
-        )
-    )
+    llm = opened(at / "target", at / "noisy", "draft_model", max_num_batched_tokens=48)
     leave(at, {"many": many(llm)})
 
 
 def ranks(at: Path) -> None:
     """Run two tensor-parallel ranks and an engine core, each in a process of its own, as a server does."""
-    import time
-
-    from vllm import LLM, SamplingParams
-
-    from flashpatch.verify.probes.eagle import tiny
-
-    llm = LLM(
-        **tiny.engine_arguments(
-            at / "chain",
-            tensor_parallel_size=2,
-            speculative_config=dict(method="eagle", model=str(at / "exact"), num_speculative_tokens=3),
-        )
-    )
+    llm = opened(at / "chain", at / "exact", tensor_parallel_size=2)
     seen: dict[str, Any] = {"tokens": []}
     for version in (None, 1):
         if version:
@@ -203,12 +147,7 @@ def ranks(at: Path) -> None:
             seen["refused"] = refusal(
                 lambda: llm.collective_rpc("eagle_update_drafter", args=(str(at / "chain"), 2))
             )
-        found = llm.generate(
-            [{"prompt_token_ids": text} for text in prompts()],
-            SamplingParams(temperature=0, max_tokens=90, ignore_eos=True, detokenize=False),
-            use_tqdm=False,
-        )
-        seen["tokens"].append([list(one.outputs[0].token_ids) for one in found])
+        seen["tokens"].append(tokens_of(generate(llm, prompts(), max_tokens=90)))
     seen["flush"] = llm.collective_rpc("eagle_flush")
     time.sleep(2.5)  # rows of the ledger are written once a second
     leave(at, seen)
@@ -216,67 +155,27 @@ def ranks(at: Path) -> None:
 
 def layers(at: Path) -> None:
     """Capture, under EAGLE-3, the states of three layers beside the last."""
-    from vllm import LLM, SamplingParams
-
-    from flashpatch.verify.probes.eagle import tiny
-
-    llm = LLM(
-        **tiny.engine_arguments(
-            at / "deep",
-            max_num_batched_tokens=48,
-            speculative_config=dict(method="eagle3", model=str(at / "eagle3"), num_speculative_tokens=3),
-        )
-    )
+    llm = opened(at / "deep", at / "eagle3", "eagle3", max_num_batched_tokens=48)
     for tokens in (30, 1):  # the second carries the final tokens of the first
-        llm.generate(
-            [{"prompt_token_ids": text} for text in prompts()],
-            SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False),
-            use_tqdm=False,
-        )
-    [counts] = llm.collective_rpc("eagle_flush")
-    settle(at / "queue", counts)
-    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+        generate(llm, prompts(), max_tokens=tokens)
+    flush(llm, at)
+    runner = core_of(llm).model_executor.driver_worker.worker.model_runner
     leave(at, {"layers": list(runner.model.model.aux_hidden_state_layers)})
 
 
 def plain(at: Path) -> None:
     """Capture from an engine that does not speculate, from which a first drafter can be trained."""
-    from vllm import LLM, SamplingParams
-
-    from flashpatch.verify.probes.eagle import tiny
-
-    llm = LLM(**tiny.engine_arguments(at / "target"))
+    llm = opened(at / "target")
     for tokens in (20, 1):
-        llm.generate(
-            [{"prompt_token_ids": text} for text in prompts()],
-            SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False),
-            use_tqdm=False,
-        )
-    [counts] = llm.collective_rpc("eagle_flush")
-    settle(at / "queue", counts)
+        generate(llm, prompts(), max_tokens=tokens)
+    flush(llm, at)
     leave(at, {"refused": refusal(lambda: llm.collective_rpc("eagle_update_drafter", args=("x", 1)))})
 
 
 def acceptance(at: Path) -> None:
     """Measure the acceptance length of a given drafter (environment: DRAFTER) for the chain target."""
-    import os
-
-    from vllm import LLM, SamplingParams
-
-    from flashpatch.patches.eagle.vllm import spec_controller
-    from flashpatch.verify.probes.eagle import tiny
-
-    llm = LLM(
-        **tiny.engine_arguments(
-            at / "chain",
-            speculative_config=dict(method="eagle", model=os.environ["DRAFTER"], num_speculative_tokens=3),
-        )
-    )
-    controller = spec_controller.controller_of(llm.llm_engine.engine_core.engine_core.scheduler)
+    llm = opened(at / "chain", Path(os.environ["DRAFTER"]))
+    controller = controller_of(llm)
     controller.policy = Cycle([3])
-    llm.generate(
-        [{"prompt_token_ids": text} for text in prompts()],
-        SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, detokenize=False),
-        use_tqdm=False,
-    )
+    generate(llm, prompts(), max_tokens=60)
     leave(at, {"length": controller.acceptance_length})

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from eagle_job_capture import many
-from eagle_job_common import leave, prompts, refusal
+from eagle_job_common import begin, controller_of, core_of, generate, leave, opened, prompts, refusal, row_of
 
 
 class Everything:
@@ -21,52 +21,33 @@ class Everything:
 
 def _steps(llm: Any, texts: list[list[int]], **sampling: Any) -> tuple[list[dict[str, Any]], int]:
     """Return what was answered, and the steps that it took."""
-    from vllm import SamplingParams
-
     llm.reset_prefix_cache()
-    scheduler = llm.llm_engine.engine_core.engine_core.scheduler
+    scheduler = core_of(llm).scheduler
     original, steps = scheduler.schedule, []
     scheduler.schedule = lambda *args, **kwargs: steps.append(1) or original(*args, **kwargs)
-    found = llm.generate(
-        [{"prompt_token_ids": text} for text in texts],
-        SamplingParams(**{**dict(ignore_eos=True, detokenize=False, logprobs=0), **sampling}),
-        use_tqdm=False,
-    )
+    rows = [row_of(one) for one in generate(llm, texts, logprobs=0, **sampling)]
     del scheduler.schedule
-    rows = []
-    for one in found:
-        output = one.outputs[0]
-        logprobs = [step[token].logprob for step, token in zip(output.logprobs, output.token_ids)]
-        rows.append(dict(prompt=one.prompt_token_ids, tokens=list(output.token_ids), logprobs=logprobs))
     return rows, len(steps)
 
 
 def history(at: Path) -> None:
     """Ask one engine without a drafter twice; then with chunked prompts, aborts, and drafts for every request."""
-    from vllm import LLM, SamplingParams
     from vllm.v1.request import RequestStatus
 
     from flashpatch import ledger
     from flashpatch.patches.eagle.vllm import history_drafts
-    from flashpatch.verify.probes.eagle import tiny
 
-    arguments = tiny.engine_arguments(at / "target", max_num_batched_tokens=48, block_size=32)
-    seen: dict[str, Any] = {"refused": refusal(lambda: LLM(**arguments, async_scheduling=True))}
-    llm = LLM(**arguments)
-    core = llm.llm_engine.engine_core.engine_core
+    chunked = dict(max_num_batched_tokens=48, block_size=32)
+    ahead = refusal(lambda: opened(at / "target", **chunked, async_scheduling=True))
+    seen: dict[str, Any] = {"refused": ahead}
+    llm = opened(at / "target", **chunked)
+    core = core_of(llm)
     drafts = history_drafts.history_of(core.scheduler).drafts
     for name in ("first", "again"):
         seen[name], seen[f"{name}_steps"] = _steps(llm, prompts(), temperature=0, max_tokens=40)
         drafts._cost = Everything()
     one = llm.llm_engine
-    for number, text in enumerate(prompts()[:3]):
-        one.add_request(
-            f"abort-{number}",
-            {"prompt_token_ids": text},
-            SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, detokenize=False),
-        )
-    for _ in range(4):
-        one.step()
+    begin(llm, "abort", prompts()[:3], 100, steps=4)
     abort = core._process_aborts_queue  # what vLLM calls between the model's step and the scheduler's update
     [inside] = [name for name in core.scheduler.requests if name.startswith("abort-0")]
 
@@ -94,21 +75,11 @@ def history(at: Path) -> None:
 
 def history_beside(at: Path) -> None:
     """Ask an engine with a useless drafter twice."""
-    from vllm import LLM
+    from flashpatch.patches.eagle.vllm import history_drafts
 
-    from flashpatch.patches.eagle.vllm import history_drafts, spec_controller
-    from flashpatch.verify.probes.eagle import tiny
-
-    llm = LLM(
-        **tiny.engine_arguments(
-            at / "target",
-            max_num_batched_tokens=48,
-            speculative_config=dict(method="eagle", model=str(at / "noise"), num_speculative_tokens=4),
-        )
-    )
-    core = llm.llm_engine.engine_core.engine_core
-    found = history_drafts.history_of(core.scheduler)
-    controller = spec_controller.controller_of(core.scheduler)
+    llm = opened(at / "target", at / "noise", drafts=4, max_num_batched_tokens=48)
+    found = history_drafts.history_of(core_of(llm).scheduler)
+    controller = controller_of(llm)
     seen: dict[str, Any] = {}
     for name in ("first", "again"):
         before = (controller.counted, controller.drafted, found.drafts.drafted, found.drafts.accepted)

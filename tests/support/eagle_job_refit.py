@@ -6,39 +6,36 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eagle_job_common import Cycle, leave, prompts, refusal
+from eagle_job_common import (
+    Cycle,
+    controller_of,
+    core_of,
+    generate,
+    leave,
+    opened,
+    prompts,
+    refusal,
+    tokens_of,
+)
 
 
 def refit(at: Path) -> None:
     """Send new weights to the drafter of a chain target: exact, noise, refused ones; then to the target."""
     import torch
     from safetensors.torch import load_file, save_file
-    from vllm import LLM, SamplingParams
 
-    from flashpatch.patches.eagle.vllm import drafter_refit, spec_controller
+    from flashpatch.patches.eagle.vllm import drafter_refit
     from flashpatch.verify.probes.eagle import tiny
 
-    llm = LLM(
-        **tiny.engine_arguments(
-            at / "chain",
-            enable_prefix_caching=False,
-            dtype="bfloat16" if "fp8" in sys.argv[3] else "float32",  # which vLLM's fp8 does not take
-            speculative_config=dict(method="eagle", model=str(at / "exact"), num_speculative_tokens=3),
-        )
-    )
-    core = llm.llm_engine.engine_core.engine_core
-    controller = spec_controller.controller_of(core.scheduler)
+    dtype = "bfloat16" if "fp8" in sys.argv[3] else "float32"  # which vLLM's fp8 does not take
+    llm = opened(at / "chain", at / "exact", enable_prefix_caching=False, dtype=dtype)
+    core, controller = core_of(llm), controller_of(llm)
     real, controller.policy = controller.policy, Cycle([3])
     seen: dict[str, Any] = {"arms": list(map(str, real.arms)), "acceptance": {}, "tokens": {}, "refused": {}}
 
     def ask(name: str, tokens: int = 60) -> None:
         drafts, accepted = controller.drafts, controller.accepted
-        found = llm.generate(
-            [{"prompt_token_ids": text} for text in prompts()[:4]],
-            SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False),
-            use_tqdm=False,
-        )
-        seen["tokens"][name] = [list(one.outputs[0].token_ids) for one in found]
+        seen["tokens"][name] = tokens_of(generate(llm, prompts()[:4], max_tokens=tokens))
         seen["acceptance"][name] = 1 + (controller.accepted - accepted) / max(1, controller.drafts - drafts)
 
     def update(path: Path, version: int) -> Any:
@@ -124,18 +121,8 @@ def targets() -> dict[str, Any]:
 
 def adapt(at: Path) -> None:
     """Run the real bandit on a simulated clock: drafts pay while they are exact, and not once they are noise."""
-    from vllm import LLM, SamplingParams
-
-    from flashpatch.patches.eagle.vllm import spec_controller
-    from flashpatch.verify.probes.eagle import tiny
-
-    llm = LLM(
-        **tiny.engine_arguments(
-            at / "chain",
-            speculative_config=dict(method="eagle", model=str(at / "exact"), num_speculative_tokens=3),
-        )
-    )
-    controller = spec_controller.controller_of(llm.llm_engine.engine_core.engine_core.scheduler)
+    llm = opened(at / "chain", at / "exact")
+    controller = controller_of(llm)
     now = 0.0
 
     def clock() -> float:
@@ -147,11 +134,7 @@ def adapt(at: Path) -> None:
     seen: dict[str, Any] = {"recent": {}}
 
     def ask(name: str) -> None:
-        llm.generate(
-            [{"prompt_token_ids": text} for text in prompts()[:2]] * 3,
-            SamplingParams(temperature=0, max_tokens=150, ignore_eos=True, detokenize=False),
-            use_tqdm=False,
-        )
+        generate(llm, prompts()[:2] * 3, max_tokens=150)
         seen["recent"][name] = [arm.steps for arm in controller.recent]
 
     ask("exact")

@@ -140,17 +140,14 @@ class Worker:
     def transfer(self, step: int) -> dict[str, Any]:
         if self.fault == "absent":
             return {}
-        if self.fault == "flip":
-            self._flip()
-        if self.fault == "lose":
-            self._lose()
-        return asyncio.run(self._send(step) if self.sends else self._load(step))
+        if self.fault in ("flip", "lose"):
+            self._change_what_arrives()
+        if self.sends:
+            return {"metrics": asyncio.run(self.engine.send_weights(self._gathered(), step))}
+        return asyncio.run(self._load(step))
 
     def finalize(self) -> None:
         self.engine.finalize()
-
-    async def _send(self, step: int) -> dict[str, Any]:
-        return {"metrics": await self.engine.send_weights(self._gathered(), step)}
 
     def _gathered(self):
         """Yield the weights after a collective for each, as FSDP's export does."""
@@ -190,31 +187,22 @@ class Worker:
 
             ray.kill(self.engine._exchange)
 
-    def _flip(self) -> None:
-        """Change a bit of the last tensor in the second bucket that arrives."""
+    def _change_what_arrives(self) -> None:
+        """Change a bit of the last tensor in the second bucket, or forget one small tensor."""
         from flashpatch.patches.cpu.transfer import buckets
 
         take = buckets.Joiner.take
 
-        def flipped(joiner: Any, pieces: list[Any]) -> Any:
-            if self.fault and joiner.contents.buckets == 2:
+        def changed(joiner: Any, pieces: list[Any]) -> Any:
+            if self.fault == "lose":
+                pieces = [piece for piece in pieces if piece.name != "layers.3.weight"]
+            elif self.fault and joiner.contents.buckets == 2:
                 data = pieces[-1].data.copy()
                 data[-1] ^= 1
                 pieces = [*pieces[:-1], replace(pieces[-1], data=data)]
             return take(joiner, pieces)
 
-        buckets.Joiner.take = flipped
-
-    def _lose(self) -> None:
-        """Forget one small tensor that arrives."""
-        from flashpatch.patches.cpu.transfer import buckets
-
-        take = buckets.Joiner.take
-
-        def forgetful(joiner: Any, pieces: list[Any]) -> Any:
-            return take(joiner, [piece for piece in pieces if piece.name != "layers.3.weight"])
-
-        buckets.Joiner.take = forgetful
+        buckets.Joiner.take = changed
 
 
 def serve(case: Case, role: str, index: int, folder: str, address: str, calls: Connection) -> None:

@@ -3,7 +3,6 @@ down."""
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from dataclasses import dataclass
@@ -41,19 +40,10 @@ def recorded(script: Path, folder: Path, *arguments: str, **variables: str) -> R
     binaries.mkdir(exist_ok=True)
     (binaries / "python3").write_text(RECORDER)
     (binaries / "python3").chmod(0o755)
-    env = {
-        "PATH": f"{binaries}:{os.environ['PATH']}",
-        "HOME": str(folder),
-        "RECORDED": str(folder / "recorded"),
-    }
-    done = subprocess.run(
-        ["bash", script, *arguments],
-        cwd=folder,
-        env={**env, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    env = {"PATH": f"{binaries}:{os.environ['PATH']}", "HOME": str(folder), **variables}
+    env["RECORDED"] = str(folder / "recorded")
+    command = ["bash", script, *arguments]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     _, module, *overrides = _read(folder / "recorded.arguments")
     given = dict(text.partition("=")[::2] for text in _read(folder / "recorded.variables"))
@@ -62,8 +52,3 @@ def recorded(script: Path, folder: Path, *arguments: str, **variables: str) -> R
 
 def _read(file: Path) -> list[str]:
     return file.read_text().split("\0")[:-1]
-
-
-def as_json(recipe: Recipe) -> str:
-    """Return the overrides for a scenario's code."""
-    return json.dumps(recipe.overrides)

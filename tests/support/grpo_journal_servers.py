@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from types import SimpleNamespace
 from typing import Any
 
@@ -60,7 +59,7 @@ class Engine:
 class Server:
     """Answers as verl's vLLM server does, on an engine that may die."""
 
-    def __init__(self, name: str, dies: bool, version: int, options: dict[str, Any]) -> None:
+    def __init__(self, dies: bool, version: int, options: dict[str, Any]) -> None:
         import flashpatch
 
         flashpatch.enable("grpo", **options)
@@ -105,22 +104,14 @@ async def main(options: dict[str, Any]) -> None:
     from flashpatch.patches.grpo.streaming import staleness
 
     held = journal.start()
-    servers = {
-        "dies": Server.remote("dies", True, 6, options),
-        "lives": Server.remote("lives", False, 7, options),
-    }
+    servers = {"dies": Server.remote(True, 6, options), "lives": Server.remote(False, 7, options)}
     await asyncio.gather(*(server.seen.remote() for server in servers.values()))
     balancer = get_router_handle(servers={"dies": servers["dies"]})
     client = LLMServerClient(OmegaConf.create(CONFIG), balancer)
     parts = staleness.Parts()
     staleness._parts.set(parts)
-    asked = asyncio.ensure_future(
-        client.generate(
-            "one",
-            prompt_ids=PROMPT,
-            sampling_params={"temperature": 1.0, "logprobs": True, "max_tokens": LENGTH},
-        )
-    )
+    sampling = {"temperature": 1.0, "logprobs": True, "max_tokens": LENGTH}
+    asked = asyncio.ensure_future(client.generate("one", prompt_ids=PROMPT, sampling_params=sampling))
     while not await servers["dies"].seen.remote():
         await asyncio.sleep(0.05)
     await balancer.add_servers.remote({"lives": servers["lives"]})
@@ -143,16 +134,5 @@ async def main(options: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="fpj", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        ray_start.ask_again()
-        ray.init(
-            num_cpus=4,
-            include_dashboard=False,
-            object_store_memory=80_000_000,
-            _temp_dir=folder,
-            log_to_driver=False,
-        )
-        try:
-            asyncio.run(main(json.loads(sys.argv[1])))
-        finally:
-            ray.shutdown()
+    with ray_start.small():
+        asyncio.run(main(json.loads(sys.argv[1])))

@@ -14,7 +14,6 @@ import os
 import random
 import signal
 import sys
-import tempfile
 from collections import Counter
 from types import SimpleNamespace
 
@@ -118,18 +117,6 @@ def go_on(pid: int) -> None:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="fpg", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        ray_start.ask_again()
-        ray.init(
-            num_cpus=4,
-            include_dashboard=False,
-            object_store_memory=80_000_000,
-            _temp_dir=folder,
-            log_to_driver=False,
-        )
-        try:
-            for harm, options in json.loads(sys.argv[2]):
-                requests = int(sys.argv[1])
-                asyncio.run(phase(requests, harm, options))
-        finally:
-            ray.shutdown()
+    with ray_start.small():
+        for harm, options in json.loads(sys.argv[2]):
+            asyncio.run(phase(int(sys.argv[1]), harm, options))

@@ -1,12 +1,14 @@
 """Break what the engines' wrappers call, in every process forked from a warm interpreter that has imported this module.
 
-``$MUTANT`` is ``inner`` and the name of a function below; it gets the module that it breaks, as soon as that is imported.
-Most act on one call in a row of calls, or on one of the things that a call brings: what is wrong in all of them shows in
-more than one way.
+``$MUTANT`` is ``inner`` and the name of a function below, which stands in the place that its decorator names as soon as
+the module there is imported, and gets what it replaces first. Most act on one call in a row of calls, or on one of the things
+that a call brings: what is wrong in all of them shows in more than one way.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -15,238 +17,189 @@ import wrapt
 
 VARIABLE = "MUTANT"
 FP8, EAGLE = "flashpatch.patches.fp8", "flashpatch.patches.eagle"
+LOAD = f"{FP8}.refit.managed_model:ManagedModel._load_bucket"
+TELL = f"{FP8}.vllm.scheduler_gate:SchedulerGate._tell"
+STEP = f"{EAGLE}.capture.recorder:Recorder.step"
 
-_MODULES: dict[str, str] = {}
-_FUNCTIONS: dict[str, Callable[[Any], None]] = {}
+_PLACES: dict[str, str] = {}
+_CALLS = itertools.count(1)
+"""Of the mutant, of which a process has one."""
 
 
-def _breaks(module: str) -> Callable[[Callable[[Any], None]], Callable[[Any], None]]:
-    def note(function: Callable[[Any], None]) -> Callable[[Any], None]:
-        _MODULES[function.__name__], _FUNCTIONS[function.__name__] = module, function
+def _breaks(place: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Let a function replace what stands at ``module:qualified.name`` in a process whose mutant it is."""
+
+    def note(function: Callable[..., Any]) -> Callable[..., Any]:
+        _PLACES[function.__name__] = place
+        module, _, path = place.partition(":")
+
+        def put(module: Any) -> None:
+            if os.environ.get(VARIABLE) == f"inner {function.__name__}":
+                *owners, name = path.split(".")
+                owner = functools.reduce(getattr, owners, module)
+                original = getattr(owner, name)
+                setattr(owner, name, lambda *args, **kwargs: function(original, *args, **kwargs))
+
+        wrapt.register_post_import_hook(put, module)
         return function
 
     return note
 
 
-def _around(owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-    """Replace ``owner.name``; ``wrapper`` gets the original first."""
-    original = getattr(owner, name)
-    setattr(owner, name, lambda *args, **kwargs: wrapper(original, *args, **kwargs))
-
-
 def names(family: str) -> list[str]:
     """Return the mutants of a family, as ``$MUTANT``."""
-    return [f"inner {name}" for name, module in _MODULES.items() if f".{family}." in module]
+    return [f"inner {name}" for name, place in _PLACES.items() if f".{family}." in place]
+
+
+def _named(tensors: list[tuple[str, Any]]) -> Any:
+    from flashpatch.patches.fp8.refit.managed_model import NamedWeights
+
+    return NamedWeights(tensors)
 
 
 # -- fp8: buckets -------------------------------------------------------------------------------------------
 
 
-@_breaks(f"{FP8}.refit.managed_model")
-def bucket_lost(module: Any) -> None:
+@_breaks(LOAD)
+def bucket_lost(load: Any, self: Any, stock: Any, came: Any, **kwargs: Any) -> Any:
     """The third bucket of an update is read and dropped."""
-    calls = [0]
-
-    def load(original: Any, self: Any, weights: Any, names: Any, **kwargs: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == 3:
-            return [name for name, _ in names]
-        return original(self, weights, names, **kwargs)
-
-    _around(module.ManagedModel, "_load_bucket", load)
+    return [name for name, _ in came] if next(_CALLS) == 3 else load(self, stock, came, **kwargs)
 
 
-@_breaks(f"{FP8}.refit.managed_model")
-def bucket_repeated(module: Any) -> None:
+_before: list[tuple[str, Any]] = []
+
+
+@_breaks(LOAD)
+def bucket_repeated(load: Any, self: Any, stock: Any, came: Any, **kwargs: Any) -> Any:
     """In the place of the third bucket the second comes again."""
-    calls: list[list[Any]] = []
-
-    def load(original: Any, self: Any, stock: Any, names: Any, **kwargs: Any) -> Any:
-        calls.append(list(names))
-        return original(self, stock, module.NamedWeights(calls[1 if len(calls) == 3 else -1]), **kwargs)
-
-    _around(module.ManagedModel, "_load_bucket", load)
+    now = list(came)
+    if next(_CALLS) != 3:
+        _before[:] = now
+    return load(self, stock, _named(list(_before)), **kwargs)
 
 
-@_breaks(f"{FP8}.refit.managed_model")
-def values_of_another(module: Any) -> None:
+@_breaks(LOAD)
+def values_of_another(load: Any, self: Any, stock: Any, came: Any, **kwargs: Any) -> Any:
     """Two tensors of one shape, which came in one bucket, have changed places."""
-
-    def load(original: Any, self: Any, stock: Any, names: Any, **kwargs: Any) -> Any:
-        came = list(names)
-        pairs = [
-            (i, j) for i, (_, a) in enumerate(came) for j, (_, b) in enumerate(came[:i]) if a.shape == b.shape
-        ]
-        for i, j in pairs[:1]:
-            came[i], came[j] = (came[i][0], came[j][1]), (came[j][0], came[i][1])
-        return original(self, stock, module.NamedWeights(came), **kwargs)
-
-    _around(module.ManagedModel, "_load_bucket", load)
+    came = list(came)
+    pairs = [
+        (i, j) for j, i in itertools.combinations(range(len(came)), 2) if came[i][1].shape == came[j][1].shape
+    ]
+    for i, j in pairs[:1]:
+        came[i], came[j] = (came[i][0], came[j][1]), (came[j][0], came[i][1])
+    return load(self, stock, _named(came), **kwargs)
 
 
-@_breaks(f"{FP8}.refit.managed_model")
-def one_value_wrong(module: Any) -> None:
+@_breaks(LOAD)
+def one_value_wrong(load: Any, self: Any, stock: Any, came: Any, **kwargs: Any) -> Any:
     """One row of one tensor of each bucket is the row before."""
-
-    def load(original: Any, self: Any, stock: Any, names: Any, **kwargs: Any) -> Any:
-        came = [(name, tensor.clone()) for name, tensor in names]
-        for _, tensor in came[:1]:
-            tensor[-1] = tensor[0]
-        return original(self, stock, module.NamedWeights(came), **kwargs)
-
-    _around(module.ManagedModel, "_load_bucket", load)
+    came = [(name, tensor.clone()) for name, tensor in came]
+    for _, tensor in came[:1]:
+        tensor[-1] = tensor[0]
+    return load(self, stock, _named(came), **kwargs)
 
 
 # -- fp8: commit --------------------------------------------------------------------------------------------
 
 
-@_breaks(f"{FP8}.refit.fold")
-def fold_of_nothing(module: Any) -> None:
+@_breaks(f"{FP8}.refit.fold:Plan.apply")
+def fold_of_nothing(*_: Any, **__: Any) -> list[Any]:
     """What was processed afresh is not written into the live layer."""
-    module.Plan.apply = lambda self, *args, **kwargs: []
+    return []
 
 
-@_breaks(f"{FP8}.refit.managed_model")
-def other_storage(module: Any) -> None:
+@_breaks(f"{FP8}.refit.managed_model:ManagedModel._finish")
+def other_storage(finish: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """After an update each parameter lies at another address, with the right values."""
-
-    def finish(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
-        for parameter in self._model.parameters():
-            parameter.data = parameter.data.clone()
-        return result
-
-    _around(module.ManagedModel, "_finish", finish)
+    result = finish(self, *args, **kwargs)
+    for parameter in self._model.parameters():
+        parameter.data = parameter.data.clone()
+    return result
 
 
-@_breaks(f"{FP8}.vllm.scheduler_gate")
-def version_ahead(module: Any) -> None:
+@_breaks(TELL)
+def version_ahead(tell: Any, self: Any, core: Any, version: int) -> Any:
     """The engine is told a version more than it runs on."""
-    _around(
-        module.SchedulerGate,
-        "_tell",
-        lambda original, self, core, version: original(self, core, version + 1),
-    )
+    return tell(self, core, version + 1)
 
 
-@_breaks(f"{FP8}.vllm.scheduler_gate")
-def version_kept(module: Any) -> None:
+@_breaks(TELL)
+def version_kept(tell: Any, self: Any, core: Any, version: int) -> Any:
     """The engine is told the first update alone."""
-    _around(
-        module.SchedulerGate,
-        "_tell",
-        lambda original, self, core, version: original(self, core, version) if version == 1 else None,
-    )
+    return tell(self, core, version) if version == 1 else None
 
 
-@_breaks(f"{FP8}.vllm.caches")
-def cache_kept(module: Any) -> None:
+@_breaks(f"{FP8}.vllm.caches:adopt")
+def cache_kept(*_: Any, **__: Any) -> None:
     """What was cached under the old policy answers for the new one."""
-    module.adopt = lambda *args, **kwargs: None
 
 
 # -- eagle: capture -----------------------------------------------------------------------------------------
 
 
-def _step(change: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Callable[[Any], None]:
-    def on_module(module: Any) -> None:
-        def step(original: Any, self: Any, requests: Any, lengths: Any, ids: Any, positions: Any, hidden: Any,
-                 *rest: Any) -> Any:  # fmt: skip
-            return original(self, requests, lengths, *change(ids, positions, hidden), *rest)
-
-        _around(module.Recorder, "step", step)
-
-    return on_module
-
-
-@_breaks(f"{EAGLE}.capture.recorder")
-def states_of_the_row_before(module: Any) -> None:
+@_breaks(STEP)
+def states_of_the_row_before(
+    step: Any, self: Any, rows: Any, lengths: Any, ids: Any, at: Any, hidden: Any, *rest: Any
+) -> Any:
     """Each position has the state of another."""
-    _step(lambda ids, positions, hidden: (ids, positions, hidden.roll(1, 0)))(module)
+    return step(self, rows, lengths, ids, at, hidden.roll(1, 0), *rest)
 
 
-@_breaks(f"{EAGLE}.capture.recorder")
-def positions_ahead(module: Any) -> None:
+@_breaks(STEP)
+def positions_ahead(step: Any, self: Any, rows: Any, lengths: Any, ids: Any, at: Any, *rest: Any) -> Any:
     """Each state lies one position further on."""
-    _step(lambda ids, positions, hidden: (ids, positions + 1, hidden))(module)
+    return step(self, rows, lengths, ids, at + 1, *rest)
 
 
-@_breaks(f"{EAGLE}.capture.recorder")
-def states_scaled(module: Any) -> None:
+@_breaks(STEP)
+def states_scaled(
+    step: Any, self: Any, rows: Any, lengths: Any, ids: Any, at: Any, hidden: Any, *rest: Any
+) -> Any:
     """States are one part in a thousand too large."""
-    _step(lambda ids, positions, hidden: (ids, positions, hidden * 1.001))(module)
+    return step(self, rows, lengths, ids, at, hidden * 1.001, *rest)
 
 
-@_breaks(f"{EAGLE}.capture.recorder")
-def every_second_step(module: Any) -> None:
+@_breaks(STEP)
+def every_second_step(step: Any, self: Any, *args: Any) -> Any:
     """Half of the steps are counted and not captured."""
-    calls = [0]
-
-    def step(original: Any, self: Any, *args: Any) -> Any:
-        calls[0] += 1
-        return original(self, *args) if calls[0] % 2 else None
-
-    _around(module.Recorder, "step", step)
+    return step(self, *args) if next(_CALLS) % 2 else None
 
 
 # -- eagle: the bandit and the drafter ----------------------------------------------------------------------
 
 
-@_breaks(f"{EAGLE}.vllm.spec_controller")
-def always_one_arm(module: Any) -> None:
+@_breaks(f"{EAGLE}.vllm.spec_controller:SpecController.choose")
+def always_one_arm(_: Any, self: Any, batch_size: int) -> Any:
     """The bandit is asked, and not followed."""
-    module.SpecController.choose = lambda self, batch_size: self._arms[self.max_drafts]
+    return self._arms[self.max_drafts]
 
 
-@_breaks(f"{EAGLE}.vllm.spec_controller")
-def nothing_learned(module: Any) -> None:
+@_breaks(f"{EAGLE}.vllm.spec_controller:make_policy")
+def nothing_learned(make: Any, *args: Any) -> Any:
     """Steps are counted, and the bandit does not hear of them."""
-
-    def made(original: Any, *args: Any) -> Any:
-        policy = original(*args)
-        policy.update = lambda *args, **kwargs: None
-        return policy
-
-    _around(module, "make_policy", made)
+    policy = make(*args)
+    policy.update = lambda *args, **kwargs: None
+    return policy
 
 
-@_breaks(f"{EAGLE}.vllm.drafter_weights")
-def drafter_not_loaded(module: Any) -> None:
+@_breaks(f"{EAGLE}.vllm.drafter_refit:_load")
+def drafter_not_loaded(*_: Any) -> None:
     """An update of the drafter is read, checked and dropped."""
-    module._load = lambda *args: None
 
 
-@_breaks(f"{EAGLE}.drafter_refit.versions")
-def drafter_version_ahead(module: Any) -> None:
+@_breaks(f"{EAGLE}.drafter_refit.versions:DrafterVersions.record_update")
+def drafter_version_ahead(record: Any, self: Any, weights: Any) -> Any:
     """An update is recorded under a version more than it has."""
-    _around(
-        module.DrafterVersions,
-        "record_update",
-        lambda original, self, weights: original(self, weights._replace(version=weights.version + 1)),
-    )
+    return record(self, weights._replace(version=weights.version + 1))
 
 
-@_breaks(f"{EAGLE}.vllm.drafter_refit")
-def rollback_of_nothing(module: Any) -> None:
+@_breaks(f"{EAGLE}.vllm.drafter_refit:DrafterRefit._load_now")
+def rollback_of_nothing(_: Any, self: Any, weights: Any, then: Callable[[], Any]) -> Any:
     """A rollback is recorded, and the worse drafter goes on drafting."""
-    module.DrafterRefit._load_now = lambda self, weights, then: then()
+    return then()
 
 
-@_breaks(f"{EAGLE}.drafter_refit.acceptance_check")
-def never_worse(module: Any) -> None:
+@_breaks(f"{EAGLE}.drafter_refit.acceptance_check:AcceptanceCheck._is_less")
+def never_worse(*_: Any) -> bool:
     """No drafter is judged worse than the one before."""
-    module.AcceptanceCheck._is_less = lambda self, after, before: False
-
-
-def _arm(name: str) -> None:
-    """Break the module if this process's mutant is ``name``; the variable is read when the module is imported."""
-
-    def broken(module: Any) -> None:
-        if os.environ.get(VARIABLE) == f"inner {name}":
-            _FUNCTIONS[name](module)
-
-    wrapt.register_post_import_hook(broken, _MODULES[name])
-
-
-for _name in _FUNCTIONS:
-    _arm(_name)
+    return False

@@ -27,19 +27,10 @@ def dump(browser: str, page: Path, *options: str) -> str:
     """
     with tempfile.TemporaryDirectory(prefix="flashpatch-browser-") as profile:
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        command += [
-            f"--user-data-dir={profile}",
-            "--host-resolver-rules=MAP * ~NOTFOUND",
-            "--enable-logging=stderr",
-        ]
-        command += ["--window-size=1280,2400", *options]
-        done = subprocess.run(
-            [*command, "--dump-dom", page.resolve().as_uri()],
-            capture_output=True,
-            text=True,
-            timeout=240,
-            check=True,
-        )
+        command += [f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND"]
+        command += ["--enable-logging=stderr", "--window-size=1280,2400", *options]
+        command += ["--dump-dom", page.resolve().as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
     assert not console, console
     return done.stdout
@@ -86,14 +77,8 @@ def _driver_events(steps: list[float]) -> list[dict[str, Any]]:
 
 def _update(t: float, version: int) -> dict[str, Any]:
     took = {"seconds": 1.5, "load_seconds": 0.9, "commit_seconds": 0.2, "buckets": 5, "rss_bytes": 3 << 30}
-    return {
-        "t": t,
-        "event": "update",
-        "outcome": "committed",
-        "role": "target",
-        "version": version,
-        **took,
-    }
+    what = {"event": "update", "outcome": "committed", "role": "target", "version": version}
+    return {"t": t, **what, **took}
 
 
 def _write_process(
@@ -102,21 +87,11 @@ def _write_process(
     state = {"state": "live", "detail": "", "calls": 3, "target": "vllm:f", "tested": True}
     versions = [event["version"] for event in events if "version" in event]
     row = {
-        "kind": "row",
-        "run": folder.name,
-        "host": "made-up",
-        "pid": pid,
-        "start": "7",
-        "ppid": ppid,
-        "argv0": "python",
-        "roles": roles,
-        "rank": rank,
-        "versions": {"python": "3.11"},
+        **{"kind": "row", "run": folder.name, "host": "made-up", "pid": pid, "start": "7", "ppid": ppid},
+        **{"argv0": "python", "roles": roles, "rank": rank, "versions": {"python": "3.11"}, "error": None},
         "patches": {"fp8.vllm.process_weights_after_loading": state} if "worker" in roles else {},
         "notes": {"policy_version": versions[-1]} if versions else {},
-        "error": None,
-        "first_written": _BEGAN + pid % 11,
-        "written": "2025-06-15T16:00:00+0000",
+        **{"first_written": _BEGAN + pid % 11, "written": "2025-06-15T16:00:00+0000"},
     }
     (folder / f"row-made-up-{pid}-7.json").write_text(json.dumps(row))
     if events:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from flashpatch.ledger.runs import Row
+from flashpatch.record import Patch
 
 
 def entry(state: str, calls: int = 0, detail: str = "") -> Mapping:
@@ -14,3 +15,11 @@ def row(
 ) -> Row:
     patches = patches or {}
     return Row(host, pid, start, ppid, "python", roles, {}, {}, patches, notes, error, "now")
+
+
+def patch(id: str, evidence: str, *scope: str, **more) -> Patch:
+    """A record that is about evidence alone."""
+    framework, _, name = id.partition(".")[2].partition(".")
+    texts = dict.fromkeys(("why", "how", "remove_when"), "")
+    fields = dict(targets=(f"{framework}.core:{name}",), requires=framework, wrapper=print, evidence=evidence)
+    return Patch(id, **{**fields, **texts, "scope": frozenset(scope), **more})

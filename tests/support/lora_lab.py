@@ -68,21 +68,16 @@ def adapter(model: str, seed: int) -> str:
 
 def merged(model: str, seed: int) -> str:
     """A checkpoint with the adapter's product added to its weights, in float32, then rounded to bf16."""
-    from safetensors.torch import save_file
-
     source, parts = Path(model), tensors(model, seed)
     with models.making(source.with_name(f"{source.name}-merged-{seed}")) as (target, work):
         if work is not None:
-            for file in source.iterdir():
-                if file.suffix != ".safetensors":
-                    (work / file.name).write_bytes(file.read_bytes())
             weights = dict(models.weights(model))
             for name, weight in weights.items():
                 a = parts.get(f"base_model.model.{name.removesuffix('.weight')}.lora_A.weight")
                 if a is not None:
                     b = parts[f"base_model.model.{name.removesuffix('.weight')}.lora_B.weight"]
                     weights[name] = (weight.float() + ALPHA / RANK * b.float() @ a.float()).bfloat16()
-            save_file(weights, work / "model.safetensors", metadata={"format": "pt"})
+            models.write_changed(work, source, weights)
     return str(target)
 
 

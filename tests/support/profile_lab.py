@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy
 import torch
-from safetensors import safe_open
 from safetensors.torch import save_file
+from vllm_lab import models
 
 from flashpatch.patches.fp8.precision.quantize import quantized
 
@@ -28,20 +28,10 @@ def random_model(family: str, seed: int = 0):
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    sizes = dict(
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        head_dim=16,
-        num_key_value_heads=2,
-        vocab_size=VOCAB,
-        max_position_embeddings=256,
-        bos_token_id=1,
-        eos_token_id=2,
-        pad_token_id=0,
-        tie_word_embeddings=family.startswith("gemma"),
-    )
+    sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3, max_position_embeddings=256)
+    sizes |= dict(num_attention_heads=4, head_dim=16, num_key_value_heads=2)
+    sizes |= dict(vocab_size=VOCAB, bos_token_id=1, eos_token_id=2, pad_token_id=0)
+    sizes |= dict(tie_word_embeddings=family.startswith("gemma"))
     if "moe" in family:
         sizes |= dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
     config = CONFIG_MAPPING[family](**sizes)
@@ -63,11 +53,7 @@ def build(directory: Path, family: str, seed: int = 0) -> Path:
 
 def tensors(directory: Path) -> dict[str, torch.Tensor]:
     """All tensors of a checkpoint."""
-    found = {}
-    for file in sorted(directory.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as handle:
-            found |= {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-    return found
+    return dict(models.weights(directory))
 
 
 def quantize(
@@ -89,9 +75,6 @@ def quantize(
     def random(size: int) -> torch.Tensor:
         return torch.tensor(numpy.exp(noise.normal(0, 0.7, size)), dtype=torch.bfloat16)
 
-    def multiply_inputs(name: str, scale: torch.Tensor) -> None:
-        held[name] = held[name] * scale
-
     layers = {name.split(".")[2] for name in held if name.startswith("model.layers.")}
     for layer in sorted(layers, key=int):
         at = f"model.layers.{layer}."
@@ -109,19 +92,19 @@ def quantize(
                 (held[f"{at}{norm}.weight"].float() + offset) / scale.float() - offset
             ).bfloat16()
             for consumer in consumers:
-                multiply_inputs(f"{at}{consumer}.weight", scale)
+                held[f"{at}{consumer}.weight"] *= scale
         if linears:
             scale = random(96)
             scales[f"{at}mlp.up_proj"] = scale.double().numpy()
             held[f"{at}mlp.up_proj.weight"] /= scale[:, None]
-            multiply_inputs(f"{at}mlp.down_proj.weight", scale)
+            held[f"{at}mlp.down_proj.weight"] *= scale
             scale = random(32)  # two key-value heads of 16, four query heads
             scales[f"{at}self_attn.v_proj"] = scale.double().numpy()
             held[f"{at}self_attn.v_proj.weight"] /= scale[:, None]
             if f"{at}self_attn.v_proj.bias" in held:
                 held[f"{at}self_attn.v_proj.bias"] /= scale
             spread = scale.reshape(2, 1, 16).expand(2, 2, 16).reshape(64)
-            multiply_inputs(f"{at}self_attn.o_proj.weight", spread)
+            held[f"{at}self_attn.o_proj.weight"] *= spread
     for name in [n for n in held if ".layers." in n and n.endswith("_proj.weight")]:
         values, scale = _rounded(held[name].float().numpy(), form, granularity)
         held[name], held[f"{name}_scale"] = values, scale

@@ -6,10 +6,13 @@ fails after 30; neither has a setting. Beside other lanes of tests on two cores 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,21 @@ def ask_again() -> None:
                 ray.shutdown()
 
     ray.init = init
+
+
+@contextlib.contextmanager
+def small() -> Iterator[None]:
+    """Run a Ray of this process alone, in a directory of its own."""
+    import ray
+
+    with tempfile.TemporaryDirectory(prefix="fpr", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        ask_again()
+        sizes = dict(num_cpus=4, object_store_memory=80_000_000)
+        ray.init(include_dashboard=False, _temp_dir=folder, log_to_driver=False, **sizes)
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def go_first(pid: int, log: Path) -> None:

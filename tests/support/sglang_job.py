@@ -20,7 +20,9 @@ import sglang_bare
 import sglang_lora
 import sglang_sampled
 import sglang_session
-from sglang_versions import across, versions
+from sglang_session import begin, end
+from sglang_versions import across, versions  # noqa: F401  a step
+from vllm_lab.models import weights
 
 
 def prepare() -> None:
@@ -117,11 +119,10 @@ def update(
         for name, tensor in weights(source)
         if only in name and (not without or without not in name)
     ]
-    seen = [sglang_session.begin(engine, more.get("selector", "all"))]
+    seen = [begin(engine, more.get("selector", "all"))]
     for bucket in buckets(items, how):
         seen.append(send(engine, bucket, how, **more))
-    seen.append(sglang_session.end(engine))
-    return seen
+    return [*seen, end(engine)]
 
 
 def loose(engine: Any, source: str, how: str, **more: Any) -> list[Any]:
@@ -175,30 +176,19 @@ def distributed(engine: Any, source: str) -> list[Any]:
 
     port, name = 29000 + os.getpid() % 2000, "trainer"
     group: list[Any] = []
-    joiner = threading.Thread(
-        target=lambda: group.append(
-            init_custom_process_group(
-                backend="gloo", init_method=f"tcp://127.0.0.1:{port}", world_size=2, rank=0, group_name=name
-            )
-        )
-    )
+    common, where = dict(backend="gloo", world_size=2, group_name=name), "127.0.0.1"
+
+    def join() -> None:
+        group.append(init_custom_process_group(init_method=f"tcp://{where}:{port}", rank=0, **common))
+
+    joiner = threading.Thread(target=join)
     joiner.start()
-    request = InitWeightsUpdateGroupReqInput(
-        master_address="127.0.0.1",
-        master_port=port,
-        rank_offset=1,
-        world_size=2,
-        group_name=name,
-        backend="gloo",
-    )
-    seen = [
-        list(
-            engine.loop.run_until_complete(engine.tokenizer_manager.init_weights_update_group(request, None))
-        )
-    ]
+    request = InitWeightsUpdateGroupReqInput(master_address=where, master_port=port, rank_offset=1, **common)
+    asked = engine.tokenizer_manager.init_weights_update_group(request, None)
+    seen = [list(engine.loop.run_until_complete(asked))]
     joiner.join()
     items = list(weights(source))
-    seen.append(sglang_session.begin(engine))
+    seen.append(begin(engine))
     for bucket in buckets(items, "split"):
 
         def broadcast(bucket=bucket) -> None:
@@ -207,36 +197,15 @@ def distributed(engine: Any, source: str) -> list[Any]:
 
         sender = threading.Thread(target=broadcast)
         sender.start()
-        seen.append(
-            list(
-                engine.update_weights_from_distributed(
-                    [n for n, _ in bucket],
-                    [str(t.dtype).removeprefix("torch.") for _, t in bucket],
-                    [list(t.shape) for _, t in bucket],
-                    group_name=name,
-                    flush_cache=False,
-                )
-            )
+        names, dtypes, shapes = zip(
+            *((n, str(t.dtype).removeprefix("torch."), list(t.shape)) for n, t in bucket)
         )
+        said = engine.update_weights_from_distributed(
+            list(names), list(dtypes), list(shapes), group_name=name, flush_cache=False
+        )
+        seen.append(list(said))
         sender.join()
-    return [*seen, sglang_session.end(engine)]
-
-
-def weights(source: str) -> Any:
-    from safetensors import safe_open
-
-    for file in sorted(Path(source).glob("*.safetensors")):
-        with safe_open(str(file), framework="pt") as tensors:
-            for name in tensors.keys():
-                yield name, tensors.get_tensor(name)
-
-
-def begin(engine: Any, selector: str = "all") -> list[Any]:
-    return sglang_session.begin(engine, selector)
-
-
-def end(engine: Any) -> list[Any]:
-    return sglang_session.end(engine)
+    return [*seen, end(engine)]
 
 
 def bucket(engine: Any, source: str, only: str = "", without: str = "", **more: Any) -> list[Any]:
@@ -301,45 +270,17 @@ def pause(engine: Any, seconds: float) -> None:
     time.sleep(seconds)
 
 
-STEPS = {
-    step.__name__: step
-    for step in (
-        answers,
-        tokens,
-        logprobs,
-        sglang_sampled.sampled,
-        sglang_sampled.kept,
-        refused,
-        update,
-        loose,
-        disk,
-        distributed,
-        begin,
-        end,
-        bucket,
-        release,
-        resume,
-        reset,
-        versions,
-        across,
-        audited,
-        sync,
-        eagle,
-        pause,
+STEPS: dict[str, Any] = {
+    name: globals()[name]
+    for name in (
+        *"answers tokens logprobs refused update loose disk distributed begin end bucket release resume".split(),
+        *"reset versions across audited sync eagle pause".split(),
     )
-} | {
-    f"lora.{step.__name__}": step
-    for step in (
-        sglang_lora.load,
-        sglang_lora.unload,
-        sglang_lora.under,
-        sglang_lora.overwrite,
-        sglang_lora.cached,
-        sglang_lora.across,
-        sglang_lora.many,
-        sglang_lora.greedy,
-        sglang_lora.fault,
-    )
+}
+STEPS |= {name: getattr(sglang_sampled, name) for name in ("sampled", "kept")}
+STEPS |= {
+    f"lora.{name}": getattr(sglang_lora, name)
+    for name in "load unload under overwrite cached across many greedy fault".split()
 }
 
 

@@ -33,18 +33,10 @@ _OURS = ("FLASHPATCH", "SGLANG_", "STANDIN_", "VLLM_")
 
 #: Keywords of every engine: small, eager, deterministic, without a tokenizer.
 ENGINE: dict[str, Any] = dict(
-    device="cpu",
-    dtype="bfloat16",
-    attention_backend="intel_amx",
-    disable_cuda_graph=True,
     mem_fraction_static=0.95,  # other processes take memory while an engine starts
-    max_total_tokens=4096,
-    max_running_requests=4,
-    grammar_backend="none",
-    log_level="info",
-    skip_server_warmup=True,
-    skip_tokenizer_init=True,
-    random_seed=0,
+    **dict(device="cpu", dtype="bfloat16", attention_backend="intel_amx", disable_cuda_graph=True),
+    **dict(max_total_tokens=4096, max_running_requests=4, grammar_backend="none", log_level="info"),
+    **dict(skip_server_warmup=True, skip_tokenizer_init=True, random_seed=0),
 )
 
 
@@ -58,15 +50,9 @@ def checkpoint(root: Path, family: str, seed: int, **overrides: Any) -> str:
 def int8_checkpoint(root: Path, family: str, seed: int) -> str:
     """The same model with its linear layers in int8, a scale per row, as w8a8_int8 wants it."""
     import torch
-    from safetensors.torch import save_file
     from vllm_lab import models
 
-    source = Path(checkpoint(root, family, seed))
-    target = root / f"{source.name}-int8"
-    if target.exists():
-        return str(target)
-    shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"))
-    tensors = {}
+    source, tensors = Path(checkpoint(root, family, seed)), {}
     for name, tensor in models.weights(source):
         if name.endswith("_proj.weight"):
             scale = tensor.float().abs().amax(1, keepdim=True).clamp_min(1e-9) / 127
@@ -74,10 +60,12 @@ def int8_checkpoint(root: Path, family: str, seed: int) -> str:
             tensors[f"{name}_scale"] = scale
         else:
             tensors[name] = tensor
-    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((target / "config.json").read_text())
-    config["quantization_config"] = dict(quant_method="w8a8_int8", is_dynamic=True)
-    (target / "config.json").write_text(json.dumps(config))
+    with models.making(root / f"{source.name}-int8") as (target, work):
+        if work is not None:
+            models.write_changed(work, source, tensors)
+            config = json.loads((work / "config.json").read_text())
+            config["quantization_config"] = dict(quant_method="w8a8_int8", is_dynamic=True)
+            (work / "config.json").write_text(json.dumps(config))
     return str(target)
 
 

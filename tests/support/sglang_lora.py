@@ -99,12 +99,8 @@ def across(engine: Any, folder: str, count: int = 48) -> dict[str, Any]:
         return before, during, answer
 
     before, during, answer = _wait(engine, run())
-    return dict(
-        answer=[answer.success, answer.error_message],
-        before=before,
-        during=during,
-        ids=seen[-1]["output_ids"],
-    )
+    said = [answer.success, answer.error_message]
+    return dict(answer=said, before=before, during=during, ids=seen[-1]["output_ids"])
 
 
 def many(engine: Any, folders: list[str], versions: int, count: int = 12) -> dict[str, Any]:
@@ -143,9 +139,8 @@ def greedy(engine: Any, count: int = 48) -> list[int]:
     import sglang_job
 
     params = dict(temperature=0, max_new_tokens=count, ignore_eos=True)
-    return engine.generate(input_ids=sglang_job.PROMPTS[2], sampling_params=params, lora_path=NAME)[
-        "output_ids"
-    ]
+    asked = dict(input_ids=sglang_job.PROMPTS[2], sampling_params=params, lora_path=NAME)
+    return engine.generate(**asked)["output_ids"]
 
 
 def unload(engine: Any, name: str = NAME) -> list[Any]:

@@ -151,11 +151,8 @@ def server_of(calls):
         future.set_result(None)
         return Ref(future)
 
-    return types.SimpleNamespace(
-        collective_rpc=Remote(collective_rpc),
-        clear_kv_cache=Remote(nothing),
-        set_global_steps=Remote(nothing),
-    )
+    methods = dict(collective_rpc=collective_rpc, clear_kv_cache=nothing, set_global_steps=nothing)
+    return types.SimpleNamespace(**{name: Remote(function) for name, function in methods.items()})
 
 
 def trainer(case: str, handle: str, calls, report) -> None:
@@ -208,12 +205,8 @@ def receipts() -> list:
 
 
 def outcome(error: str | None, began: float, **more) -> dict:
-    return {
-        "ended": "raised" if error else "returned",
-        "error": error,
-        "seconds": time.monotonic() - began,
-        **more,
-    }
+    ended = "raised" if error else "returned"
+    return {"ended": ended, "error": error, "seconds": time.monotonic() - began, **more}
 
 
 def start(case: str) -> dict:

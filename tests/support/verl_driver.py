@@ -4,13 +4,11 @@ checks around it."""
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import cpu_lab
-import warm
 
 DRIVER = """
 import json, logging, pathlib, sys
@@ -50,13 +48,8 @@ def validated(
         wanted: settings to return as they are after validation.
         variables: FlashPatch's.
     """
-    done = cpu_lab.python(
-        DRIVER,
-        folder,
-        imported=warm.VERL,
-        arguments=[json.dumps(list(overrides)), json.dumps(list(wanted))],
-        **variables,
-    )
+    given = [json.dumps(list(overrides)), json.dumps(list(wanted))]
+    done = cpu_lab.python(DRIVER, folder, arguments=given, **variables)
     assert done.returncode == 0, cpu_lab.tail(done)
     [found] = [line[5:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
     return json.loads(found), done.stdout + done.stderr
@@ -64,8 +57,6 @@ def validated(
 
 def refused(overrides: Iterable[str], folder: Path, **variables: str) -> str:
     """Return what the driver says, which must fail."""
-    done: subprocess.CompletedProcess[str] = cpu_lab.python(
-        DRIVER, folder, imported=warm.VERL, arguments=[json.dumps(list(overrides)), "[]"], **variables
-    )
+    done = cpu_lab.python(DRIVER, folder, arguments=[json.dumps(list(overrides)), "[]"], **variables)
     assert done.returncode != 0, cpu_lab.tail(done)
     return done.stderr

@@ -43,8 +43,6 @@ def checkpoint(family: str, seed: int, scheme: str | None = None, **config: Any)
 
 def mixture(base: str, *layers: tuple[str, str]) -> str:
     """A checkpoint like `base` in which tensors whose name holds `part` come from another: (part, directory)."""
-    from safetensors.torch import save_file
-
     tensors = dict(models.weights(base))
     label = [Path(base).name]
     for part, source in layers:
@@ -52,10 +50,7 @@ def mixture(base: str, *layers: tuple[str, str]) -> str:
         label += [part.strip("."), Path(source).name]
     with models.making(Path(base).with_name("-".join(["mix", *label]))) as (target, work):
         if work is not None:
-            for file in Path(base).iterdir():
-                if file.suffix != ".safetensors":
-                    (work / file.name).write_bytes(file.read_bytes())
-            save_file(tensors, work / "model.safetensors", metadata={"format": "pt"})
+            models.write_changed(work, Path(base), tensors)
     return str(target)
 
 
@@ -114,20 +109,16 @@ def with_cache_scales(model: str, seed: int) -> Path:
     import json
 
     import torch
-    from safetensors.torch import save_file
 
     source = Path(model)
     with models.making(source.with_name(f"{source.name}-kv")) as (target, work):
         if work is not None:
-            for file in source.iterdir():
-                if file.suffix != ".safetensors":
-                    (work / file.name).write_bytes(file.read_bytes())
             tensors = dict(models.weights(source))
             for layer in (0, 1):
                 for number, key in enumerate(("k", "v")):
                     scale = torch.tensor([0.01 * (1 + seed + layer) + 0.003 * number])
                     tensors[f"model.layers.{layer}.self_attn.{key}_scale"] = scale
-            save_file(tensors, work / "model.safetensors", metadata={"format": "pt"})
+            models.write_changed(work, source, tensors)
             config = json.loads((work / "config.json").read_text())
             config["quantization_config"]["kv_cache_scheme"] = dict(
                 num_bits=8, type="float", strategy="tensor", dynamic=False, symmetric=True

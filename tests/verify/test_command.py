@@ -9,8 +9,9 @@ import types
 from pathlib import Path
 
 import pytest
+from live_rows import patch
 
-from flashpatch.record import Family, Patch
+from flashpatch.record import Family
 
 JOB = """
 from toyfw.engine import Engine
@@ -73,18 +74,10 @@ def test_an_absent_framework(verify, site):
 def test_the_report_says_why_a_patch_that_was_never_called_is_healthy(evidence, word, text):
     from flashpatch.verify.run import _report
 
-    one = Patch(
-        "toy.one.a", ("one.mod:f",), "x>=1", "", "", "", wrapper=print, evidence=evidence, tested=("1.0",)
-    )
+    one = patch("toy.one.a", evidence, tested=("1.0",))
     row = types.SimpleNamespace(patches={one.id: {"state": "installed", "calls": 0}})
     found = _report(one, types.SimpleNamespace(version="1.0"), [row])
     assert (found.state.word, found.evidence, found.tested) == (word, text, True)
-
-
-def patch(id: str, target: str, evidence: str = "update") -> Patch:
-    framework = target.partition(".")[0]
-    about = dict(why="", how="", remove_when="", wrapper=print, evidence=evidence)
-    return Patch(id, (target,), f"{framework}>=1", **about)
 
 
 def test_what_waits_for_a_framework_that_the_probe_did_without():
@@ -95,8 +88,8 @@ def test_what_waits_for_a_framework_that_the_probe_did_without():
         entries = {f"toy.{name}": {"state": "live", "calls": count} for name, count in calls.items()}
         return types.SimpleNamespace(patches={id.replace("_", "."): entry for id, entry in entries.items()})
 
-    patches = (patch(id, f"{id.split('.')[1]}.mod:f") for id in ("toy.one.a", "toy.one.b", "toy.two.a"))
-    family = Family("toy", "", tuple(patches))
+    ids = ("toy.one.a", "toy.one.b", "toy.two.a")
+    family = Family("toy", "", tuple(patch(id, "update", requires=f"{id.split('.')[1]}>=1") for id in ids))
     assert _unused(family, [row(one_a=1, one_b=0, two_a=0)]) == {"toy.two.a"}
     assert _unused(family, [row(one_a=1), row(two_a=1)]) == set()
     assert _unused(family, [row(one_a=0)]) == set() == _unused(family, [])
@@ -106,14 +99,11 @@ def test_what_waits_for_a_module_of_a_path_that_was_not_taken():
     """Only where its target is there: a patch that could not be installed either is still a failure."""
     from flashpatch.verify.run import _paths_not_taken
 
-    targets = {
-        "optional": ("packaging.version:parse", "optional"),
-        "fault": ("packaging.version:parse", "fault"),
-        "step": ("packaging.version:parse", "step"),
-        "renamed": ("packaging.version:no_such_function", "optional"),
-        "moved": ("packaging.no_such_module:parse", "optional"),
-    }
-    family = Family("toy", "", tuple(patch(f"toy.packaging.{name}", *at) for name, at in targets.items()))
+    there = dict.fromkeys(("optional", "fault", "step"), "packaging.version:parse")
+    gone = {"renamed": "packaging.version:no_such_function", "moved": "packaging.no_such_module:parse"}
+    patches = [patch(f"toy.packaging.{name}", name, targets=(at,)) for name, at in there.items()]
+    patches += [patch(f"toy.packaging.{name}", "optional", targets=(at,)) for name, at in gone.items()]
+    family = Family("toy", "", tuple(patches))
     assert _paths_not_taken(family) == {"toy.packaging.optional", "toy.packaging.fault"}
 
 
@@ -155,45 +145,39 @@ def test_sabotage_is_caught(verify, tmp_path, sabotage, job, symptom):
     assert str(kept) in done.stderr
 
 
-def test_a_wrapper_that_does_nothing_is_caught(verify, site):
-    source = (site / "toyfamily.py").read_text()
-    (site / "toyfamily.py").write_text(source.replace("policy + 1", "policy"))
+@pytest.mark.parametrize(
+    ("file", "text", "other", "said"),
+    [
+        ("toyfamily.py", "policy + 1", "policy", "the update adds one failed 41"),
+        (
+            "toyfamily.py",
+            "wrapper=update,",
+            "apply=lambda site: 1 / 0, undo=print,",
+            "failed(ZeroDivisionError",
+        ),
+        ("toyfw/engine.py", "policy)", "weights)", "no longer takes 'policy' (toyfw/engine.py:5)"),
+        (
+            "toyfamily.py",
+            "    command = ",
+            "    raise OSError('no engine')\n    command = ",
+            "OSError: no engine",
+        ),
+        ("toyfamily.py", "return [Proof(", "return [] and [Proof(", "toy"),
+    ],
+    ids=[
+        "a wrapper that does nothing",
+        "a hook raises",
+        "a contract drifted",
+        "a probe raises",
+        "a probe sees nothing",
+    ],
+)
+def test_a_broken_family_is_caught(verify, site, file, text, other, said):
+    source = (site / file).read_text()
+    assert text in source
+    (site / file).write_text(source.replace(text, other))
     done = verify("toy")
-    assert done.returncode == 1
-    assert "the update adds one failed 41" in flat(done.stdout)
-
-
-def test_a_hook_that_raises_is_caught(verify, site):
-    source = (site / "toyfamily.py").read_text()
-    (site / "toyfamily.py").write_text(
-        source.replace("wrapper=update,", "apply=lambda site: 1 / 0, undo=print, wrapper=update,")
-    )
-    done = verify("toy")
-    assert done.returncode == 1
-    assert "failed(ZeroDivisionError" in done.stdout
-
-
-def test_a_contract_that_drifted_is_caught(verify, site):
-    source = (site / "toyfw" / "engine.py").read_text()
-    (site / "toyfw" / "engine.py").write_text(source.replace("policy)", "weights)"))
-    done = verify("toy")
-    assert done.returncode == 1
-    assert "no longer takes 'policy' (toyfw/engine.py:5)" in done.stdout
-
-
-def test_a_probe_that_raises_fails(verify, site):
-    source = (site / "toyfamily.py").read_text()
-    head = "def probe(nonce, workdir):"
-    (site / "toyfamily.py").write_text(source.replace(head, f"{head}\n    raise OSError('no engine')"))
-    done = verify("toy")
-    assert done.returncode == 1
-    assert "OSError: no engine" in done.stdout
-
-
-def test_a_probe_that_observes_nothing_fails(verify, site):
-    source = (site / "toyfamily.py").read_text()
-    (site / "toyfamily.py").write_text(source.replace("return [Proof(", "return [] and [Proof("))
-    assert verify("toy").returncode == 1
+    assert done.returncode == 1 and said in flat(done.stdout), done.stdout
 
 
 def test_wrong_use(verify, tmp_path):

@@ -44,10 +44,15 @@ def test_patches_do_not_import_verify_and_probes_load_lazily():
     assert (done.stdout, done.stderr) == ("[]\n", "")
 
 
-def test_a_family_is_reported_by_the_name_the_user_typed(verify, site):
+@pytest.fixture
+def loud(site):
+    """The family toy is switched on as ``loud`` or ``quiet``."""
     source = (site / "toyfamily.py").read_text()
     source = source.replace("), probe=probe)", '), probe=probe, names={"loud": {}, "quiet": {}})')
     (site / "toyfamily.py").write_text(source)
+
+
+def test_a_family_is_reported_by_the_name_the_user_typed(verify, loud):
     done = verify("loud", "--json")
     [family] = json.loads(done.stdout)["families"]
     assert {proof["subject"] for proof in family["proofs"]} == {"loud"}
@@ -56,31 +61,16 @@ def test_a_family_is_reported_by_the_name_the_user_typed(verify, site):
     assert "loud" in words and "loud:" in words and not [word for word in words if "toy" in word]
 
 
-def test_a_problem_calls_the_family_by_the_name_the_user_typed(verify, site):
-    source = (site / "toyfamily.py").read_text()
-    (site / "toyfamily.py").write_text(
-        source.replace("), probe=probe)", '), probe=probe, names={"loud": {}})')
-    )
+def test_a_problem_calls_the_family_by_the_name_the_user_typed(verify, loud):
     job = "import os; [os.environ.pop(n) for n in list(os.environ) if n.startswith('FLASHPATCH')]; print(41)"
-    done = verify(
-        "loud",
-        "--json",
-        TOY_JOB=f"import sys, subprocess; sys.exit(subprocess.call([sys.executable, '-c', {job!r}]))",
-    )
+    job = f"import sys, subprocess; sys.exit(subprocess.call([sys.executable, '-c', {job!r}]))"
+    done = verify("loud", "--json", TOY_JOB=job)
     assert done.returncode == 1
-    assert not [
-        p["subject"]
-        for f in json.loads(done.stdout)["families"]
-        for p in f["proofs"]
-        if p["subject"] != "loud"
-    ]
+    [family] = json.loads(done.stdout)["families"]
+    assert {proof["subject"] for proof in family["proofs"]} == {"loud"}
 
 
-def test_live_reports_a_required_family_by_the_name_the_user_typed(run, verify, site):
-    source = (site / "toyfamily.py").read_text()
-    (site / "toyfamily.py").write_text(
-        source.replace("), probe=probe)", '), probe=probe, names={"loud": {}})')
-    )
+def test_live_reports_a_required_family_by_the_name_the_user_typed(run, verify, loud):
     run("-c", "import flashpatch.ledger as l; l.role('worker')", FLASHPATCH="fp8")
     done = verify("loud", "--live")
     assert done.returncode == 1

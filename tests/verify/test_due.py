@@ -1,34 +1,19 @@
 """Evidence with alternatives and conditions, in hand-made runs."""
 
 import pytest
-from live_rows import entry, row
+from live_rows import entry, patch, row
 
 from flashpatch.ledger.runs import Run
 from flashpatch.record import Family, Option, Patch
 from flashpatch.verify.live import judge
 
-
-def patch(name: str, evidence: str, scope: str, **more) -> Patch:
-    texts = dict.fromkeys(("why", "how", "remove_when"), "")
-    return Patch(
-        id=f"fam.toy.{name}",
-        targets=(f"toy.core:{name}",),
-        requires="toy",
-        wrapper=print,
-        evidence=evidence,
-        scope=frozenset({scope}),
-        **texts,
-        **more,
-    )
-
-
-PLAIN = patch("step", "step", "engine-core", one_of=("fam.toy.queue",))
-QUEUE = patch("queue", "step", "engine-core", one_of=("fam.toy.step",))
-INT8 = patch("int8", "optional", "worker", when="precision=int8")
-CLEAN = patch("clean", "update", "worker", when="called=fam.toy.begin")
-BEGIN = patch("begin", "optional", "worker")
-SENT = patch("sent", "optional", "trainer", when="anywhere=fam.toy.begin")
-SPAWN = patch("spawn", "optional", "driver", when="child=engine-core")
+PLAIN = patch("fam.toy.step", "step", "engine-core", one_of=("fam.toy.queue",))
+QUEUE = patch("fam.toy.queue", "step", "engine-core", one_of=("fam.toy.step",))
+INT8 = patch("fam.toy.int8", "optional", "worker", when="precision=int8")
+CLEAN = patch("fam.toy.clean", "update", "worker", when="called=fam.toy.begin")
+BEGIN = patch("fam.toy.begin", "optional", "worker")
+SENT = patch("fam.toy.sent", "optional", "trainer", when="anywhere=fam.toy.begin")
+SPAWN = patch("fam.toy.spawn", "optional", "driver", when="child=engine-core")
 PATCHES = {p.id: p for p in (PLAIN, QUEUE, INT8, CLEAN, BEGIN, SENT, SPAWN)}
 
 
@@ -76,7 +61,7 @@ def test_what_another_call_in_the_process_makes_due():
 
 
 def test_no_update_is_due_in_an_engine_that_was_opened_after_the_last():
-    updates = patch("load", "update", "worker"), patch("forward", "update", "engine-core")
+    updates = patch("fam.toy.load", "update", "worker"), patch("fam.toy.forward", "update", "engine-core")
     known = {one.id: one for one in updates}
 
     def found(since: float) -> list[str]:
@@ -108,9 +93,9 @@ def test_what_a_child_makes_due():
 
 def test_records_are_checked():
     with pytest.raises(ValueError, match="is not of the form"):
-        patch("x", "optional", "worker", when="precision")
+        patch("fam.toy.x", "optional", "worker", when="precision")
     with pytest.raises(ValueError, match="faults alone"):
-        patch("x", "fault", "worker", when="precision=int8")
+        patch("fam.toy.x", "fault", "worker", when="precision=int8")
     with pytest.raises(ValueError, match="fam has no option precision"):
         Family("fam", "", (INT8,))
     assert Family("fam", "", (INT8,), options={"precision": Option("fp8", "", choices=("fp8", "int8"))})

@@ -3,33 +3,17 @@
 from collections.abc import Mapping
 
 import pytest
-from live_rows import entry, row
+from live_rows import entry, patch, row
 
 from flashpatch.ledger.runs import Expected, Row, Run
-from flashpatch.record import Patch
 from flashpatch.verify.live import judge
 
-
-def patch(id: str, evidence: str, scope: set[str]) -> Patch:
-    return Patch(
-        id=id,
-        targets=("toy.core:f",),
-        requires="toy",
-        why="",
-        how="",
-        remove_when="",
-        wrapper=print,
-        evidence=evidence,
-        scope=frozenset(scope),
-    )
-
-
-LOAD = patch("fam.toy.load", "update", {"worker"})
-STEP = patch("fam.toy.step", "step", {"engine-core"})
-DOOR = patch("fam.toy.door", "install", {"driver"})
-FAULT = patch("fam.toy.fault", "fault", {"worker"})
-OPTIONAL = patch("fam.toy.optional", "optional", {"worker"})
-OTHER = patch("fam.rival.load", "update", {"worker"})
+LOAD = patch("fam.toy.load", "update", "worker")
+STEP = patch("fam.toy.step", "step", "engine-core")
+DOOR = patch("fam.toy.door", "install", "driver")
+FAULT = patch("fam.toy.fault", "fault", "worker")
+OPTIONAL = patch("fam.toy.optional", "optional", "worker")
+OTHER = patch("fam.rival.load", "update", "worker")
 PATCHES = {p.id: p for p in (LOAD, STEP, DOOR, FAULT, OPTIONAL, OTHER)}
 
 
@@ -41,10 +25,29 @@ def problems(
     return list(report.problems)
 
 
-def test_live_patches_are_fine():
-    worker = row("worker", patches={LOAD.id: entry("live", 3)}, updates=1)
-    driver = row("driver", pid=11, patches={LOAD.id: entry("waiting"), DOOR.id: entry("installed")})
-    assert problems(worker, driver) == []
+def worker(state: str, patch=LOAD, updates: int = 0, **more) -> Row:
+    return row("worker", patches={patch.id: entry(state, **more)}, updates=updates)
+
+
+FINE = {
+    "live": [
+        row("worker", patches={LOAD.id: entry("live", 3)}, updates=1),
+        row("driver", pid=11, patches={LOAD.id: entry("waiting"), DOOR.id: entry("installed")}),
+    ],
+    "the framework is absent": [worker("skipped", detail="toy is not installed")],
+    "superseded": [worker("superseded", updates=4)],
+    "waiting out of scope": [row("driver", patches={LOAD.id: entry("waiting")}, updates=1)],
+    "waiting before it is due": [worker("waiting")],
+    "waiting in a process of no role": [row(patches={DOOR.id: entry("waiting")})],
+    "waiting for a framework that the process does not use": [
+        row("worker", patches={LOAD.id: entry("live", 1), OTHER.id: entry("waiting")}, updates=1)
+    ],
+}
+
+
+@pytest.mark.parametrize("rows", FINE.values(), ids=FINE)
+def test_what_is_fine(rows):
+    assert problems(*rows) == []
 
 
 @pytest.mark.parametrize("state", ["failed", "displaced", "skipped"])
@@ -54,19 +57,10 @@ def test_a_fault_counts_in_any_process(state):
     assert problem.startswith("process far:10: ")
 
 
-def test_an_absent_framework_is_no_fault():
-    assert problems(row("worker", patches={LOAD.id: entry("skipped", detail="toy is not installed")})) == []
-
-
-def test_superseded_is_fine():
-    assert problems(row("worker", patches={LOAD.id: entry("superseded")}, updates=4)) == []
-
-
 def test_update_evidence_is_due_once_any_process_of_the_run_updated():
-    worker = row("worker", patches={LOAD.id: entry("installed")})
-    assert problems(worker) == []
+    assert problems(worker("installed")) == []
     driver = row("driver", pid=11, updates=2)
-    assert problems(row("worker", patches={LOAD.id: entry("installed")}), driver)[0] == (
+    assert problems(worker("installed"), driver)[0] == (
         "worker far:10: fam.toy.load was never called, though there were updates"
     )
 
@@ -105,22 +99,9 @@ def test_what_is_for_faults_or_another_path_is_healthy_while_never_called(spare)
         assert problems(row("worker", patches={spare.id: entry(state)}, updates=3, steps=3)) == []
 
 
-def test_waiting_is_fine_out_of_scope_and_before_it_is_due():
-    assert problems(row("driver", patches={LOAD.id: entry("waiting")}, updates=1)) == []
-    assert problems(row("worker", patches={LOAD.id: entry("waiting")})) == []
-    assert problems(row(patches={DOOR.id: entry("waiting")})) == []
-
-
 def test_waiting_is_no_excuse_once_due():
-    [problem] = problems(row("worker", patches={LOAD.id: entry("waiting")}, updates=1))
+    [problem] = problems(worker("waiting", updates=1))
     assert "still waiting" in problem
-
-
-def test_patches_of_a_framework_that_the_process_does_not_use_may_wait():
-    assert (
-        problems(row("worker", patches={LOAD.id: entry("live", 1), OTHER.id: entry("waiting")}, updates=1))
-        == []
-    )
 
 
 def expects(pid: int, *roles: str, host: str = "far", start: str = "") -> Expected:

@@ -3,16 +3,15 @@
 import pytest
 
 MEMBERS = (
-    'patch("toy.fakefw.moved", "fakefw.newer:plain", requires="fakefw>=2")',
-    'patch("toy.fakefw_1_2.plain", "fakefw.core:plain", requires="fakefw>=1.2,<1.3")',
+    '"toy.fakefw.moved", "fakefw.newer:plain", requires="fakefw>=2"',
+    '"toy.fakefw_1_2.plain", "fakefw.core:plain", requires="fakefw>=1.2,<1.3"',
 )
 ASIDE = "superseded(those of fakefw_1_2, which are for the installed version)"
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_those_whose_modules_are_never_imported(world, order):
-    members = "".join(f"    {member},\n" for member in MEMBERS[::order])
-    world.families(f'from toykit import *\nFAMILY = Family("toy", "", (\n{members}))\n')
+    world.family(*MEMBERS[::order])
     world.run(f"""
         import flashpatch
         flashpatch.enable("toy")
@@ -26,8 +25,7 @@ def test_those_whose_modules_are_never_imported(world, order):
 
 
 def test_a_version_that_neither_is_for_refuses_them(world):
-    members = "".join(f"    {member},\n" for member in MEMBERS)
-    world.families(f'from toykit import *\nFAMILY = Family("toy", "", (\n{members}))\n')
+    world.family(*MEMBERS)
     world.framework_version("1.5.0")
     done = world.run("""
         import flashpatch

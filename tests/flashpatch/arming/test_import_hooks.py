@@ -37,13 +37,8 @@ def test_a_module_still_executing_waits_until_it_has_finished(toys):
             return 1
     """,
     )
-    toys.families("""
-from toykit import *
-FAMILY = Family("half", "", (
-    patch("half.fakefw.late", "fakefw.half:late"),
-    patch("half.fakefw.plain", "fakefw.core:plain"),
-))
-""")
+    late, plain = '"half.fakefw.late", "fakefw.half:late"', '"half.fakefw.plain", "fakefw.core:plain"'
+    toys.family(late, plain, name="half")
     toys.run("""
         from fakefw.half import late
         import fakefw.core, fakefw.half, importlib.machinery, flashpatch
@@ -67,12 +62,8 @@ def test_a_module_whose_import_fails_half_way_can_be_imported_again(toys):
             return 1
     """,
     )
-    toys.families("""
-from toykit import *
-FAMILY = Family("half", "", (patch("half.fakefw.late", "fakefw.half:late"),))
-""")
-    toys.run(
-        """
+    toys.family('"half.fakefw.late", "fakefw.half:late"', name="half")
+    toys.under(BREAK="1")("""
         try:
             import fakefw.half
         except OSError:
@@ -80,15 +71,12 @@ FAMILY = Family("half", "", (patch("half.fakefw.late", "fakefw.half:late"),))
         import flashpatch
         assert flashpatch.status()["half.fakefw.late"].state.word == "installed"
         assert fakefw.half.late() == ("patched", 1)
-    """,
-        BREAK="1",
-    )
+    """)
 
 
 def test_hook_never_breaks_the_import(toys):
     done = toys.run("""
         import flashpatch
-        from flashpatch.arming import preflight
         flashpatch.enable("toy")
         from flashpatch.arming import manager
         def boom(*args):
@@ -101,10 +89,7 @@ def test_hook_never_breaks_the_import(toys):
 
 
 def test_malformed_record_is_a_failed_state(toys):
-    toys.families("""
-from toykit import *
-FAMILY = Family("toy", "", (patch("toy.fakefw.plain", "fakefw.core:plain", requires="not a requirement !"),))
-""")
+    toys.family('"toy.fakefw.plain", "fakefw.core:plain", requires="not a requirement !"')
     toys.run("""
         import flashpatch, fakefw.core
         state = flashpatch.enable("toy")["toy.fakefw.plain"].state
@@ -115,8 +100,7 @@ FAMILY = Family("toy", "", (patch("toy.fakefw.plain", "fakefw.core:plain", requi
 def test_threads_that_import_while_another_enables(toys):
     for index in range(20):
         toys.module(f"fakefw/m{index}.py", "import time\ntime.sleep(0.002)\ndef f():\n    return 1\n")
-    members = "".join(f'patch("many.fakefw.f{i}", "fakefw.m{i}:f"), ' for i in range(20))
-    toys.families(f'from toykit import *\nFAMILY = Family("many", "", ({members}))\n')
+    toys.family(*(f'"many.fakefw.f{i}", "fakefw.m{i}:f"' for i in range(20)), name="many")
     toys.run("""
         import importlib, threading, flashpatch
         def load(start):

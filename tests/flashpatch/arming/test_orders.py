@@ -5,8 +5,6 @@ from itertools import permutations
 import pytest
 
 FAMILY = """
-from toykit import *
-
 def member(name, wrapper=patched):
     return patch(f"kinds.fakefw.{name.split('.')[-1]}", f"fakefw.core:{name}", wrapper=wrapper)
 
@@ -91,8 +89,6 @@ else:
 
 
 TWO = """
-from toykit import *
-
 def family(name):
     def around(original, *args, **kwargs):
         return (name, original(*args, **kwargs))

@@ -16,19 +16,12 @@ def enabled(world):
     return lambda code: world.run(ENABLE + code)
 
 
-def toy(world, *patches, **family):
-    """Let a family of these patches join; ``patches`` and ``family`` are source text."""
-    fields = "".join(f", {name}={value}" for name, value in family.items())
-    members = "".join(f"    {patch},\n" for patch in patches)
-    world.families(f'from toykit import *\nFAMILY = Family("toy", "", (\n{members}){fields})\n')
-
-
-PLAIN = 'patch("toy.fakefw.plain", "fakefw.core:plain")'
+PLAIN = '"toy.fakefw.plain", "fakefw.core:plain"'
 
 
 @pytest.mark.parametrize("target", ["fakefw.core:absent", "fakefw.core:Thing.absent", "fakefw.absent:plain"])
 def test_absent_target(world, target, enabled):
-    toy(world, f'patch("toy.fakefw.absent", "{target}")', PLAIN)
+    world.family(f'"toy.fakefw.absent", "{target}"', PLAIN)
     done = enabled(f"""
     found = states()
     assert "{target} is gone" in found["toy.fakefw.absent"], found
@@ -39,7 +32,7 @@ def test_absent_target(world, target, enabled):
 
 
 def test_first_target_that_exists_wins(world, enabled):
-    toy(world, 'patch("toy.fakefw.plain", "fakefw.newer:plain", "fakefw.core:gone", "fakefw.core:plain")')
+    world.family('"toy.fakefw.plain", "fakefw.newer:plain", "fakefw.core:gone", "fakefw.core:plain"')
     enabled("""
     assert status["toy.fakefw.plain"].target == "fakefw.core:plain"
     assert core.plain(1) == ("patched", 2)
@@ -47,7 +40,7 @@ def test_first_target_that_exists_wins(world, enabled):
 
 
 def test_target_listed_where_it_is_re_exported_is_patched_where_it_is_defined(world):
-    toy(world, 'patch("toy.fakefw.plain", "fakefw.user:plain")')
+    world.family('"toy.fakefw.plain", "fakefw.user:plain"')
     world.run("""
         import flashpatch
         flashpatch.enable("toy")
@@ -70,7 +63,7 @@ def test_target_listed_where_it_is_re_exported_is_patched_where_it_is_defined(wo
 )
 def test_versions(world, version, requires, fits, enabled):
     world.framework_version(version)
-    toy(world, f'patch("toy.fakefw.plain", "fakefw.core:plain", requires="{requires}")')
+    world.family(f'"toy.fakefw.plain", "fakefw.core:plain", requires="{requires}"')
     enabled(f"""
     found = status["toy.fakefw.plain"]
     assert found.version == "fakefw-cpu {version}", found
@@ -84,7 +77,7 @@ def test_versions(world, version, requires, fits, enabled):
 
 def test_package_without_a_distribution(world, enabled):
     (world.site / "fakefw_cpu.dist-info" / "RECORD").unlink()
-    toy(world, PLAIN)
+    world.family(PLAIN)
     enabled("""
     assert "version of fakefw is unknown" in states()["toy.fakefw.plain"]
     """)
@@ -92,7 +85,7 @@ def test_package_without_a_distribution(world, enabled):
 
 def test_editable_distribution(world, tmp_path):
     (world.site / "fakefw_cpu.dist-info" / "RECORD").unlink()
-    toy(world, PLAIN)
+    world.family(PLAIN)
     world.site, source = tmp_path / "venv", world.site
     record = f'{{"url": "file://{source}", "dir_info": {{"editable": true}}}}'
     world.distribution("fakefw", "3.0", {"direct_url.json": record})
@@ -105,7 +98,7 @@ def test_editable_distribution(world, tmp_path):
 
 
 def test_framework_that_is_not_installed(world, enabled):
-    toy(world, PLAIN, 'patch("toy.nofw.x", "nofw.core:x", requires="nofw")')
+    world.family(PLAIN, '"toy.nofw.x", "nofw.core:x", requires="nofw"')
     enabled("""
     from flashpatch import engine
     assert states() == {"toy.fakefw.plain": "installed", "toy.nofw.x": "skipped(nofw is not installed)"}
@@ -115,7 +108,7 @@ def test_framework_that_is_not_installed(world, enabled):
 
 def test_contract_that_drifted(world, enabled):
     contract = 'contract=Contract(params=("x", "weights"))'
-    toy(world, f'patch("toy.fakefw.plain", "fakefw.core:plain", {contract})')
+    world.family(f'"toy.fakefw.plain", "fakefw.core:plain", {contract}')
     enabled("""
     found = states()["toy.fakefw.plain"]
     assert found.startswith("skipped(contract: ") and "'weights'" in found and "core.py:" in found, found
@@ -126,11 +119,9 @@ def test_contract_that_drifted(world, enabled):
 def test_members_installed_already_leave_when_a_later_one_fails(world, enabled):
     world.module("fakefw/late.py", "def f(): pass\n")
     world.module("failing.py", "def apply(site):\n    site.wrap(print)\n    raise OSError('disk')\n")
-    toy(
-        world,
+    world.family(
         PLAIN,
-        '__import__("toykit").patch("toy.fakefw.f", "fakefw.late:f", wrapper=None, '
-        'apply=__import__("failing").apply)',
+        '"toy.fakefw.f", "fakefw.late:f", wrapper=None, apply=__import__("failing").apply',
     )
     done = enabled("""
     from flashpatch import engine
@@ -155,10 +146,9 @@ def test_members_installed_already_leave_when_a_later_one_fails(world, enabled):
 
 def test_undo_that_raises_lets_the_others_be_undone(world, enabled):
     world.module("failing.py", "def undo(site):\n    raise OSError('disk')\n")
-    toy(
-        world,
+    world.family(
         PLAIN,
-        'patch("toy.fakefw.method", "fakefw.core:Thing.method", undo=__import__("failing").undo)',
+        '"toy.fakefw.method", "fakefw.core:Thing.method", undo=__import__("failing").undo',
     )
     enabled("""
     flashpatch.disable()
@@ -168,10 +158,9 @@ def test_undo_that_raises_lets_the_others_be_undone(world, enabled):
 
 
 def test_superseded_stands_aside_and_its_family_goes_on(world, enabled):
-    toy(
-        world,
+    world.family(
         PLAIN,
-        'patch("toy.fakefw.method", "fakefw.core:Thing.method", native=lambda site: "core.reload")',
+        '"toy.fakefw.method", "fakefw.core:Thing.method", native=lambda site: "core.reload"',
     )
     enabled("""
     assert states() == {"toy.fakefw.plain": "installed", "toy.fakefw.method": "superseded(core.reload)"}
@@ -179,13 +168,12 @@ def test_superseded_stands_aside_and_its_family_goes_on(world, enabled):
     """)
 
 
-def test_a_question_that_a_framework_cannot_answer_refuses_nothing(world):
-    toy(world, PLAIN, 'patch("toy.fakefw.method", "fakefw.core:Thing.method", native=lambda site: 1 / 0)')
-    world.run(ENABLE + """    assert set(states().values()) == {"installed"}""")
+def test_a_question_that_a_framework_cannot_answer_refuses_nothing(world, enabled):
+    world.family(PLAIN, '"toy.fakefw.method", "fakefw.core:Thing.method", native=lambda site: 1 / 0')
+    enabled("""    assert set(states().values()) == {"installed"}""")
 
 
 NEEDY = """
-from toykit import *
 FAMILY = Family("toy", "", (patch("toy.fakefw.plain", "fakefw.core:plain", needs=("other.fakefw.method",)),))
 OTHER = Family("other", "", (patch("other.fakefw.method", "fakefw.core:Thing.method", requires="fakefw{}"),))
 """
@@ -204,25 +192,26 @@ def test_needs(world, enabled):
     """)
 
 
-def test_needs_of_a_refused_patch(world):
+def test_needs_of_a_refused_patch(world, enabled):
     world.families(NEEDY.format(">=9"))
-    world.run(
-        ENABLE.replace('"toy")\n', '"toy", "other")\n')
-        + """
+    enabled("""
+    flashpatch.disable()
+    flashpatch.enable("toy", "other")
     assert states() == {"toy.fakefw.plain": "skipped(needs other.fakefw.method, which is refused)"}
-    """
-    )
+    """)
 
 
-@pytest.mark.parametrize("order", [("toy", "other"), ("other", "toy")])
-def test_conflicting_patches_the_one_that_says_so_stands_down(world, order):
-    world.families("""
-from toykit import *
+CONFLICT = """
 FAMILY = Family("toy", "", (
     patch("toy.fakefw.plain", "fakefw.core:plain", conflicts=("other.fakefw.method",)),
 ))
 OTHER = Family("other", "", (patch("other.fakefw.method", "fakefw.core:Thing.method"),))
-""")
+"""
+
+
+@pytest.mark.parametrize("order", [("toy", "other"), ("other", "toy")])
+def test_conflicting_patches_the_one_that_says_so_stands_down(world, order):
+    world.families(CONFLICT)
     world.run(f"""
         import flashpatch
         flashpatch.enable(*{order})
@@ -236,13 +225,7 @@ OTHER = Family("other", "", (patch("other.fakefw.method", "fakefw.core:Thing.met
 
 
 def test_conflict_with_a_patch_that_is_armed_already(world, enabled):
-    world.families("""
-from toykit import *
-FAMILY = Family("toy", "", (
-    patch("toy.fakefw.plain", "fakefw.core:plain", conflicts=("other.fakefw.method",)),
-))
-OTHER = Family("other", "", (patch("other.fakefw.method", "fakefw.core:Thing.method"),))
-""")
+    world.families(CONFLICT)
     enabled("""
     flashpatch.enable("other")
     found = flashpatch.status()
@@ -253,17 +236,17 @@ OTHER = Family("other", "", (patch("other.fakefw.method", "fakefw.core:Thing.met
 
 def test_conflict_with_a_distribution(world, enabled):
     world.distribution("rival-patcher", "1.0", {})
-    toy(world, 'patch("toy.fakefw.plain", "fakefw.core:plain", conflicts=("rival-patcher",))')
+    world.family('"toy.fakefw.plain", "fakefw.core:plain", conflicts=("rival-patcher",)')
     enabled("""
     assert states() == {"toy.fakefw.plain": "skipped(conflicts with distribution rival-patcher)"}
     """)
 
 
-REFUSED = 'patch("toy.fakefw.plain", "fakefw.core:plain", requires="fakefw>=9")'
+REFUSED = '"toy.fakefw.plain", "fakefw.core:plain", requires="fakefw>=9"'
 
 
 def test_strict_raises_where_the_refused_capability_is_first_needed(world):
-    toy(world, REFUSED, 'patch("toy.fakefw.method", "fakefw.core:Thing.method")')
+    world.family(REFUSED, '"toy.fakefw.method", "fakefw.core:Thing.method"')
     world.run("""
         import flashpatch
         flashpatch.enable("toy", strict=True)
@@ -286,7 +269,7 @@ def test_strict_raises_where_the_refused_capability_is_first_needed(world):
 
 @pytest.mark.parametrize("strict", [True, False])
 def test_family_may_refuse_a_constructor_without_strict_mode(world, strict):
-    toy(world, REFUSED, refuses='("fakefw.core:Thing.__init__",)')
+    world.family(REFUSED, refuses='("fakefw.core:Thing.__init__",)')
     world.run(f"""
         import flashpatch
         flashpatch.enable("toy", strict={strict})
@@ -306,7 +289,7 @@ def test_family_may_refuse_a_constructor_without_strict_mode(world, strict):
 
 
 def test_armed_family_guards_nothing(world, enabled):
-    toy(world, PLAIN, refuses='("fakefw.core:Thing.__init__",)')
+    world.family(PLAIN, refuses='("fakefw.core:Thing.__init__",)')
     enabled("""
     assert vars(core.Thing)["__init__"] is core.BORN["Thing.__init__"]
     """)

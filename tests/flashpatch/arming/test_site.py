@@ -45,10 +45,7 @@ def test_replacement_looks_like_the_original(toys):
 
 
 def test_property_keeps_its_setter(world):
-    world.families("""
-from toykit import *
-FAMILY = Family("toy", "", (patch("toy.fakefw.prop", "fakefw.core:Thing.prop"),))
-""")
+    world.family('"toy.fakefw.prop", "fakefw.core:Thing.prop"')
     world.run("""
         import flashpatch, fakefw.core as core
         flashpatch.enable("toy")
@@ -59,10 +56,7 @@ FAMILY = Family("toy", "", (patch("toy.fakefw.prop", "fakefw.core:Thing.prop"),)
 
 
 def test_async_replacement_is_a_coroutine_function_and_counts(world):
-    world.families("""
-from toykit import *
-FAMILY = Family("toy", "", (patch("toy.fakefw.later", "fakefw.core:later", wrapper=patched_later),))
-""")
+    world.family('"toy.fakefw.later", "fakefw.core:later", wrapper=patched_later')
     world.run("""
         import asyncio, inspect, flashpatch, fakefw.core as core
         flashpatch.enable("toy")
@@ -207,13 +201,7 @@ def test_a_decorator_of_the_frameworks_own_is_no_stranger(world):
             return x + 1
     """,
     )
-    world.families("""
-from toykit import *
-FAMILY = Family("toy", "", (
-    patch("toy.fakefw.traced", "fakefw.decorated:traced"),
-    patch("toy.fakefw.remembered", "fakefw.decorated:remembered"),
-))
-""")
+    world.family(*(f'"toy.fakefw.{name}", "fakefw.decorated:{name}"' for name in ("traced", "remembered")))
     world.run("""
         import flashpatch, fakefw.decorated as module
         print(flashpatch.enable("toy"))
@@ -223,7 +211,6 @@ FAMILY = Family("toy", "", (
 
 def test_own_patches_stack_and_leave_in_any_order(world):
     world.families("""
-from toykit import *
 def outer(original, *args, **kwargs):
     return ("outer", original(*args, **kwargs))
 FAMILY = Family("toy", "", (patch("toy.fakefw.plain", "fakefw.core:plain"),))
@@ -245,10 +232,7 @@ OTHER = Family("other", "", (patch("other.fakefw.plain", "fakefw.core:plain", wr
 
 
 def test_class_is_not_wrapped_by_accident(world):
-    world.families("""
-from toykit import *
-FAMILY = Family("toy", "", (patch("toy.fakefw.thing", "fakefw.core:Thing"),))
-""")
+    world.family('"toy.fakefw.thing", "fakefw.core:Thing"')
     done = world.run("""
         import flashpatch, fakefw.core as core
         status = flashpatch.enable("toy")["toy.fakefw.thing"]
@@ -264,12 +248,8 @@ def test_modules_are_searched_only_where_a_function_has_other_names(toys, alias)
     toys.module(
         "fakefw/holder.py", "from fakefw.alone import f as renamed_f, g as renamed_g\n" if alias else ""
     )
-    toys.families("""
-from toykit import *
-FAMILY = Family("toy", "", (
-    patch("toy.fakefw.f", "fakefw.alone:f"), patch("toy.fakefw.g", "fakefw.alone:g", wrapper=patched_later),
-))
-""")
+    f, g = '"toy.fakefw.f", "fakefw.alone:f"', '"toy.fakefw.g", "fakefw.alone:g", wrapper=patched_later'
+    toys.family(f, g)
     toys.run(f"""
         import asyncio, flashpatch, fakefw.alone as alone, fakefw.holder as holder
         from flashpatch.arming import site

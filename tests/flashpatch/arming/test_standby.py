@@ -72,6 +72,10 @@ def test_children_are_told_what_the_engine_would_tell(world, env):
     assert light == full and light["FLASHPATCH_RESOLVED"]
 
 
+def resolved(**changed):
+    return json.dumps({"from": "fp8", "names": ["fp8"], "options": {}, "strict": False, **changed})
+
+
 @pytest.mark.parametrize(
     ("env", "says"),
     [
@@ -81,12 +85,9 @@ def test_children_are_told_what_the_engine_would_tell(world, env):
         ({"FLASHPATCH": "fp8", "FLASHPATCH_STRICT": "maybe"}, "FLASHPATCH_STRICT is 'maybe'"),
         ({"FLASHPATCH": "fp8", "FLASHPATCH_CONFIG": "nowhere.toml"}, "cannot read config"),
         ({"FLASHPATCH": "fp8", "FLASHPATCH_RESOLVED": "{"}, "FLASHPATCH_RESOLVED is not what"),
+        ({"FLASHPATCH": "fp8", "FLASHPATCH_RESOLVED": resolved(names=3)}, "FLASHPATCH_RESOLVED is not what"),
         (
-            {
-                "FLASHPATCH": "fp8",
-                "FLASHPATCH_RESOLVED": '{"from": "fp8", "names": ["fp8"], "options": {"fp8": {"partial": 3}}, '
-                '"strict": false}',
-            },
+            {"FLASHPATCH": "fp8", "FLASHPATCH_RESOLVED": resolved(options={"fp8": {"partial": 3}})},
             "option 'partial' in FLASHPATCH_RESOLVED is 3",
         ),
     ],
@@ -215,8 +216,7 @@ assert core.plain(1) == ("patched", 2)
 def test_threads_that_import_at_once_find_their_modules_patched(toys, built_in):
     for number in range(20):
         toys.module(f"fakefw/m{number}.py", "import time\ntime.sleep(0.002)\ndef f():\n    return 1\n")
-    members = "".join(f'patch("toy.fakefw.f{i}", "fakefw.m{i}:f"), ' for i in range(20))
-    toys.families(f'from toykit import *\nFAMILY = Family("toy", "", ({members}))\n')
+    toys.family(*(f'"toy.fakefw.f{i}", "fakefw.m{i}:f"' for i in range(20)))
     built_in(
         """
 import importlib

@@ -1,7 +1,5 @@
 """Timed events, written by real processes and read back."""
 
-import json
-import os
 import signal
 from pathlib import Path
 
@@ -219,23 +217,6 @@ def test_an_event_too_long_is_named_only(finish, home: Path) -> None:
     short, named = only(home).events
     assert len(short["problem"]) == 2000
     assert named["too_long"] > 100_000 and "layers" not in named
-
-
-def test_links_are_not_followed(tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "secret").write_text(json.dumps({"event": "a", "t": 1}))
-    os.symlink(tmp_path / "secret", tmp_path / "run" / "events-h-1-2.jsonl")
-    found, problems = read_events.read(tmp_path / "run")
-    assert found == [] and len(problems) == 1
-
-
-def test_a_run_with_events_is_removed_when_it_is_old(finish, home: Path) -> None:
-    finish("ledger.boot(); ledger.event('update')", FLASHPATCH_RUN="old")
-    [events] = (home / "old").glob("events-*")
-    long_ago = events.stat().st_mtime - 10 * 86400
-    os.utime(home / "old", (long_ago, long_ago))
-    finish("ledger.boot()", FLASHPATCH_RUN="new", FLASHPATCH_KEEP_DAYS="5")
-    assert [path.name for path in home.iterdir()] == ["new"]
 
 
 def test_a_file_system_that_does_not_answer_holds_nobody_up(start, home: Path) -> None:

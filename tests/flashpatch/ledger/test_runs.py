@@ -15,23 +15,8 @@ from flashpatch.ledger import files, runs
 
 
 def row(pid: int = 1, start: str = "5", **values) -> dict:
-    return {
-        "kind": "row",
-        "run": "r",
-        "host": "h",
-        "pid": pid,
-        "start": start,
-        "ppid": 0,
-        "argv0": "python",
-        "roles": ["worker"],
-        "rank": {},
-        "versions": {},
-        "patches": {},
-        "notes": {},
-        "error": None,
-        "written": "now",
-        **values,
-    }
+    here = {"run": "r", "host": "h", "pid": pid, "start": start, "ppid": 0, "argv0": "python"}
+    return {**files.row({}), **here, "roles": ["worker"], **values}
 
 
 def expectation(pid: int, start: str = "", **values) -> dict:

@@ -4,7 +4,6 @@ Updated engines are compared to it to the last bit, so on a CPU it multiplies as
 for fp8 (`fp8_standin.KERNELS`). `STOCK` is vLLM with nothing of FlashPatch in its process.
 
 oracle.answers(model, quantization="fp8_per_channel")     # cached in the store
-python -m vllm_lab.oracle MODEL OUT.json '{"dtype": "float32"}'
 """
 
 from __future__ import annotations
@@ -52,12 +51,8 @@ def ask(model: str, tokens: int = engines.TOKENS, **kw: Any) -> dict[str, Any]:
     flashpatch = sys.modules.get("flashpatch")
     if flashpatch is not None and fp8_standin.KERNELS not in os.environ:
         raise RuntimeError("the oracle is not independent: it has imported flashpatch")
-    on = (
-        []
-        if flashpatch is None
-        else [s.id for s in flashpatch.status().values() if s.state.word != "disabled"]
-    )
-    if on:
+    found_on = flashpatch.status().values() if flashpatch is not None else ()
+    if on := [status.id for status in found_on if status.state.word != "disabled"]:
         raise RuntimeError(f"the oracle is not independent: {on[:5]} are on")
     return found
 
@@ -91,8 +86,3 @@ def _versions() -> list[str]:
         for module in ("vllm", "torch")
         for name in owners[module]
     ]
-
-
-if __name__ == "__main__":
-    where, out, *rest = sys.argv[1:]
-    Path(out).write_text(json.dumps(answers(where, **json.loads(rest[0] if rest else "{}"))))

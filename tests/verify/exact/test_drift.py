@@ -13,12 +13,8 @@ from flashpatch.verify.exact.engine import first_change, joined
 from flashpatch.verify.exact.rows import changed as changed_rows
 
 NAMES = (
-    "model",
-    "model.layers.0",
-    "model.layers.0.norm",
-    "model.layers.1",
-    "model.layers.1.down_proj",
-    "lm_head",
+    *("model", "model.layers.0", "model.layers.0.norm"),
+    *("model.layers.1", "model.layers.1.down_proj", "lm_head"),
 )
 
 

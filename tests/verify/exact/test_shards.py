@@ -54,12 +54,8 @@ def test_rows(out: Layout, whole: torch.Tensor) -> None:
 def test_heads_that_several_ranks_have_count_once() -> None:
     heads = X.reshape(TOKENS, 2, 4)
     layout = Layout("heads", ((0, 2),))
-    call, _, _ = one(
-        "k_norm",
-        [heads[:, :1]] * 2 + [heads[:, 1:]] * 2,
-        [heads[:, :1]] * 2 + [heads[:, 1:]] * 2,
-        (layout,) * 2,
-    )
+    parts = [heads[:, :1]] * 2 + [heads[:, 1:]] * 2
+    call, _, _ = one("k_norm", parts, parts, (layout,) * 2)
     assert torch.equal(call.given, heads) and torch.equal(call.returned, heads)
     call, _, _ = one("input_layernorm", [X] * 2, [X] * 2, (layout,) * 2)
     assert torch.equal(call.returned, X)
@@ -152,13 +148,8 @@ def test_a_modules_class_says_how_it_is_split() -> None:
 def test_a_place_is_shown_with_its_rank_where_it_is() -> None:
     calls = [Call(name, X, X) for name in ("norm", "qkv_proj")]
     disagree = Place("qkv_proj", 0.5, 0.1, "rank 1 against rank 0")
-    places = [
-        disagree,
-        Place("into norm", 0, 1),
-        Place("qkv_proj", 0.5, 0.1, "rank 1"),
-        Place("logits", 0, 1),
-    ]
-    found = Certificate(_ordered(places, calls))
+    one = Place("qkv_proj", 0.5, 0.1, "rank 1")
+    found = Certificate(_ordered([disagree, Place("into norm", 0, 1), one, Place("logits", 0, 1)], calls))
     assert [str(place) for place in found.places] == [
         *("into norm", "qkv_proj, rank 1 against rank 0", "qkv_proj, rank 1", "logits")
     ]

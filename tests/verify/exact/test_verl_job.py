@@ -134,28 +134,23 @@ def test_what_cannot_be_compared_says_why(path: str, value: str) -> None:
     assert job(**{path: value}).problem.startswith(f"cannot compare here: {path}={value}")
 
 
+def printed(code: str, folder: Path, arguments: list[str], status: int, names: str) -> dict:
+    """What the command prints as JSON under these names."""
+    done = python(code, folder, arguments=arguments, FLASHPATCH=names)
+    assert done.returncode == status, tail(done)
+    return json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{\n") :])[0]
+
+
 @pytest.mark.verl
 def test_the_engine_is_the_rollouts() -> None:
     own = "+actor_rollout_ref.rollout.engine_kwargs.vllm"
-    found = composed(
-        [*COMMAND, "actor_rollout_ref.model.path=policy", f"{own}.load_format=dummy", f"{own}.seed=3"]
+    found = composed([*COMMAND, f"{MODEL}.path=policy", f"{own}.load_format=dummy", f"{own}.seed=3"])
+    sizes = dict(
+        max_model_len=64, max_num_seqs=32, max_num_batched_tokens=512, kv_cache_memory_bytes=32 << 20
     )
-    assert found == Job(
-        "policy",
-        {
-            "dtype": "bfloat16",
-            "max_model_len": 64,
-            "max_num_seqs": 32,
-            "max_num_batched_tokens": 512,
-            "enable_chunked_prefill": True,
-            "enable_prefix_caching": True,
-            "gpu_memory_utilization": 0.1,
-            "trust_remote_code": False,
-            "kv_cache_memory_bytes": 33554432,
-            "seed": 3,
-        },
-        kind="vllm",
-    )
+    ways = dict(enable_chunked_prefill=True, enable_prefix_caching=True, trust_remote_code=False)
+    wanted = dict(dtype="bfloat16", seed=3, gpu_memory_utilization=0.1, **sizes, **ways)
+    assert found == Job("policy", wanted, kind="vllm")
     with pytest.raises(JobError, match="nowhere"):
         composed(["nowhere=1"])
 
@@ -166,21 +161,13 @@ def test_the_engine_is_the_rollouts() -> None:
     ("setting", "place"),
     [
         ((), None),
-        (
-            ("+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.rms_norm_eps=0.1",),
-            "model.layers.0.input_layernorm",
-        ),
-        (
-            ("+actor_rollout_ref.model.override_config.rms_norm_eps=0.1",),
-            "model.layers.0.input_layernorm",
-        ),
+        ((f"+{ROLLOUT}.engine_kwargs.vllm.hf_overrides.rms_norm_eps=0.1",), "model.layers.0.input_layernorm"),
+        ((f"+{MODEL}.override_config.rms_norm_eps=0.1",), "model.layers.0.input_layernorm"),
     ],
 )
 def test_a_setting_that_changes_one_side_alone_is_found(world, tmp_path, setting, place) -> None:
-    model = f"actor_rollout_ref.model.path={world}/model"
-    done = python(CERTIFY, tmp_path, arguments=[*COMMAND, model, *setting], FLASHPATCH="cpu,bf16")
-    assert done.returncode == bool(setting), tail(done)
-    found, _ = json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{\n") :])
+    given = [*COMMAND, f"{MODEL}.path={world}/model", *setting]
+    found = printed(CERTIFY, tmp_path, given, bool(setting), "cpu,bf16")
     assert found["first"] == place and found["seconds"]["engine"] > 0, found
 
 
@@ -191,9 +178,7 @@ def test_the_causes_of_a_job_are_its_engines_and_its_trainers(world, tmp_path) -
         *(*COMMAND, f"{MODEL}.path={world}/model", f"{ROLLOUT}.top_p=0.9"),
         f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2",
     ]
-    done = python(CAUSES, tmp_path, arguments=given, FLASHPATCH="cpu,int8")
-    assert done.returncode == 0, tail(done)
-    found, _ = json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{\n") :])
+    found = printed(CAUSES, tmp_path, given, 0, "cpu,int8")
     seen = {cause["name"]: cause for cause in found["causes"]}
     unswitched = {name: cause["problem"] for name, cause in seen.items() if cause["problem"]}
     assert set(unswitched) <= {"head"}, unswitched  # which vLLM before 0.26 leaves in its dtype
@@ -214,9 +199,7 @@ def test_a_setting_that_changes_sglang_alone_is_found(world, tmp_path, setting) 
     # What the family cpu sets once a job has begun, before it compares.
     more = sglang_arguments(lambda path, default=None: default)
     given += [f"+{path}={value}" for path, value in more if not path.endswith("max_total_tokens")]
-    done = python(CERTIFY, tmp_path, arguments=given, FLASHPATCH="cpu,bf16")
-    assert done.returncode == bool(setting), tail(done)
-    found, _ = json.JSONDecoder().raw_decode(done.stdout[done.stdout.index("{\n") :])
+    found = printed(CERTIFY, tmp_path, given, bool(setting), "cpu,bf16")
     assert found["first"] == ("model.layers.0.input_layernorm" if setting else None), found
     assert found["engine"] == "sglang" and found["seconds"]["engine"] > 0
 

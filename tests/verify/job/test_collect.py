@@ -57,17 +57,9 @@ def test_a_run_without_events_says_what_is_not_known(tmp_path) -> None:
         path.unlink()
     found = collect.job(source.load(folder), registry.patches())
     said = "\n".join(found["not_recorded"])
-    for what in (
-        "Weight updates",
-        "Syncs",
-        "Acceptance",
-        "Mismatch",
-        "Audits",
-        "Staleness",
-        "Memory",
-        "Times of 2",
-    ):
+    for what in ("Weight updates", "Syncs", "Acceptance", "Mismatch", "Audits", "Staleness", "Memory"):
         assert what in said
+    assert "Times of 2" in said
     assert [lane["timed"] for lane in found["lanes"]] == [False]
     assert "they recorded versions, and no times" in said
 
@@ -78,13 +70,10 @@ def test_what_a_file_had_no_room_for_is_said(tmp_path) -> None:
     dropped = {"n": 0, "t": 1.0, "event": "dropped", "events": 7, "samples": 2, "by": {"update/committed": 7}}
     path.write_text(json.dumps(dropped) + "\n" + path.read_text() + '{"n": 3, "t')
     found = collect.job(source.load(folder), registry.patches())
-    assert found["recorded"] | {"events": 0} == {
-        **{"events": 0, "processes": 2, "dropped": 7, "dropped_samples": 2, "lost": 0, "unreadable": 1}
-    }
-    assert (
-        sum(sentence.startswith(("7 old", "2 old samples", "1 lines")) for sentence in found["not_recorded"])
-        == 3
-    )
+    counts = {"processes": 2, "dropped": 7, "dropped_samples": 2, "lost": 0, "unreadable": 1}
+    assert found["recorded"] | {"events": 0} == {"events": 0, **counts}
+    said = [one for one in found["not_recorded"] if one.startswith(("7 old", "2 old samples", "1 lines"))]
+    assert len(said) == 3
 
 
 def test_thousands_of_versions_are_joined_and_none_is_lost(tmp_path) -> None:

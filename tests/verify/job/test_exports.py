@@ -1,5 +1,6 @@
 """The trace, the metrics, and the view in a terminal, of a job of real processes."""
 
+import contextlib
 import json
 import os
 import pty
@@ -27,23 +28,13 @@ def test_the_trace_has_updates_phases_steps_and_refusals(flashpatch, tmp_path: P
     names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert len(names) == 3 and any(name.startswith("worker rank=0") for name in names)
     slices = {event["name"]: event for event in events if event["ph"] == "X"}
-    assert {
-        "update committed 3",
-        "update abandoned",
-        "sync 2",
-        "gather",
-        "process",
-        "step 1",
-    } <= slices.keys()
+    wanted = {"update committed 3", "update abandoned", "sync 2", "gather", "process", "step 1"}
+    assert wanted <= slices.keys()
     assert slices["update committed 3"]["dur"] == 200_000 and slices["commit"]["dur"] == 10_000
     commit, update = slices["commit"], slices["update committed 3"]
     assert abs(commit["ts"] + commit["dur"] - update["ts"] - update["dur"]) <= 2
-    assert {event["name"] for event in events if event["ph"] == "i"} == {
-        "refused",
-        "error",
-        "audit",
-        "drafter",
-    }
+    instants = {event["name"] for event in events if event["ph"] == "i"}
+    assert instants == {"refused", "error", "audit", "drafter"}
     tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
     assert "sync: gather (start not recorded)" in tracks
 
@@ -56,14 +47,10 @@ def families(text: str) -> dict:
 def test_prometheus_reads_the_metrics(flashpatch) -> None:
     text = flashpatch("metrics").stdout
     found = families(text)
-    samples = {
-        (
-            sample.name,
-            sample.labels.get("outcome") or sample.labels.get("phase") or sample.labels.get("arm"),
-        ): sample.value
-        for family in found.values()
-        for sample in family.samples
-    }
+    samples = {}
+    for sample in (one for family in found.values() for one in family.samples):
+        [what] = [sample.labels[one] for one in ("outcome", "phase", "arm") if one in sample.labels] or [None]
+        samples[sample.name, what] = sample.value
     assert samples["flashpatch_weight_updates_total", "committed"] == 3
     assert samples["flashpatch_weight_updates_total", "abandoned"] == 1
     assert samples["flashpatch_sync_seconds", "gather"] == 0.5
@@ -124,13 +111,8 @@ for version in range(1, 4):
     print(version, flush=True)
     sys.stdin.readline()
 """
-    env = {
-        **os.environ,
-        "FLASHPATCH_LEDGER": str(tmp_path),
-        "FLASHPATCH_RUN": "r",
-        "TERM": "xterm",
-        "COLUMNS": "150",
-    }
+    env = {**os.environ, "FLASHPATCH_LEDGER": str(tmp_path), "FLASHPATCH_RUN": "r"}
+    env |= {"TERM": "xterm", "COLUMNS": "150"}
     running = subprocess.Popen([sys.executable, "-c", job], env=env, stdin=-1, stdout=-1, text=True)
     assert running.stdout.readline() == "1\n"
     ours, theirs = pty.openpty()
@@ -146,7 +128,9 @@ for version in range(1, 4):
     running.communicate("\n\n", timeout=limit(60))
     seen += _read_until(ours, "0 of 1 processes alive, 3 updates")
     assert "committed" in seen
-    _drain(ours)
+    with contextlib.suppress(OSError):  # the other end is closed
+        while os.read(ours, 65536):
+            pass
     assert watch.wait(limit(60)) == 0
 
 
@@ -156,14 +140,6 @@ def _read_until(file: int, wanted: str) -> str:
         assert time.monotonic() < deadline, text[-2000:]
         text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(file, 65536).decode(errors="replace"))
     return text
-
-
-def _drain(file: int) -> None:
-    try:
-        while os.read(file, 65536):
-            pass
-    except OSError:  # the other end is closed
-        pass
 
 
 def test_two_processes_of_one_host_and_pid_are_told_apart(tmp_path) -> None:

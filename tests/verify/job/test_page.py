@@ -14,15 +14,8 @@ needs_browser = pytest.mark.skipif(
 )
 
 SECTIONS = (
-    "names",
-    "versions",
-    "updates",
-    "syncs",
-    "incidents",
-    "measurements",
-    "processes",
-    "patches",
-    "missing",
+    *("names", "versions", "updates", "syncs", "incidents"),
+    *("measurements", "processes", "patches", "missing"),
 )
 
 

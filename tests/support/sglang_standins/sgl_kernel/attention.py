@@ -137,11 +137,9 @@ def _behind(before, own):
     "float logit_cap) -> ()",
     when=OLD,
 )
-def decode_attention_0_5_12(q, k, v, o, key, value, loc, scratch, table, rows, lengths, scale, cap):
+def decode_attention_0_5_12(q, k, v, *rest):
     """`decode_attention` without scales, windows, encoders and sinks."""
-    decode_attention(
-        q, k, v, 1.0, 1.0, o, key, value, loc, scratch, table, rows, lengths, scale, cap, False, 0, None
-    )
+    decode_attention(q, k, v, 1.0, 1.0, *rest, False, 0, None)
 
 
 @operator(
@@ -150,28 +148,6 @@ def decode_attention_0_5_12(q, k, v, o, key, value, loc, scratch, table, rows, l
     "int max_len_extend, float sm_scale, float logit_cap) -> ()",
     when=OLD,
 )
-def extend_attention_0_5_12(
-    q, k, v, o, k_buffer, v_buffer, table, rows, lengths, new, starts, longest, scale, cap
-):
+def extend_attention_0_5_12(q, k, v, o, k_buffer, v_buffer, *rest):
     """`extend_attention` without scales, windows, encoders, sinks and trees."""
-    extend_attention(
-        q,
-        k,
-        v,
-        o,
-        k_buffer,
-        v_buffer,
-        1.0,
-        1.0,
-        table,
-        rows,
-        lengths,
-        new,
-        starts,
-        longest,
-        scale,
-        cap,
-        False,
-        0,
-        None,
-    )
+    extend_attention(q, k, v, o, k_buffer, v_buffer, 1.0, 1.0, *rest, False, 0, None)
