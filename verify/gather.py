@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flashpatch.errors import PatchError
-from flashpatch.ledger.nodes import fetch, published, ray_store
+from flashpatch.ledger.nodes import node, published, ray_store
 
 HELP = (
     "first copy the run from the Ray cluster at this address (default: RAY_ADDRESS, or the cluster running here) into "
@@ -44,7 +44,7 @@ class Gathered:
     def renew(self) -> None:
         """Copy what changed since. Raises PatchError as at first."""
         try:
-            fetch.fetch(self._store, self.folder.name, self.folder)
+            node.fetch(self._store, self.folder.name, self.folder)
         except ray_store.StoreError as error:
             raise _unreachable(error) from error
         except OSError as error:

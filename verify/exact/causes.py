@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.patches._shared.child import alone
-from flashpatch.variables import names
+from flashpatch.settings.selections import names_in
 
 if TYPE_CHECKING:
     from flashpatch.verify.exact.certificate import Certificate
@@ -114,7 +114,7 @@ def _adapter(model: str, engine: Mapping[str, Any]) -> Iterator[Switch]:
 
 def _weights(engine: Mapping[str, Any], quantization: str) -> Iterator[Switch]:
     if quantization:
-        given = names(os.environ.get("FLASHPATCH", ""))
+        given = names_in(os.environ.get("FLASHPATCH", ""))
         without = ["bf16" if name.startswith(EIGHT_BITS) else name for name in given]
         change = {"quantization": None} if "quantization" in engine else {}
         if change or without != list(given):

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flashpatch.commands import original_env
+from flashpatch.commands import provenance
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
 from flashpatch.ledger.runs import Row, Run
@@ -75,7 +75,7 @@ def chosen(args: argparse.Namespace) -> Path:
     Raises:
         PatchError: there is none, or the cluster cannot be reached.
     """
-    with original_env.environment():
+    with provenance.environment():
         ledger = args.ledger or files.directory()
     if args.ray is not None:
         try:
