@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from flashpatch import engine, log, registry
-from flashpatch.arming import refusal_guards, standby
+from flashpatch.arming import standby
 from flashpatch.arming.group import Group
 from flashpatch.arming.import_hooks import when_ready
 from flashpatch.arming.preflight import module_of
@@ -162,7 +162,7 @@ def _status(late: tuple[str, ...] = ()) -> Status:
 def _activate(selection: selections.Selection) -> None:
     global _obeyed
     engine.problem = _environments.refusal = None
-    refusal_guards.remove(_environments)
+    _environments.remove_guards()
     engine.manager.activate(selection)
     selections.export(selection)
     _obeyed = _environment()
@@ -187,7 +187,7 @@ def _guard_all(error: PatchError) -> None:
 
 def _guard(target: str, module: ModuleType) -> None:
     if _environments.refusal is not None:
-        refusal_guards.install(_environments, target, module)
+        _environments.guard(target, module)
 
 
 def _is_strict() -> bool:

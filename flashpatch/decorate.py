@@ -185,7 +185,6 @@ def _several(names: Names) -> tuple[str, ...]:
 
 
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the parameters that a function names."""
     starred = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     return tuple(
         one.name for one in inspect.signature(function).parameters.values() if one.kind not in starred

@@ -17,7 +17,6 @@ from flashpatch.errors import PatchError
 from flashpatch.patch_status import PatchStatus
 from flashpatch.record import Patch, State
 from flashpatch.settings import options as options_of
-from flashpatch.settings.selections import Choice
 
 manager = Manager()
 switching = threading.RLock()
@@ -123,14 +122,12 @@ def snapshot() -> dict[str, Any]:
             if row.state.word != "disabled"
         },
         "versions": {found.distribution: found.version for found in seen if found is not None},
-        "on": {family: _choice(family, choice) for family, choice in manager.selection.choices.items()},
+        "on": {
+            family: {"name": one.name, "options": options_of.changed(registry.family(family), one.options)}
+            for family, one in manager.selection.choices.items()
+        },
         "error": errors[-1] if errors else problem,
     }
-
-
-def _choice(family: str, choice: Choice) -> dict[str, Any]:
-    given = options_of.changed(registry.family(family), choice.options)
-    return {"name": choice.name, "options": given}
 
 
 def _statuses() -> list[PatchStatus]:

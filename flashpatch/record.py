@@ -4,14 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from flashpatch import conditions
 from flashpatch.bounds import Bounded
-from flashpatch.tested_versions import TestedVersions
 
 if TYPE_CHECKING:
     from flashpatch.arming.site import Site
+
+
+class TestedVersions:
+    """The field ``tested`` of a `Patch`: what its record gives, else the family's versions from the file.
+
+    The file is read when a record without versions of its own is first asked for them. A record that gives an empty
+    tuple was tested on none, whatever its family was.
+    """
+
+    __test__ = False  # for pytest: not a class of tests
+
+    def __get__(self, patch: Patch | None, owner: type | None = None) -> tuple[str, ...] | None:
+        if patch is None:  # asked by dataclass for the default
+            return None
+        given = vars(patch)["tested"]
+        return _tested_versions().get(patch.family, {}).get(patch.framework, ()) if given is None else given
+
+    def __set__(self, patch: Patch, versions: tuple[str, ...] | None) -> None:
+        vars(patch)["tested"] = versions
+
+
+@cache
+def _tested_versions() -> dict[str, dict[str, tuple[str, ...]]]:
+    import tomllib
+    from importlib import import_module
+    from pathlib import Path
+
+    path = Path(import_module("flashpatch.patches").__path__[0]) / "tested.toml"
+    with path.open("rb") as file:
+        families = tomllib.load(file)
+    return {
+        family: {framework: tuple(versions) for framework, versions in table.items()}
+        for family, table in families.items()
+    }
+
 
 StateWord = Literal[
     "disabled", "waiting", "skipped", "superseded", "installed", "live", "displaced", "failed"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
 
 from flashpatch import ledger
 from flashpatch.arming.call_counter import CallCounter
 from flashpatch.arming.preflight import module_of, packages
-from flashpatch.arming.site import Site
+from flashpatch.arming.site import Owned, Site
 from flashpatch.contracts.versions import Installed
 from flashpatch.errors import PatchError
+from flashpatch.log import log
 from flashpatch.record import Family, Patch, State
 
 WAITING = State("waiting")
@@ -97,11 +100,6 @@ class Group:
             )
             raise copy.copy(self.refusal)
 
-    def stand_aside(self, other: str) -> None:
-        """Leave the installed version to the patches for it."""
-        for member in self.members:
-            member.state = State("superseded", f"those of {other}, which are for the installed version")
-
     def guarded(self, strict: bool) -> tuple[str, ...]:
         """Return the targets that raise while the group is refused: the family's, else in strict mode all."""
         ours = {package for member in self.members for package in packages(member.patch)}
@@ -109,6 +107,34 @@ class Group:
         if chosen or not strict:
             return chosen
         return tuple(dict.fromkeys(member.target or member.patch.targets[0] for member in self.members))
+
+    def guard(self, target: str, module: ModuleType) -> None:
+        """Make ``target`` raise the refusal when called, instead of running without the patch.
+
+        A target that is not there, or that other code owns, stays as it is, which is logged.
+        """
+
+        def refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            self.check()
+            return original(*args, **kwargs)
+
+        if any(guard.target == target for guard in self.guards):
+            return
+        name = f"{self.family.name}.{self.framework}.refusal"
+        patch = Patch(name, (target,), requires="", why="", how="", remove_when="", wrapper=refuse)
+        try:
+            site = Site(patch, target, module)
+            site.wrap(refuse)
+        except (LookupError, Owned, PatchError) as error:
+            log.warning("%s: no guard on %s: %s", name, target, error)
+        else:
+            self.guards.append(site)
+
+    def remove_guards(self) -> None:
+        """Take the guards out again."""
+        for guard in self.guards:
+            guard.unwrap()
+        self.guards.clear()
 
 
 def groups_of(family: Family) -> list[Group]:

@@ -112,7 +112,11 @@ class _Loader:
         return self._real.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        self._step_back(module)
+        if getattr(module, "__loader__", None) is self:  # the module keeps its own loader
+            module.__loader__ = self._real
+        spec = getattr(module, "__spec__", None)
+        if spec is not None and spec.loader is self:
+            spec.loader = self._real
         name = module.__name__
         with _lock:
             _executing[name] = _executing.get(name, 0) + 1
@@ -125,14 +129,6 @@ class _Loader:
             with _lock:
                 _leave(name)
             raise
-
-    def _step_back(self, module: ModuleType) -> None:
-        """Leave the module as it is without us: with its own loader."""
-        if getattr(module, "__loader__", None) is self:
-            module.__loader__ = self._real
-        spec = getattr(module, "__spec__", None)
-        if spec is not None and spec.loader is self:
-            spec.loader = self._real
 
 
 def _take(name: str) -> list[Callback]:
@@ -162,15 +158,11 @@ def _await_import(module: ModuleType, callback: Callback) -> bool:
         return True
     # Another thread ended the import in between: the thread that takes the callback out of the list calls it.
     spec.__class__ = ModuleSpec
-    return not _remove(waiting, callback)
-
-
-def _remove(waiting: list[Callback], callback: Callback) -> bool:
     try:
         waiting.remove(callback)
     except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 class _WatchedSpec(ModuleSpec):

@@ -20,7 +20,6 @@ from types import MappingProxyType, ModuleType
 from typing import Any
 
 from flashpatch import index, ledger, registry
-from flashpatch.arming import refusal_guards
 from flashpatch.arming.call_counter import changes
 from flashpatch.arming.group import DISABLED, WAITING, Group, Member, groups_of
 from flashpatch.arming.import_hooks import is_ready, when_ready
@@ -115,7 +114,7 @@ class Manager:
 
     def _leave(self, group: Group) -> None:
         self._undo(group, DISABLED)
-        refusal_guards.remove(group)
+        group.remove_guards()
         self._refuse_dependants(group)
 
     def _on_module(self, group: Group, module: ModuleType) -> None:
@@ -147,7 +146,9 @@ class Manager:
                     root_for = functools.cache(contract.installed_root)
                     other = other_generation(group.family.patches, group.framework, root_for)
                     if other is not None:
-                        group.stand_aside(other)
+                        said = f"those of {other}, which are for the installed version"
+                        for member in group.members:
+                            member.state = State("superseded", said)
                         return
                     states = [(member, self._examine(group, member, root_for)) for member in group.members]
                 finally:
@@ -230,7 +231,6 @@ class Manager:
         return State("installed")
 
     def _refuse(self, group: Group, culprits: list[tuple[Member, State]]) -> None:
-        """Refuse the whole group because ``culprits`` cannot be armed."""
         first, state = culprits[0]
         with self._lock:
             if group.refusal is not None:
@@ -278,7 +278,7 @@ class Manager:
 
     def _guard(self, group: Group, target: str, module: ModuleType) -> None:
         if self._wanted(group) and group.refusal is not None:
-            refusal_guards.install(group, target, module)
+            group.guard(target, module)
 
     def _wanted(self, group: Group) -> bool:
         return group.family.name in self.selection.choices

@@ -48,7 +48,6 @@ def foreign(raw: Any, module: str) -> str | None:
 
 
 def _home(made: Any) -> str:
-    """Return the name of the module whose code made a callable."""
     if is_a(made, FunctionType):
         return made.__globals__.get("__name__", "")
     if is_a(made, type):

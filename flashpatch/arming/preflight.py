@@ -84,15 +84,12 @@ def other_generation(
         return None
     siblings: dict[str, bool] = {}  # whether the installed version is within what the records ask for
     for patch in members:
-        siblings[patch.framework] = siblings.get(patch.framework, True) and _is_meant(patch, root_for)
+        installed = [versions.owner(package, root_for) for package in packages(patch)]
+        is_meant = any(one is not None and _outside(patch, one, root_for) is None for one in installed)
+        siblings[patch.framework] = siblings.get(patch.framework, True) and is_meant
     if siblings.pop(framework):
         return None
     return next((name for name, meant in siblings.items() if meant), None)
-
-
-def _is_meant(patch: Patch, root_for: RootFor) -> bool:
-    installed = [versions.owner(package, root_for) for package in packages(patch)]
-    return any(one is not None and _outside(patch, one, root_for) is None for one in installed)
 
 
 def _outside(patch: Patch, installed: versions.Installed, root_for: RootFor) -> str | None:
@@ -109,15 +106,7 @@ def _outside(patch: Patch, installed: versions.Installed, root_for: RootFor) -> 
 def _rivals(patch: Patch) -> Iterator[str]:
     """Return what conflicts with the patch: an installed distribution, or a module imported here."""
     for name in patch.conflicts:
-        if _is_distribution(name):
+        if any(metadata.distributions(name=name)):
             yield f"conflicts with distribution {name}"
         elif sys.modules.get(name) is not None:
             yield f"conflicts with {name}, which is active in this process"
-
-
-def _is_distribution(name: str) -> bool:
-    try:
-        metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return False
-    return True

@@ -95,7 +95,8 @@ class Site:
                 "Target a function, a method or a property instead.",
             )
         if id(self.original) not in _sites:
-            by = owners.foreign(self.original, self._defining_module())
+            home = self._home if isinstance(self._home, type) else None
+            by = owners.foreign(self.original, home.__module__ if home else self.module.__name__)
             if by is not None:
                 raise Owned(by)
         self._install(wrapper)
@@ -188,9 +189,6 @@ class Site:
             site._installed = _ABSENT
             site = below
 
-    def _defining_module(self) -> str:
-        return self._home.__module__ if isinstance(self._home, type) else self.module.__name__
-
     def _error(self, problem: str, advice: str) -> PatchError:
         return PatchError(f"{self.target} {problem}", patch=self.patch.id, target=self.target, advice=advice)
 
@@ -275,7 +273,6 @@ def _counted(original: Callable[..., Any], wrapper: Wrapper, counter: CallCounte
 
 
 def _dress(replacement: Callable[..., Any], raw: Any, owner: Any, name: str) -> Any:
-    """Wrap ``replacement`` in the same kind of descriptor as ``raw``."""
     if is_a(raw, classmethod, staticmethod):
         return type(raw)(replacement)
     if is_a(raw, property):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from flashpatch import registry
 from flashpatch.arming import preflight
 from flashpatch.arming.preflight import Findings
-from flashpatch.commands import original_env
+from flashpatch.commands import provenance
 from flashpatch.record import Patch, State
 from flashpatch.settings import selections
 
@@ -44,7 +44,7 @@ class Entry:
 
 def entries() -> list[Entry]:
     """Return all patches, by family. Raises PatchError when the environment or the config is wrong."""
-    with original_env.environment():
+    with provenance.environment():
         enabled = selections.from_environment(selections.NOTHING).choices.keys()
     return [entry for family in registry.families().values() for entry in _family(family.patches, enabled)]
 

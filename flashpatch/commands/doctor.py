@@ -10,7 +10,7 @@ from packaging.version import Version
 
 from flashpatch import __version__, registry
 from flashpatch.arming import preflight
-from flashpatch.commands import original_env, surroundings
+from flashpatch.commands import provenance, surroundings
 from flashpatch.commands.provenance import in_force
 from flashpatch.commands.report import Table, emit
 from flashpatch.contracts import contract, versions
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         PatchError: a name is unknown, or the environment or config file is wrong.
     """
-    with original_env.environment():
+    with provenance.environment():
         asked = {*args.names} or {*selections.from_environment(selections.NOTHING).names}
     for name in asked:
         registry.family_of(name)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Any
 
 from flashpatch import registry
-from flashpatch.commands import original_env
+from flashpatch.commands import provenance
 from flashpatch.commands.catalogue import Entry, entries
 from flashpatch.commands.report import Table, emit
 from flashpatch.patch_status import absent_frameworks
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
         absent = absent_frameworks(entry.patch.id for entry in found if not entry.version)
         table = Table(title, _COLUMNS, [_row(entry) for entry in found if entry.version], notes=absent)
     else:
-        with original_env.environment():
+        with provenance.environment():
             on = selections.from_environment(selections.NOTHING).names
         names = [_name_row(name, family, found, on) for name, family in registry.names().items()]
         table = Table("Names", _NAMES, names, notes=["flashpatch list NAME: its patches"])

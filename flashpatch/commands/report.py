@@ -76,13 +76,10 @@ def _rich(table: Table, stream: TextIO) -> None:
     drawn = RichTable(title=Text(table.title), title_justify="left")
     for column in table.columns:
         drawn.add_column(column, overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*(Text(cell, style=_style(cell)) for cell in row))
+    for (
+        row
+    ) in table.rows:  # a cell has the colour of the state it begins with: ``skipped(no vllm)`` of ``skipped``
+        drawn.add_row(*(Text(cell, style=_STYLES.get(cell.partition("(")[0], "")) for cell in row))
     console.print(drawn)
     for line in table.notes:
         console.print(Text(line))
-
-
-def _style(cell: str) -> str:
-    """Return the colour of a cell by the state it begins with: ``skipped(no vllm)`` as ``skipped``."""
-    return _STYLES.get(cell.partition("(")[0], "")

@@ -136,8 +136,7 @@ def _order(version: str) -> Version:
 
 
 def _is_elsewhere(other: str, target: str, sources: Sources) -> bool:
-    """Whether ``other`` is of another package than ``target`` and that package is not at hand, so that whatever uses it
-    does not run here."""
+    """Whether ``other`` is of a package that is not at hand, and not the target's, so that whatever uses it does not run here."""
     package = other.partition(":")[0].partition(".")[0]
     return package != target.partition(".")[0] and sources.roots.get(package) is None
 

@@ -5,19 +5,26 @@ from __future__ import annotations
 import ast
 import functools
 import gc
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flashpatch.contracts.disk_cache import Stamp, stamp
-
 RootFor = Callable[[str], "Path | str | None"]
+Stamp = tuple[int, int, int, int]
+"""What tells a file from a changed one: size, times of modification and of change in ns, inode."""
 
 Compound = ast.If | ast.Try | ast.TryStar | ast.With | ast.For | ast.While
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEEPEST = 40
+
+
+def stamp(path: str | os.PathLike[str]) -> Stamp:
+    """The stamp of a file or directory that is there; else OSError."""
+    found = os.stat(path)
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
 
 
 class SourceError(Exception):
@@ -278,7 +285,8 @@ def _names(targets: list[ast.expr]) -> Iterator[str]:
 
 def _branches(statement: Compound) -> Iterator[list[ast.stmt]]:
     """Bodies of a compound statement that may run; the body under ``if TYPE_CHECKING`` never does."""
-    if not (isinstance(statement, ast.If) and _is_type_checking(statement.test)):
+    test = getattr(statement, "test", None)
+    if getattr(test, "id", getattr(test, "attr", None)) != "TYPE_CHECKING":
         yield statement.body
     for handler in getattr(statement, "handlers", ()):
         yield handler.body
@@ -286,12 +294,7 @@ def _branches(statement: Compound) -> Iterator[list[ast.stmt]]:
     yield getattr(statement, "finalbody", [])
 
 
-def _is_type_checking(test: ast.expr) -> bool:
-    return getattr(test, "id", getattr(test, "attr", None)) == "TYPE_CHECKING"
-
-
 def _instance_attribute(owner: ast.ClassDef, name: str) -> ast.stmt | None:
-    """The first ``self.name = ...`` in a method of the class."""
     for method in owner.body:
         if not isinstance(method, _FUNCTIONS) or not method.args.args:
             continue

@@ -8,14 +8,8 @@ if TYPE_CHECKING:
     from flashpatch.ledger import row
 
     boot, event, expect, flush, nonce, note = row.boot, row.event, row.expect, row.flush, row.nonce, row.note
-    notes, problem, read, role, sample, touch = (
-        row.notes,
-        row.problem,
-        row.read,
-        row.role,
-        row.sample,
-        row.touch,
-    )
+    notes, problem, read = row.notes, row.problem, row.read
+    role, sample, touch = row.role, row.sample, row.touch
 
 __all__ = ["boot", "event", "expect", "flush", "nonce", "note"]
 __all__ += ["notes", "problem", "read", "role", "sample", "touch"]

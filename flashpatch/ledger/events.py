@@ -91,7 +91,12 @@ class EventLog:
         lost = self._lost
         if lost > self._told:
             head["lost"] = lost - self._told
-        line = _line({**head, **_shortened(facts), **head})
+        short = {
+            key: value[:_LONGEST_TEXT] if isinstance(value, str) else value
+            for key, value in facts.items()
+            if value is not None
+        }
+        line = _line({**head, **short, **head})
         if len(line) > LARGEST_LINE:
             line = _line({**head, "too_long": len(line)})
         (self._samples if sample else self._events).append(line, kind_of({**facts, "event": name}), largest)
@@ -160,14 +165,6 @@ def _opened(path: str) -> int:
 
 def _line(value: dict[str, Any]) -> bytes:
     return json.dumps(value, default=repr, separators=(",", ":")).encode() + b"\n"
-
-
-def _shortened(facts: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: value[:_LONGEST_TEXT] if isinstance(value, str) else value
-        for key, value in facts.items()
-        if value is not None
-    }
 
 
 log = EventLog()

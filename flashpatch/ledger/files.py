@@ -165,11 +165,6 @@ def process_start(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-def write_row(value: Mapping[str, Any]) -> bool:
-    """Write ``value`` as this process's row; return whether it begins the run, see `write_bytes`."""
-    return write(row_path(), value)
-
-
 def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> bool:
     """Replace ``path`` with ``value`` as JSON; see `write_bytes`."""
     return write_bytes(path, plain_json.dumps(value).encode())

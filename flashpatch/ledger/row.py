@@ -135,7 +135,7 @@ class _Row:
 
     def _store(self, value: dict[str, Any]) -> None:
         try:
-            self._begins = files.write_row(value)
+            self._begins = files.write(files.row_path(), value)
         except Exception as error:
             self._tell(error)
         else:
@@ -276,7 +276,6 @@ def read(directory: str | os.PathLike[str] | None = None) -> list[Run]:
 
 
 def _engine_snapshot() -> dict[str, Any]:
-    """Return `flashpatch.engine.snapshot`, if the engine is loaded."""
     engine = sys.modules.get("flashpatch.engine")
     if engine is None:
         return {}

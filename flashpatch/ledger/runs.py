@@ -181,13 +181,7 @@ def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
 
 
 def _add(run: Run, known: dict[tuple[str, int, str], int], place: node.Place) -> None:
-    """Add what was fetched from one place. A row that is here already is newer, and learns its node.
-
-    Args:
-        run: where to.
-        known: the key of each of its rows to its number; it is kept so.
-        place: what was fetched.
-    """
+    """Add what was fetched from one place; ``known``: the key of each row to its number. A row that is here already is newer."""
     found = Run(run.id)
     for name, text in sorted(place.rows.items()):
         try:
@@ -209,7 +203,6 @@ def _add(run: Run, known: dict[tuple[str, int, str], int], place: node.Place) ->
 
 
 def _read_directory(folder: os.DirEntry[str] | Path) -> Run:
-    """Read the rows in one directory."""
     run = Run(schema.text(folder.name))
     for entry in sorted(entries(Path(folder)), key=lambda entry: entry.name):
         if not _is_of_a_row(entry.name):

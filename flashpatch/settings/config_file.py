@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import tomllib
 from pathlib import Path
-from typing import Any
 
 from flashpatch import registry
 from flashpatch.errors import PatchError
@@ -32,26 +31,21 @@ def load() -> Config:
         raise PatchError(
             f"cannot read config {path}: {error}.", advice="Correct the file or FLASHPATCH_CONFIG."
         ) from error
-    return _checked(data, str(path))
-
-
-def _checked(data: dict[str, Any], source: str) -> Config:
     enable = data.pop("enable", None)
     if enable is not None and (
         not isinstance(enable, list) or not all(isinstance(name, str) for name in enable)
     ):
-        raise PatchError(f"'enable' in {source} is {enable!r}.", advice="Give a list of names.")
+        raise PatchError(f"'enable' in {path} is {enable!r}.", advice="Give a list of names.")
     strict = data.pop("strict", None)
     if not isinstance(strict, (bool, type(None))):
-        raise PatchError(f"'strict' in {source} is {strict!r}.", advice="Give true or false.")
+        raise PatchError(f"'strict' in {path} is {strict!r}.", advice="Give true or false.")
     for key, table in data.items():
         if not registry.is_family(key):
             known = ("enable", "strict", *registry.family_keys())
-            raise PatchError(f"unknown key {key!r} in {source}.", advice=nearest(key, known))
+            raise PatchError(f"unknown key {key!r} in {path}.", advice=nearest(key, known))
         if not isinstance(table, dict):
-            raise PatchError(f"{key!r} in {source} is {table!r}.", advice=f"Write a table: [{key}].")
+            raise PatchError(f"{key!r} in {path} is {table!r}.", advice=f"Write a table: [{key}].")
     tables = {
-        key: options.checked(registry.family(key), table, f"[{key}] of {source}")
-        for key, table in data.items()
+        key: options.checked(registry.family(key), table, f"[{key}] of {path}") for key, table in data.items()
     }
     return Config(None if enable is None else tuple(enable), strict, tables)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 
-from flashpatch import index, variables
+from flashpatch import index
 from flashpatch.errors import PatchError
 from flashpatch.settings import child_env, options
 from flashpatch.settings.options import CONFIG, Config
@@ -25,6 +25,12 @@ if TYPE_CHECKING:
 
     from flashpatch.index import IndexedFamily
     from flashpatch.record import Family
+
+DEFAULT_NAMES = ("fp8",)
+"""What ``FLASHPATCH=1`` and ``enable()`` stand for if no config says otherwise."""
+
+_YES = frozenset({"1", "true", "yes", "on"})
+_NO = frozenset({"", "0", "false", "no", "off"})
 
 
 class Choice:
@@ -65,7 +71,7 @@ def from_environment(current: Selection) -> Selection:
         PatchError: an unknown name or option, a value of the wrong type, an unreadable config.
     """
     asked = os.environ.get("FLASHPATCH", "")
-    if asked in variables.OFF:
+    if asked in ("", "0"):
         return current
     base = inherited(asked, os.environ.get("FLASHPATCH_RESOLVED", "")) or _resolve(asked)
     explicit = {family: choice for family, choice in current.choices.items() if choice.explicit}
@@ -164,15 +170,20 @@ def _resolve(asked: str) -> Selection:
 
 
 def _of_names(asked: str, settings: Config, strict: bool) -> Selection:
-    names = _default_names(settings) if asked == "1" else variables.names(asked)
+    names = _default_names(settings) if asked == "1" else names_in(asked)
     chosen = _one_per_family(names)
     return Selection(
         {f: Choice(name, _base_options(f, name, settings)) for f, name in chosen.items()}, strict
     )
 
 
+def names_in(asked: str) -> tuple[str, ...]:
+    """Return the names in a value of ``FLASHPATCH``."""
+    return tuple(name.strip() for name in asked.split(",") if name.strip())
+
+
 def _default_names(settings: Config) -> tuple[str, ...]:
-    return variables.DEFAULT_NAMES if settings.enable is None else settings.enable
+    return DEFAULT_NAMES if settings.enable is None else settings.enable
 
 
 def config() -> Config:
@@ -253,7 +264,7 @@ def _strict(settings: Config) -> bool:
     text = os.environ.get("FLASHPATCH_STRICT")
     if text is None:
         return bool(settings.strict)
-    answer = variables.flag(text)
-    if answer is None:
+    word = text.strip().lower()
+    if word not in _YES | _NO:
         raise PatchError(f"FLASHPATCH_STRICT is {text!r}.", advice="Set it to 1 or 0.")
-    return answer
+    return word in _YES

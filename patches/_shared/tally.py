@@ -5,6 +5,6 @@ from __future__ import annotations
 from flashpatch import ledger
 
 
-def count(name: str) -> None:
-    """Add one to the note ``name``, which begins at 1."""
-    ledger.note(**{name: ledger.notes().get(name, 0) + 1})
+def count(name: str, more: int = 1) -> None:
+    """Add ``more`` to the note ``name``, which begins at 0."""
+    ledger.note(**{name: ledger.notes().get(name, 0) + more})

@@ -201,7 +201,6 @@ class ObjectStoreEngine(CheckpointEngine):
 
 
 async def _pass_on(line: Line, bucket: list[Piece], contents: Contents, step: int | None) -> None:
-    """Copy a bucket into the object store and offer it."""
     await line.offer(contents.buckets, step, [ray.put(bucket)])
     contents.buckets += 1
 
@@ -255,11 +254,7 @@ class Receiving:
         return coming
 
     async def _fetched(self, asked: Any, step: int | None) -> Any:
-        """Return a bucket, a list of pieces; after the last, what the sender counted.
-
-        Raises:
-            PatchError: it did not come, or is of another version than this process is to get.
-        """
+        """Return a bucket, a list of pieces; after the last, what the sender counted. Raises `PatchError` if it does not come."""
         sent, item = await self._line.answer(asked)
         if sent != step:
             raise transfer_error(
@@ -268,11 +263,7 @@ class Receiving:
         return await self._line.answer(item[0]) if isinstance(item, list) else item
 
     def _check(self, sent: dict[str, Any]) -> None:
-        """Compare what arrived with what the sender counted.
-
-        Raises:
-            PatchError: they differ.
-        """
+        """Raise `PatchError` if what arrived is not what the sender counted."""
         mine = self._joiner.contents.summary()
         if (unfinished := self._joiner.unfinished()) or mine != sent:
             raise transfer_error(

@@ -130,8 +130,6 @@ class _Watched:
 
 
 class _WatchedManager:
-    """Stand for the server's tokenizer manager."""
-
     def __init__(self, manager: Any, seen: dict[str, Any]) -> None:
         self._manager, self._seen = manager, seen
 

@@ -7,11 +7,11 @@ for GPUs cuts the buffer to the drafts, as these patches do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from flashpatch.decorate import Patches
+from flashpatch.patches._shared.context import having
 
 RUNNER = "vllm.v1.worker.cpu_model_runner:CPUModelRunner"
 
@@ -54,15 +54,10 @@ def get_draft_token_ids_cpu(original, self, *args: Any, **kwargs: Any):
         return original(self, *args, **kwargs)
 
 
-@contextmanager
-def cut_to_drafts(runner: Any) -> Iterator[None]:
+def cut_to_drafts(runner: Any) -> AbstractContextManager[None]:
     """Give the runner's buffer, ``[requests, most drafts]`` int64, as many columns as the last drafts have, meanwhile."""
     import torch
 
     whole, drafts = runner.draft_token_ids_cpu, runner._draft_token_ids
-    if whole is not None and torch.is_tensor(drafts):
-        runner.draft_token_ids_cpu = whole[:, : drafts.shape[1]]
-    try:
-        yield
-    finally:
-        runner.draft_token_ids_cpu = whole
+    drafted = whole is not None and torch.is_tensor(drafts)
+    return having(runner, "draft_token_ids_cpu", whole[:, : drafts.shape[1]] if drafted else whole)

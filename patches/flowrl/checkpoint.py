@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from flashpatch.decorate import Patches
-from flashpatch.patches._shared.context import holding
+from flashpatch.patches._shared.context import having, holding
 from flashpatch.patches._shared.flow_names import FILE, FOLDER, HEAD, is_head, without_head
 from flashpatch.patches.flowrl.actor import IMPL
 
@@ -166,15 +166,11 @@ def with_rate(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> Mapping[str
     }
 
 
-@contextmanager
-def _filling(holder: Any, fill: Callable[[Any], Any]) -> Iterator[None]:
+def _filling(holder: Any, fill: Callable[[Any], Any]) -> AbstractContextManager[None]:
     """Pass the state through ``fill`` before ``holder.load_state_dict`` inside the block."""
     if holder is None:
-        yield
-        return
+        return nullcontext()
     load = holder.load_state_dict
-    holder.load_state_dict = lambda state, *args, **kwargs: load(fill(state), *args, **kwargs)
-    try:
-        yield
-    finally:
-        del holder.load_state_dict
+    return having(
+        holder, "load_state_dict", lambda state, *args, **kwargs: load(fill(state), *args, **kwargs)
+    )

@@ -166,7 +166,6 @@ def published_refusals(get: Get, chosen: options.Choices) -> Iterator[str]:
 
 
 def _drop(job: JobConfig, path: str) -> None:
-    """Remove a setting, if it is there."""
     if job.get(path) is None:
         return
     from omegaconf import OmegaConf, open_dict

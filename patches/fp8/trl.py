@@ -94,7 +94,6 @@ def _check(models: list[ManagedModel], before: list[int]) -> None:
 
 
 def _record(models: list[ManagedModel], seconds: float) -> None:
-    """Keep the sync's numbers for the log and the ledger."""
     for model in models:
         MONITOR.updated(model.rounding_errors)
     numbers = {"timing_s/sync/total": seconds}

@@ -21,8 +21,6 @@ logger = logging.getLogger("flashpatch.fsdp")
 
 @dataclass
 class _History:
-    """Keep what this process received before."""
-
     source: str = ""
     sync: int = 0
     sent: dict[str, Seen] = field(default_factory=dict)

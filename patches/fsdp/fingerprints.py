@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from flashpatch.patches._shared import tensor_message
-from flashpatch.patches._shared.timing import timed
+from flashpatch.patches._shared.context import timed
 
 OPEN = "__flashpatch_audit_open__"
 """Start of the names of the message before the weights."""

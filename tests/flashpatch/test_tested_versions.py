@@ -9,7 +9,7 @@ import sys
 import pytest
 from machine import limit
 
-from flashpatch import tested_versions
+from flashpatch import record as records
 from flashpatch.record import Patch
 
 
@@ -19,7 +19,7 @@ def record(patch_id: str = "fp8.vllm.step", **fields) -> Patch:
 
 
 def test_a_record_without_versions_has_those_of_its_family_and_framework() -> None:
-    known = tested_versions._read()["fp8"]
+    known = records._tested_versions()["fp8"]
     assert record().tested == known["vllm"] != ()
     assert record("fp8.verl.step").tested == known["verl"] != record().tested
 
@@ -50,11 +50,11 @@ def test_a_family_or_framework_that_the_file_does_not_know(patch_id: str) -> Non
 
 def test_the_file_is_read_when_versions_are_asked_for() -> None:
     code = (
-        "from flashpatch import tested_versions\n"
+        "from flashpatch import record as records\n"
         "from flashpatch.patches.fp8 import FAMILY\n"
-        "assert tested_versions._read.cache_info().currsize == 0\n"
+        "assert records._tested_versions.cache_info().currsize == 0\n"
         "assert any(patch.tested for patch in FAMILY.patches)\n"
-        "assert tested_versions._read.cache_info().misses == 1\n"
+        "assert records._tested_versions.cache_info().misses == 1\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(120))
     assert done.returncode == 0, done.stderr

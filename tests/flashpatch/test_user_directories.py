@@ -16,7 +16,7 @@ import pytest
 from machine import limit
 
 from flashpatch import user_directories
-from flashpatch.contracts import disk_cache
+from flashpatch.contracts import verdict_cache
 from flashpatch.ledger import files
 
 UID = 54321
@@ -159,7 +159,7 @@ def test_a_job_whose_home_cannot_be_written_warns_once(temporary):
 def test_without_a_home_it_is_the_temporary_directory(homeless, caplog):
     ours = homeless / f"flashpatch-{os.geteuid()}"
     assert files.directory() == ours / "flashpatch" / "ledger"
-    assert disk_cache.directory() == ours / "flashpatch" / "verdicts"
+    assert verdict_cache.directory() == ours / "flashpatch" / "verdicts"
     assert user_directories.expand("~/bandit.json") == str(ours / "bandit.json")
     assert user_directories.expand("~") == str(ours)
     assert stat.S_IMODE(ours.stat().st_mode) == 0o700
@@ -169,7 +169,7 @@ def test_without_a_home_it_is_the_temporary_directory(homeless, caplog):
 
 def test_a_cache_given_by_the_user_needs_no_home(homeless, monkeypatch):
     monkeypatch.setenv("FLASHPATCH_CACHE", "~/verdicts")
-    assert disk_cache.directory() == homeless / f"flashpatch-{os.geteuid()}" / "verdicts"
+    assert verdict_cache.directory() == homeless / f"flashpatch-{os.geteuid()}" / "verdicts"
 
 
 @pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "XDG_STATE_HOME"])

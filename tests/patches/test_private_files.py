@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 
 from eagle_samples import sample
 
-from flashpatch.contracts import disk_cache
+from flashpatch.contracts import verdict_cache
 from flashpatch.patches.eagle.bandit import controller
 from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
@@ -46,7 +46,7 @@ def _ledger(at: Path) -> None:
 
 
 def _verdicts(at: Path) -> None:
-    disk_cache.keep("verdict", {"holds": True}, [])
+    verdict_cache.keep("verdict", {"holds": True}, [])
 
 
 def _samples(at: Path) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashpatch.patches._shared.child import alone
-from flashpatch.variables import names
+from flashpatch.settings.selections import names_in
 from flashpatch.verify.exact.certificate import Cause, Certificate
 
 COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
@@ -57,7 +57,7 @@ def switches(engine: Mapping[str, Any], quantization: str, kind: str = "") -> It
     """Yield what can be switched in an engine with these arguments; ``kind`` is "sglang" if it is SGLang's."""
     is_vllm = kind != "sglang"
     if quantization:
-        given = names(os.environ.get("FLASHPATCH", ""))
+        given = names_in(os.environ.get("FLASHPATCH", ""))
         without = ["bf16" if name.startswith(EIGHT_BITS) else name for name in given]
         change = {"quantization": None} if "quantization" in engine else {}
         if change or without != list(given):

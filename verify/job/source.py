@@ -7,10 +7,10 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from flashpatch.commands import original_env
+from flashpatch.commands import provenance
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
-from flashpatch.ledger.nodes import fetch, published, ray_store
+from flashpatch.ledger.nodes import node, published, ray_store
 from flashpatch.ledger.runs import Row, Run
 from flashpatch.patches._shared.atomic_file import replacing
 from flashpatch.verify import read_events
@@ -66,7 +66,7 @@ def chosen(args: argparse.Namespace) -> Path:
 
     Raises PatchError if there is none, or the cluster cannot be reached.
     """
-    with original_env.environment():
+    with provenance.environment():
         ledger = args.ledger or files.directory()
     if args.ray is not None:
         try:
@@ -126,7 +126,7 @@ class Gathered:
     def renew(self) -> None:
         """Copy what changed since. Raises PatchError as at first."""
         try:
-            fetch.fetch(self._store, self.folder.name, self.folder)
+            node.fetch(self._store, self.folder.name, self.folder)
         except ray_store.StoreError as error:
             raise _unreachable(error) from error
         except OSError as error:

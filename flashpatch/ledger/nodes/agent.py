@@ -81,20 +81,10 @@ class Agent:
             self._due = time.monotonic() + _PERIOD
 
     def _publish(self, folder: str, connection: ray_store.Connection, prunes: bool = False) -> None:
-        """Publish if this process is elected, and copy what others published if it is the driver.
-
-        Args:
-            folder: the run's directory here.
-            connection: this process's.
-            prunes: whether an elected process removes old runs too.
-
-        Raises:
-            StoreError: Ray does not answer.
-            OSError: the copy cannot be written.
-        """
+        """Publish, and prune old runs, if this process is elected; copy what others published if it is the driver."""
         from pathlib import Path
 
-        from flashpatch.ledger.nodes import fetch, published
+        from flashpatch.ledger.nodes import node, published
 
         assert self._store is not None
         if self._lock is not None:
@@ -103,7 +93,7 @@ class Agent:
                 published.prune(self._store, files.run_id())
         if connection.is_driver:
             here = keys.place(connection.node, files.host(), folder)
-            fetch.fetch(self._store, files.run_id(), Path(folder), here)
+            node.fetch(self._store, files.run_id(), Path(folder), here)
 
     def _elected(self, folder: str, node: str) -> bool:
         """Whether this process holds the lock of its directory and node, or has just got it."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from flashpatch.ledger import files, schema
 from flashpatch.ledger.nodes import keys
+from flashpatch.ledger.nodes.ray_store import Store
 
 FOLDER, FILE = "nodes", "nodes.json"
 """The directory in a run directory, and the file in it, that hold what was fetched: one file, since replacing many takes
@@ -75,7 +76,7 @@ class Place:
 
 
 def kept(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return what was fetched into a run directory: the name of each place to what `flashpatch.ledger.nodes.fetch` wrote.
+    """Return what was fetched into a run directory: the name of each place to what `fetch` wrote.
 
     Raises:
         OSError: the file cannot be read; FileNotFoundError if nothing was fetched.
@@ -134,3 +135,41 @@ def _place(name: str, one: dict[str, Any]) -> Place:
     )
     events = {name: text for name, text in found["events"].items() if isinstance(text, str)}
     return Place(name, node, dict(found["rows"]), events, int(found["left_out"]))
+
+
+def fetch(store: Store, run: str, folder: Path, here: str = "") -> int:
+    """Bring the directory of a run up to date.
+
+    Args:
+        store: where from.
+        run: id of the run.
+        folder: its directory here; it is made if it is missing.
+        here: the place that this directory is; nothing is copied if there is no other.
+
+    Returns:
+        The number of places that published.
+
+    Raises:
+        StoreError: Ray does not answer.
+        OSError: the directory cannot be written.
+    """
+    prefix = keys.of_place(run)
+    places = {key: place for key in store.keys(prefix) if keys.is_plain(place := key.removeprefix(prefix))}
+    if {*places.values()} <= {here}:
+        return len(places)
+    try:
+        found = kept(folder)
+    except (OSError, ValueError):
+        found = {}
+    nodes = store.nodes()
+    for key, published in store.get(places).items():
+        told = nodes.get(id_of(published), {})
+        found[places[key]] = {
+            "state": ALIVE if told.get("alive") else DEAD if told else UNKNOWN,
+            "name": told.get("name", ""),
+            "address": told.get("address", ""),
+            "fetched": time.time(),
+            "published": base64.b64encode(published).decode(),
+        }
+    files.write_bytes(folder / FOLDER / FILE, json.dumps(found).encode())
+    return len(places)

@@ -8,10 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
-from flashpatch.patches.eagle.bandit.batch_buckets import BatchBuckets
-from flashpatch.patches.eagle.bandit.random_tables import RandomTables
 from flashpatch.patches.eagle.bandit.rules import DEFAULT, rule_class
-from flashpatch.patches.eagle.bandit.rules.base import Setting
+from flashpatch.patches.eagle.bandit.rules.base import BatchBuckets, RandomTables, Setting
 from flashpatch.patches.eagle.errors import eagle_error
 
 if TYPE_CHECKING:

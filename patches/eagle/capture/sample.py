@@ -66,7 +66,9 @@ class Sample:
         }
         pieces, at = [], 0
         for name, tensor in self._tensors().items():
-            data = _raw(tensor)
+            import torch
+
+            data = memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())
             kind = _DTYPES[str(tensor.dtype).removeprefix("torch.")]
             header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [at, at + len(data)]}
             pieces.append(data)
@@ -125,10 +127,3 @@ class Sample:
             "response": self.response,
         }
         return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-
-def _raw(tensor: torch.Tensor) -> memoryview:
-    """Return the tensor's memory as bytes, without a copy if it is contiguous."""
-    import torch
-
-    return memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())

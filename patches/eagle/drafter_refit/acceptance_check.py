@@ -159,7 +159,6 @@ class AcceptanceCheck:
         return after < before * (1 - self.tolerance)
 
     def _length(self, steps: int) -> float:
-        """Return the acceptance length over the last ``steps`` speculative steps."""
         counted = list(self._recent)[-steps:] if steps else []
         total = DraftCounts(sum(one.tried for one in counted), sum(one.accepted for one in counted))
         return total.acceptance_length(self.max_drafts)

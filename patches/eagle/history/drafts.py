@@ -78,7 +78,9 @@ class HistoryDrafts:
         if index is None:
             index = self._prompts[key] = TokenIndex(_ORDERS[_PROMPT], max(1, self.capacity // 8))
             index.extend(text, 0)
-            self._drop_prompts()
+            total = sum(map(len, self._prompts.values()))
+            while total > self.capacity and len(self._prompts) > 1:
+                total -= len(self._prompts.popitem(last=False)[1])
         else:
             self._prompts.move_to_end(key)
         return Text(text, index)
@@ -200,12 +202,6 @@ class HistoryDrafts:
         if self._idle >= self._probe_after and any(chances):
             lengths[max(range(len(chances)), key=lambda row: chances[row][:1])] = 1
             self._idle, self._probe_after = 0, min(2 * self._probe_after, _MOST_PROBE_STEPS)
-
-    def _drop_prompts(self) -> None:
-        """Forget the prompts that were not asked for the longest, beyond the capacity."""
-        total = sum(map(len, self._prompts.values()))
-        while total > self.capacity and len(self._prompts) > 1:
-            total -= len(self._prompts.popitem(last=False)[1])
 
 
 class DrafterAcceptance:

@@ -140,11 +140,7 @@ def _agree(manager: Any, path: str) -> dict[str, torch.Tensor]:
 
 
 def _read(manager: Any, path: Path) -> dict[str, torch.Tensor]:
-    """Read and check an update.
-
-    Raises:
-        PatchError: no model drafts here, another session is open, requests run, or the checkpoint is not the drafter's.
-    """
+    """Read and check an update. Raises `PatchError` if no model drafts here, another session is open or requests run."""
     refit = drafter_refit.refit_of(manager)
     if refit is None:
         raise checkpoint.problem(

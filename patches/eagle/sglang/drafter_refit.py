@@ -148,7 +148,6 @@ def _is_unchanged(weight: torch.Tensor, before: torch.Tensor | Sums) -> bool:
 
 
 def _draft_path(worker: Any) -> str:
-    """Return the folder of the drafter that the engine was opened with."""
     from sglang.srt.runtime_context import get_spec
 
     return str(get_spec().speculative_draft_model_path or "")

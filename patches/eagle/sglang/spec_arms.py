@@ -18,6 +18,7 @@ from flashpatch import engine, user_directories
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.context import having
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.options import UNTIL_SGLANG
 from flashpatch.patches.eagle.sglang import drafter_refit, history_drafts, spec_controller
@@ -200,11 +201,8 @@ def draft_extend_for_prefill(original, self, *args: Any, **kwargs: Any):
     trees = next((t for worker, t in _trees.items() if worker._draft_worker is self), None)
     if trees is None:
         return original(self, *args, **kwargs)
-    own, self.topk = self.topk, trees.own.topk
-    try:
+    with having(self, "topk", trees.own.topk):
         return original(self, *args, **kwargs)
-    finally:
-        self.topk = own
 
 
 @patches.wrap(
@@ -218,7 +216,6 @@ def get_alloc_len_per_decode(original):
 
 
 def _current_state(worker: Any) -> Any:
-    """Return the runtime state that the engine was opened with."""
     from sglang.srt.speculative.adaptive_runtime_state import SpecRuntimeState
 
     drafter, target = worker._draft_worker, worker._target_worker.model_runner

@@ -126,7 +126,6 @@ class Worker:
             self._good = set(command["folders"])
 
     def _load(self, folder: str) -> None:
-        """Continue from the weights in a folder."""
         fresh = make_drafter(self.config)
         load_weights(fresh, folder)
         self.trainer.load(fresh.state_dict())
@@ -164,7 +163,6 @@ class Worker:
             sample.delete_file()
 
     def _fits(self, sample: Sample) -> bool:
-        """Return whether a sample is of this target's shapes."""
         config = self.config
         if sample.hidden.shape[1] != config.hidden_size or int(sample.input_ids.max()) >= config.vocab_size:
             return False
@@ -187,7 +185,6 @@ class Worker:
         return pack(found, settings.batch)
 
     def _write(self, found: Mapping[str, float]) -> None:
-        """Write a drafter for the engine, and delete old ones."""
         folder = Path(self.settings.folder)
         dtype = getattr(torch, self.settings.dtype)
         path = save_drafter(

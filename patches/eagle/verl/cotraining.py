@@ -141,7 +141,6 @@ class Job:
             self._warn(f"the replicas refused drafter {drafter.name}: {error}")
 
     def _send_embeddings(self, call: Call, step: int | None) -> None:
-        """Send the policy's present embeddings and head to the trainer."""
         folder = Path(self.settings["folder"])
         target = folder / f"shared-{step or 0:09d}"
         try:

@@ -157,11 +157,7 @@ def _drafter(get: Get, options: Mapping[str, Any], dialect: Dialect) -> Speculat
 
 
 def _write_new(target: Path, folder: Path, options: Mapping[str, Any], engine_name: str) -> None:
-    """Write a random drafter for the model in ``target``.
-
-    Raises:
-        PatchError: none can be made for this model.
-    """
+    """Write a random drafter for the model in ``target``. Raises `PatchError` if none can be made for it."""
     import torch
     from transformers import AutoConfig
 
@@ -208,11 +204,7 @@ def draft_tokens(options: Mapping[str, Any]) -> int:
 
 
 def _trainer_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return what the option ``trainer`` says: settings of the training process, and most steps between two rollouts (0: any).
-
-    Raises:
-        PatchError: one of them is not NAME=VALUE, unknown, or of another type.
-    """
+    """Return what the option ``trainer`` says: settings of the training process, and most steps between two rollouts (0: any)."""
     plain = {**vars(WorkerSettings("", "", "")), "steps": 0}
     for name in ("target", "queue", "folder", "drafter"):
         del plain[name]

@@ -20,6 +20,7 @@ from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared import all_ranks
+from flashpatch.patches._shared.context import having
 from flashpatch.patches.eagle.drafter_refit import checkpoint, embeddings_and_head
 from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, SAVE_EMBEDDINGS, UPDATE
 from flashpatch.patches.eagle.drafter_refit.versions import DrafterVersions, Weights
@@ -57,15 +58,11 @@ class DrafterRefit(DrafterVersions):
         self.controller.pending = lambda: self._load_now(weights, then)
 
     def _load_now(self, weights: Weights, then: Callable[[], None]) -> None:
-        """Load weights; raises what the workers raise."""
         core = self._core()
         if core is None:
             return
-        self._loading = True
-        try:
+        with having(self, "_loading", True):
             core.collective_rpc(UPDATE, None, (weights.path, weights.version))
-        finally:
-            self._loading = False
         then()
 
     def refresh_bandit(self) -> None:
@@ -215,11 +212,7 @@ def save_embeddings(self, folder: str) -> int:
 
 
 def load_drafter(runner: Any, path: str | os.PathLike[str]) -> int:
-    """Load the checkpoint at ``path`` into the runner's drafter; return the number of tensors.
-
-    The drafter's own checkpoint, with which the engine was opened, says which names and shapes an update must have: exactly
-    those, less what the drafter shares with the target. So a tensor of the target is refused by name, and an update is read,
-    checked and known to be whole before anything is touched.
+    """Load the checkpoint at ``path`` into the runner's drafter, see `checkpoint`; return the number of tensors.
 
     Args:
         runner: a vLLM model runner with a drafter that is a model.

@@ -7,12 +7,14 @@ import json
 import shutil
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.errors import eagle_error
+from flashpatch.patches.eagle.train.coordinator import Coordinator
+from flashpatch.patches.eagle.train.settings import WorkerSettings
 
 HELP = "train a first drafter for a model on its own answers, through vLLM, before any rollout"
 
@@ -168,7 +170,6 @@ def answer(
 
 
 def _input(llm: Any, prompt: Any) -> Any:
-    """Return a prompt as vLLM takes it."""
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt[0], int):
@@ -186,3 +187,43 @@ def _refusal(problem: str, key: str) -> PatchError:
         f"{problem}.",
         f"Give a .parquet or .jsonl whose column {key!r} holds texts, chat messages or token ids; see --key.",
     )
+
+
+_POLL_SECONDS = 0.2
+
+
+def train_for(
+    settings: WorkerSettings, seconds: float, report: Callable[[Mapping[str, Any]], None]
+) -> tuple[Path, dict[str, Any]]:
+    """Train for ``seconds`` in a process of its own; return the drafter's folder and the last step's figures.
+
+    Args:
+        report: called with every event of the worker.
+
+    Raises:
+        PatchError: the worker died for good, or wrote no drafter.
+    """
+    coordinator = Coordinator(settings)
+    try:
+        began: float | None = None
+        ended = False
+        while coordinator.state != "given up" and not ended:
+            if coordinator.state == "training":
+                began = began or time.monotonic()
+            elif coordinator.state == "down":  # at first, and after a death: from its last checkpoint
+                gone = time.monotonic() - began if began else 0.0
+                coordinator.train(max(1.0, seconds - gone))
+            for event in coordinator.poll():  # one call may see the start and the end of a slice
+                report(event)
+                ended = ended or coordinator.ends_slice(event)
+            if not ended:
+                time.sleep(_POLL_SECONDS)
+        if coordinator.state == "given up" or coordinator.drafter is None:
+            raise eagle_error(
+                "drafter training",
+                f"no drafter was trained: {coordinator.problem or 'too few samples'}.",
+                "Give more prompts, or more seconds.",
+            )
+        return coordinator.drafter, coordinator.figures
+    finally:
+        coordinator.close()

@@ -35,7 +35,11 @@ def run(args: argparse.Namespace) -> int:
     import torch  # noqa: F401  (said to be missing before anything is read)
 
     if args.show is not None:
-        return _show(args)
+        from flashpatch.patches.fp8.calibration.profile_file import load
+
+        profile = load(args.show)
+        emit({"profile": str(args.show), **_facts(profile)}, [_summary(args.show, profile)], args.json)
+        return 0
     if args.model is None or args.quantized is None:
         args.usage_error("--model and --quantized are needed")
     if args.output.exists() and not args.force:
@@ -55,14 +59,6 @@ def _make(args: argparse.Namespace) -> int:
     save(profile, args.output, args.force)
     data = {"output": str(args.output), **_facts(profile), "rows": [asdict(row) for row in rows]}
     emit(data, [_table(rows), _summary(args.output, profile)], args.json)
-    return 0
-
-
-def _show(args: argparse.Namespace) -> int:
-    from flashpatch.patches.fp8.calibration.profile_file import load
-
-    profile = load(args.show)
-    emit({"profile": str(args.show), **_facts(profile)}, [_summary(args.show, profile)], args.json)
     return 0
 
 
@@ -96,7 +92,6 @@ def _summary(path: Path, profile: Profile) -> Table:
 
 
 def _table(rows: Sequence[Row]) -> Table:
-    """Return one line per layer."""
     lines = []
     for layer in dict.fromkeys(row.layer for row in rows):
         held = [row for row in rows if row.layer == layer]

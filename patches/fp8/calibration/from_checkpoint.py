@@ -238,12 +238,7 @@ def _row_chunks(model: Checkpoint, other: Checkpoint, module: str):
 
 
 def _stored(other: Checkpoint, module: str) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return a weight of the quantized checkpoint as it is stored, and its scale, float32 [out, 1] or [1, 1], if it
-    has one.
-
-    Raises:
-        PatchError: its format is none of ours.
-    """
+    """Return a weight of the quantized checkpoint as it is stored, and its scale, float32 [out, 1] or [1, 1], if it has one."""
     weight, name = other.tensor(f"{module}.weight"), f"{module}.weight_scale"
     if weight.dtype not in _FORMS:
         if name in other or not weight.dtype.is_floating_point or weight.element_size() < 2:

@@ -96,13 +96,9 @@ class Profile:
                 outward = self.smooth[exchange.producer]
                 offset = (exchange.offset or 0.0) if kind == "weight" else 0.0
             elif module in exchange.consumers and kind == "weight":
-                inward = self.consumed(exchange, module)
+                scale = self.smooth[exchange.producer]
+                inward = scale[list(exchange.index[module])] if module in exchange.index else scale
         return inward, outward, offset
-
-    def consumed(self, exchange: Exchange, consumer: str) -> torch.Tensor:
-        """Return what multiplies the consumer's input channels, float32 [in]."""
-        scale = self.smooth[exchange.producer]
-        return scale[list(exchange.index[consumer])] if consumer in exchange.index else scale
 
     @cached_property
     def _touching(self) -> dict[str, list[Exchange]]:

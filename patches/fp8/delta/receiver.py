@@ -85,11 +85,7 @@ class Receiver:
         return self._all(order, device)
 
     async def _everything(self, version: str, items: AsyncIterator[Named]) -> AsyncIterator[Named]:
-        """Yield weights as they come, and keep them.
-
-        Raises:
-            Damaged: the weights are not those that were sent; raised after the last.
-        """
+        """Yield weights as they come, and keep them; raise `Damaged` after the last if they are not those that were sent."""
         self._copies = {}
         closing = _Closing()
         async for name, tensor in items:
@@ -103,14 +99,7 @@ class Receiver:
         self._next = version
 
     async def _patched(self, items: AsyncIterator[Named], apply: bool) -> list[Named]:
-        """Take a stream of patches to its end, writing them into the copy, and return all messages and weights in order.
-
-        Args:
-            apply: whether to use what comes.
-
-        Raises:
-            Damaged: the weights are not those that were sent.
-        """
+        """Write a stream of patches into the copy; return all messages and weights in order, if they are those that were sent."""
         closing, messages = _Closing(), {}
         problem = ""
         async for name, tensor in items:
@@ -150,11 +139,7 @@ class Receiver:
         return ""
 
     def _check(self, closing: _Closing) -> list[str]:
-        """Compare the copy with the sender's fingerprints and return the names of messages and weights in order.
-
-        Raises:
-            Damaged: they differ.
-        """
+        """Return the names of messages and weights in order; raise `Damaged` if the copy differs from the sender's fingerprints."""
         from flashpatch.patches._shared import fingerprint
 
         if closing.content is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,3 +156,26 @@ def digest(pairs: Mapping[str, Pair], content: bytes) -> str:
 
 def _kind(tensor: torch.Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
     return None if tensor is None else (tensor.shape, tensor.dtype)
+
+
+def places_of(layers: Iterable[tuple[Any, Sequence[str]]]) -> Iterator[tuple[str, Place | None]]:
+    """Yield the name of each part that can be adapted, and its place; None if its size is not known.
+
+    Args:
+        layers: each base layer, and the names of its parts: several if it is a fused one.
+    """
+    for base, parts in layers:
+        outputs = list(_outputs(base)) if len(parts) > 1 else [getattr(base, "output_size", None)]
+        inputs = getattr(base, "input_size", None)
+        for at, part in enumerate(parts):
+            known = inputs is not None and len(outputs) == len(parts) and outputs[at] is not None
+            yield part, Place(inputs, outputs[at]) if known else None
+
+
+def _outputs(base: Any) -> Iterator[int]:
+    if hasattr(base, "total_num_kv_heads"):
+        yield base.total_num_heads * base.head_size
+        yield base.total_num_kv_heads * base.head_size
+        yield base.total_num_kv_heads * getattr(base, "v_head_size", base.head_size)
+    else:
+        yield from getattr(base, "output_sizes", ())

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.context import having
 from flashpatch.patches.fp8.precision import e4m3, loader_call, quantize
 from flashpatch.patches.fp8.precision.loader_call import LoaderCall
 
@@ -58,7 +59,12 @@ class Rounding:
         for path, module in model.named_modules():
             for key, parameter in list(module._parameters.items()):
                 if parameter is not None and parameter.dtype in _FORMS and parameter.dim() > 1:
-                    self._stand_before(module, path, key, parameter)
+                    original = getattr(parameter, "weight_loader", None)
+                    if original is not None:
+                        loader = self._loader(original, module, f"{path}.{key}".lstrip("."), key)
+                        behind = "_weight_loader" in vars(parameter)  # SGLang's property for it cannot be set
+                        setattr(parameter, "_weight_loader" if behind else "weight_loader", loader)
+                        self.weights += 1
 
     def prepared(
         self, weights: Iterable[tuple[str, torch.Tensor]], first: bool
@@ -93,14 +99,6 @@ class Rounding:
         wider = _wide(tensor) and tensor.dtype.itemsize > self._dtype.itemsize
         return tensor.to(self._dtype) if wider else tensor
 
-    def _stand_before(self, module: torch.nn.Module, path: str, key: str, parameter: Any) -> None:
-        original = getattr(parameter, "weight_loader", None)
-        if original is not None:
-            loader = self._loader(original, module, f"{path}.{key}".lstrip("."), key)
-            behind = "_weight_loader" in vars(parameter)  # SGLang's property for it cannot be set
-            setattr(parameter, "_weight_loader" if behind else "weight_loader", loader)
-            self.weights += 1
-
     def _loader(self, original: Callable, module: torch.nn.Module, name: str, key: str) -> Callable:
         names = loader_call.parameter_names(original)
 
@@ -118,7 +116,6 @@ class Rounding:
     def _load_wide(
         self, call: LoaderCall, original: Callable, module: torch.nn.Module, name: str, key: str
     ) -> Any:
-        """Round a wide value and send it through the loaders of its parameter and of the scales."""
         parameter, loaded = call.at(0), call.at(1).detach()
         if self._profile is None:  # what was smoothed was cast before
             loaded = self._narrowed(loaded)
@@ -140,12 +137,9 @@ class Rounding:
         weight_name = call.get("weight_name")  # by which loaders of experts tell scales from weights
         renamed = {} if weight_name is None else {"weight_name": f"{weight_name}_scale"}
         given = scale if granularity == "channel" else scale.reshape(1)
-        self.from_bf16 = self._dtype == torch.bfloat16
-        try:
+        with having(self, "from_bf16", self._dtype == torch.bfloat16):
             result = call.repeat(original, parameter, q)
             call.repeat(scales.weight_loader, scales, given, **renamed)
-        finally:
-            self.from_bf16 = False
         columns = loaded.shape[-1]
         error = relative_error(loaded.reshape(-1, columns), q.view(-1, columns), scale.view(-1, 1))
         self._note_error(label, expert, error)
@@ -234,7 +228,11 @@ def kernels(model: torch.nn.Module) -> dict[str, int]:
     for module in model.modules():
         scheme = getattr(module, "scheme", None) or getattr(module, "quant_method", None)
         if isinstance(module, LinearBase):
-            inside = [type(v).__name__ for v in vars(scheme).values() if _is_kernel(v)]
+            inside = [
+                type(v).__name__
+                for v in vars(scheme).values()
+                if any("model_executor.kernels" in kind.__module__ for kind in type(v).__mro__)
+            ]
         elif scheme is not None and "w13_weight" in module._parameters:
             inside = [kind.__name__ for kind in [getattr(scheme, "experts_cls", None)] if kind is not None]
         else:
@@ -242,10 +240,6 @@ def kernels(model: torch.nn.Module) -> dict[str, int]:
         what = "/".join([type(scheme).__name__, *inside])
         found[what] = found.get(what, 0) + 1
     return found
-
-
-def _is_kernel(value: Any) -> bool:
-    return any("model_executor.kernels" in kind.__module__ for kind in type(value).__mro__)
 
 
 def _granularity(scales: Any) -> str | None:

@@ -47,7 +47,6 @@ def _named(
 
 
 def _parts(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield a tensor, or those that a wrapper subclass is made of."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield name, tensor

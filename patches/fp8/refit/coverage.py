@@ -170,7 +170,6 @@ class Coverage:
 
 
 def _last(shape, stride, offset: int) -> int:
-    """Position in the storage of the last element."""
     return offset + sum((size - 1) * step for size, step in zip(shape, stride))
 
 

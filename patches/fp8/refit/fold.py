@@ -19,9 +19,8 @@ from typing import Any
 import torch
 
 from flashpatch.patches.fp8.refit import layer_state
-from flashpatch.patches.fp8.refit.attributes import ABSENT, get, put, tensors_below
-from flashpatch.patches.fp8.refit.derived import Derived, set_on
-from flashpatch.patches.fp8.refit.write_log import WriteLog
+from flashpatch.patches.fp8.refit.attributes import ABSENT, Derived, get, put, set_on, tensors_below
+from flashpatch.patches.fp8.refit.write_tracker import WriteLog
 
 
 class LayoutChanged(RuntimeError):

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from flashpatch.patches.fp8.refit.attributes import Derived
 from flashpatch.patches.fp8.refit.compare import InitialBuffers, compare
-from flashpatch.patches.fp8.refit.derived import Derived
 from flashpatch.patches.fp8.refit.errors import REPORT, update_error
 from flashpatch.patches.fp8.refit.finite import is_finite
 from flashpatch.patches.fp8.refit.fold import LayoutChanged, Plan
@@ -303,11 +303,7 @@ class Layer:
         return not param.is_buffer or param.alias or param.required or param.written
 
     def _staged(self, shown: bool = False) -> Iterator[tuple[PristineParam, torch.Tensor]]:
-        """Yield what is loaded into, and the staged tensor: one for all parameters that are the same tensor.
-
-        Args:
-            shown: to a loader, so with what may come.
-        """
+        """Yield what is loaded into, or is ``shown`` to a loader, and the staged tensor: one for all parameters that are it."""
         twins: dict[tuple, torch.Tensor] = {}
         for param in self.params:
             if self._is_staged(param) or (shown and param.may_come):

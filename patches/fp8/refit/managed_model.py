@@ -20,7 +20,7 @@ import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
-from flashpatch.patches.fp8.refit import checksum, lost_writes, part_loads
+from flashpatch.patches.fp8.refit import checksum, part_loads, pristine_params
 from flashpatch.patches.fp8.refit.coverage import Coverage
 from flashpatch.patches.fp8.refit.errors import ASLEEP, BUSY, PATCH, update_error
 from flashpatch.patches.fp8.refit.layer import Layer
@@ -34,8 +34,7 @@ from flashpatch.patches.fp8.refit.staged_update import StagedUpdate
 from flashpatch.patches.fp8.refit.turns import Turns
 from flashpatch.patches.fp8.refit.update_events import UpdateEvents
 from flashpatch.patches.fp8.refit.wide_weights import WideWeights
-from flashpatch.patches.fp8.refit.write_log import WriteLog
-from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracker
+from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteLog, WriteTracker
 
 _changes = itertools.count(1)  # of state, of all models: no number comes twice
 
@@ -254,7 +253,7 @@ class ManagedModel:
         table = storage_table((param, held[id(param)]) for param in params)
         with WriteTracker(table, lambda param, view, _: param.expected.add(view, names.current)):
             result = self._watched_load(original, names, **kwargs)
-        lost_writes.refuse(params, self.adapter.kept, type(self._model).__name__)
+        pristine_params.refuse_lost_writes(params, self.adapter.kept, type(self._model).__name__)
         for layer in self.layers:
             layer.note_loaded(self._layer_state, held)
         return result

@@ -20,7 +20,7 @@ from flashpatch.patches.fp8.refit import layer_state
 from flashpatch.patches.fp8.refit.attributes import ABSENT, Attributes, Place, get, put, table, tensors_below
 from flashpatch.patches.fp8.refit.errors import update_error
 from flashpatch.patches.fp8.refit.fold import LayoutChanged, Plan, Undo
-from flashpatch.patches.fp8.refit.write_log import WriteLog
+from flashpatch.patches.fp8.refit.write_tracker import WriteLog
 
 NAME = "process_weights_after_loading"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,8 @@ from torch.nn.parameter import is_lazy
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit.coverage import Coverage
+from flashpatch.patches.fp8.refit.errors import update_error
+from flashpatch.patches.fp8.refit.policy import listed
 
 SMALL = 1 << 14  # elements up to which initial values are kept, for parameters a checkpoint may leave alone
 _POISON = 0xFF  # every byte: NaN in all floating formats, -1 in integers
@@ -319,7 +321,6 @@ def _record_one(module, key, name, is_buffer, tensor, storages, device) -> Prist
 
 
 def _end(offset: int, shape: Sequence[int], stride: Sequence[int]) -> int:
-    """One past the position of the last element."""
     return offset + sum((n - 1) * step for n, step in zip(shape, stride)) + 1
 
 
@@ -343,3 +344,32 @@ def storage_table(
         if tensor is not None:
             table.setdefault(tensor.untyped_storage()._cdata, []).append(param)
     return table
+
+
+def refuse_lost_writes(
+    params: Iterable[PristineParam], kept: Callable[[torch.nn.Module], set[str]], model: str
+) -> None:
+    """Refuse a model of whose parameters some were written on meta, and are there still.
+
+    Args:
+        params: of a model whose ``load_weights`` has just returned.
+        kept: names of a module's parameters for which the engine keeps what came.
+        model: class name, for the error.
+
+    Raises:
+        PatchError: the first load has lost values.
+    """
+    lost = [
+        param.name for param in params if _is_written_on_meta(param) and param.key not in kept(param.module)
+    ]
+    if lost:
+        raise update_error(
+            f"load_weights wrote {listed(lost)} past the weight loaders, into tensors on meta: nothing was loaded",
+            "Open this model unquantized (FLASHPATCH=bf16), or from a checkpoint that is quantized.",
+            model,
+        )
+
+
+def _is_written_on_meta(param: PristineParam) -> bool:
+    live = param.live()
+    return param.expected is not None and param.expected.covered > 0 and live is not None and live.is_meta

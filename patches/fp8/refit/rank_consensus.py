@@ -246,7 +246,6 @@ class RankConsensus:
         return self._everyone.index(self._rank)
 
     def _newest(self, store: dist.Store) -> int:
-        """Return the number of the update opened last, 0 before the first."""
         return int(store.compare_set(f"{self._base}/newest", "", "0"))
 
     def _outcome(self, store: dist.Store, update: int) -> tuple[str | None, int | None] | None:
@@ -265,7 +264,6 @@ class RankConsensus:
 
     @staticmethod
     def _read(store: dist.Store, key: str) -> str | None:
-        """Return a key's value, None if it does not exist."""
         return store.get(key).decode() if store.check([key]) else None
 
     @staticmethod

@@ -27,8 +27,7 @@ from flashpatch.patches.fp8.refit.policy import listed
 from flashpatch.patches.fp8.refit.pristine_params import PristineParam, storage_table
 from flashpatch.patches.fp8.refit.tied_head import TiedHead
 from flashpatch.patches.fp8.refit.wide_weights import WideWeights
-from flashpatch.patches.fp8.refit.write_log import WriteLog
-from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteTracker
+from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteLog, WriteTracker
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -299,7 +298,6 @@ class StagedUpdate:
                 self._process_queue()
 
     def _queue_complete(self, touched: dict[Layer, None]) -> None:
-        """Queue the layers that have become complete."""
         for layer in touched:
             if layer.complete and not (layer.deferred or layer.waits or layer in self._queue):
                 self._queue.append(layer)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.context import timed
 from flashpatch.patches._shared.tally import count
-from flashpatch.patches._shared.timing import timed
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.refit.managed_model import ManagedModel
@@ -101,7 +101,6 @@ def _note(role: str, version: int, state: str) -> None:
 
 
 def _resident_bytes() -> int | None:
-    """Resident memory of this process; None on a platform without ``/proc``."""
     try:
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

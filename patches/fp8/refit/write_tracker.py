@@ -156,7 +156,6 @@ _OVERWRITING = {_COPY, torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default
 
 
 def _reads(identity: int | None, sources: tuple) -> bool:
-    """Whether one of ``sources`` is a tensor in this storage."""
     for source in sources:
         if isinstance(source, torch.Tensor) and storage_identity(source) == identity:
             return True
@@ -164,8 +163,6 @@ def _reads(identity: int | None, sources: tuple) -> bool:
 
 
 class _Operator(NamedTuple):
-    """What the tracker knows of one operator."""
-
     run: Any
     written: frozenset[int | str] | None  # the arguments that it writes to, None if it is ignored
     is_view: bool
@@ -225,3 +222,37 @@ def _fits(held: torch.dtype, given: torch.dtype) -> bool:
 
 def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+class WriteLog(TorchDispatchMode):
+    """Within, copy what an operator is about to overwrite.
+
+    Args:
+        tensors: whose memory is watched.
+
+    Attributes:
+        writes: each tensor that was written to, a view perhaps, and a copy of what it held before, in order.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do without torch's wrapper around `__torch_dispatch__`: code is not compiled while such a mode is active."""
+        return False
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        super().__init__()
+        self.writes: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._watched = {storage_identity(tensor) for tensor in tensors}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        written = written_arguments(func)
+        for key, arg in (*enumerate(args), *(kwargs or {}).items()) if written else ():
+            for tensor in tensors_in(arg) if key in written else ():
+                if storage_identity(tensor) in self._watched:
+                    self.writes.append((tensor, tensor.clone()))
+        return func(*args, **(kwargs or {}))
+
+    def undo(self) -> None:
+        """Write everything back."""
+        for tensor, before in reversed(self.writes):
+            tensor.copy_(before)

@@ -102,7 +102,6 @@ def manage(
 
 
 def _uses_native_loader(load_config: Any) -> bool:
-    """Whether the engine uses SGLang's own loader for changing weights."""
     form = load_config.load_format
     return getattr(form, "value", form) == "flash_rl"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine
 from flashpatch.ledger import files
-from flashpatch.patches._shared.timing import timed
+from flashpatch.patches._shared.context import timed
 from flashpatch.patches.fp8.refit import wide_weights
 
 if TYPE_CHECKING:

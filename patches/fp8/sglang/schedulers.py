@@ -6,12 +6,12 @@ On SGLang scheduler and model share a process.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
+from flashpatch.patches._shared.context import having
 from flashpatch.patches._shared.tally import count
 from flashpatch.patches.fp8.refit import model_registry
 
@@ -95,18 +95,8 @@ def flush(scheduler: Any) -> bool:
     """
     if not idle(scheduler):
         return False
-    with nothing_waiting(scheduler):
+    with having(scheduler, "waiting_queue", []):
         return bool(scheduler.flush_cache())
-
-
-@contextmanager
-def nothing_waiting(scheduler: Any) -> Iterator[None]:
-    """Within, the scheduler's queue is empty; afterwards it is as before."""
-    waiting, scheduler.waiting_queue = scheduler.waiting_queue, []
-    try:
-        yield
-    finally:
-        scheduler.waiting_queue = waiting
 
 
 @patches.wrap(

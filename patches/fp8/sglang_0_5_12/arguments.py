@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from flashpatch.decorate import Patches
 from flashpatch.patches.fp8.sglang import engine_args
 from flashpatch.patches.fp8.sglang_0_5_12.record import FRAMEWORK, for_old_sglang
 
-_elsewhere = False
-
-
-@contextmanager
-def of_another_server() -> Iterator[None]:
-    """Within, arguments describe a server that another process has opened, and stay as they are."""
-    global _elsewhere
-    before, _elsewhere = _elsewhere, True
-    try:
-        yield
-    finally:
-        _elsewhere = before
+OF_ANOTHER_SERVER: ContextVar[bool] = ContextVar("flashpatch_of_another_server", default=False)
+"""Whether arguments describe a server that another process has opened, and stay as they are."""
 
 
 @for_old_sglang(
@@ -35,7 +24,7 @@ def of_another_server() -> Iterator[None]:
 )
 def server_args_post_init(original, self, *args: Any, **kwargs: Any) -> None:
     """Set quantization if it is unset, the checkpoint is not quantized and the model is not excluded."""
-    fields = {} if _elsewhere else engine_args.fields_for(self, server_args_post_init)
+    fields = {} if OF_ANOTHER_SERVER.get() else engine_args.fields_for(self, server_args_post_init)
     for name, value in fields.items():  # SGLang derives everything else from them
         setattr(self, name, value)
     original(self, *args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flashpatch.patches._shared.context import having
 from flashpatch.patches.fp8.sglang import schedulers
 from flashpatch.patches.fp8.sglang.schedulers import SCHEDULER
 from flashpatch.patches.fp8.sglang_0_5_12.record import as_newer, for_old_sglang
@@ -36,7 +37,7 @@ def scheduler_init(original, self, *args: Any, **kwargs: Any):
 
 def idle(scheduler: Any) -> bool:
     """Whether nothing of a scheduler's cache is in use; requests that wait hold nothing computed."""
-    with schedulers.nothing_waiting(scheduler):
+    with having(scheduler, "waiting_queue", []):
         return scheduler.is_fully_idle()
 
 

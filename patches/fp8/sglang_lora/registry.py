@@ -104,7 +104,6 @@ async def register(original, self, lora_ref: Any) -> None:
 
 
 def _running(registry: Any, ref: Any) -> int:
-    """Return how many requests run or wait under an adapter."""
     counter = registry._counters.get(ref.lora_id)
     return 0 if counter is None else counter.value()
 

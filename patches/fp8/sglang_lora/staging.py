@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flashpatch.patches.fp8.lora import check, places
+from flashpatch.patches._shared.context import having
+from flashpatch.patches.fp8.lora import check
 from flashpatch.patches.fp8.lora.check import Pair, Place
 
 if TYPE_CHECKING:
@@ -37,11 +38,8 @@ def sent() -> Iterator[Parts]:
         found[name] = own.clone() if own.data_ptr() == loaded_weight.data_ptr() else own
         plain(self, name, found[name])
 
-    LoRAAdapter._process_weight = process
-    try:
+    with having(LoRAAdapter, "_process_weight", process):
         yield found
-    finally:
-        LoRAAdapter._process_weight = plain
 
 
 @contextmanager
@@ -121,7 +119,7 @@ def _pairs(parts: Mapping[str, torch.Tensor], scaling: float) -> dict[str, Pair]
 def _consumed(manager: Any, adapter: Any, pairs: Mapping[str, Pair]) -> dict[str, Place | None]:
     """Return the places of the modules whose parts the engine reads, by the trainer's names."""
     wrapped = {_inside(name): layer for name, layer in _wrapped(manager).items()}
-    there = dict(places.of((layer.base_layer, _parts(name)) for name, layer in wrapped.items()))
+    there = dict(check.places_of((layer.base_layer, _parts(name)) for name, layer in wrapped.items()))
     left = {
         _inside(known[1])
         for layer in adapter.layers

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.context import having
 from flashpatch.patches.fp8.delta.receiver import Damaged, Receiver
 from flashpatch.patches.fp8.delta.sender import Sender
 from flashpatch.patches.fp8.verl import adapters
@@ -103,11 +104,8 @@ async def actor_update_weights_delta(
         return await original(self, global_steps, mode, *args, **kwargs)
     ledger.role("trainer")
     transfer = self.checkpoint_engine
-    STATE.exporting = plan
-    try:
+    with having(STATE, "exporting", plan):
         weights, _ = self.actor.engine.get_per_tensor_param()
-    finally:
-        STATE.exporting = None
     rank = getattr(transfer, "rank", None)
     if rank is not None and rank < 0:  # it gathers, and sends nothing
         return await transfer.send_weights(weights, global_steps=global_steps) or {}

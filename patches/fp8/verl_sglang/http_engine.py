@@ -261,7 +261,6 @@ async def post(adapter: Any, endpoint: str, payload: dict[str, Any], patch: str 
 
 
 def _reason(body: str) -> str:
-    """Return the message in the body of a refusal, or the body."""
     try:
         told = json.loads(body)
         return str(told.get("message") or told["error_message"]).rstrip()

@@ -13,14 +13,14 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 from flashpatch import engine
 from flashpatch.decorate import Own, Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared.context import holding
+from flashpatch.patches._shared.context import having, holding
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang.kept_tokens import HELD
 from flashpatch.patches.fp8.verl.correction import mismatch
@@ -101,19 +101,14 @@ async def launch_server(original, self, *args: Any, **kwargs: Any) -> None:
             state.scheduler_info = started[0]
 
 
-@contextmanager
-def _fields_of_any_class(module: Any) -> Iterator[None]:
+def _fields_of_any_class(module: Any) -> AbstractContextManager[None]:
     """Let ``dataclasses.fields``, as ``module`` calls it, read classes of msgspec too."""
 
     def fields(kind: Any) -> tuple[Any, ...]:
         names = getattr(kind, "__struct_fields__", None)
         return dataclasses.fields(kind) if names is None else tuple(SimpleNamespace(name=n) for n in names)
 
-    before, module.dataclasses = module.dataclasses, SimpleNamespace(fields=fields)
-    try:
-        yield
-    finally:
-        module.dataclasses = before
+    return having(module, "dataclasses", SimpleNamespace(fields=fields))
 
 
 @contextmanager
@@ -128,11 +123,8 @@ def _scheduler_info() -> Iterator[list[dict[str, Any]]]:
         found.extend(info for part in result for info in getattr(part, "scheduler_infos", ())[:1])
         return result
 
-    Engine._launch_subprocesses = classmethod(launching)
-    try:
+    with having(Engine, "_launch_subprocesses", classmethod(launching)):
         yield found
-    finally:
-        Engine._launch_subprocesses = launch
 
 
 @patches.wrap(

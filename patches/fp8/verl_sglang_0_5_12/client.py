@@ -11,6 +11,7 @@ from typing import Any
 
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared import sglang_sessions
+from flashpatch.patches._shared.context import holding
 from flashpatch.patches.fp8.sglang_0_5_12 import arguments
 from flashpatch.patches.fp8.sglang_0_5_12.record import REQUIRES
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
@@ -44,7 +45,7 @@ patches = Patches(
 )
 def http_server_adapter_init(original, self, *args: Any, launch_server: bool = True, **kwargs: Any) -> None:
     """Leave the arguments of a client that launches no server as they are."""
-    with nullcontext() if launch_server else arguments.of_another_server():
+    with nullcontext() if launch_server else holding(arguments.OF_ANOTHER_SERVER, True):
         original(self, *args, launch_server=launch_server, **kwargs)
 
 

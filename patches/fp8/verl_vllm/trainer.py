@@ -12,7 +12,7 @@ from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files
-from flashpatch.patches._shared.timing import timed
+from flashpatch.patches._shared.context import timed
 from flashpatch.patches.fp8.verl import adapters
 from flashpatch.patches.fp8.verl.transfer import receipts
 from flashpatch.patches.fp8.verl.transfer.weight_sync import (

@@ -113,7 +113,6 @@ class PrefixKey:
         request.update_block_hashes()
 
     def _own(self, request: Any) -> str:
-        """Return the salt that a request came with."""
         salt = request.cache_salt or ""
         return salt.partition("\n")[2] if salt.startswith(self._mark) else salt
 
@@ -224,14 +223,7 @@ def _empty(core: Any) -> None:
 
 
 def _check_reset(connector: Any) -> None:
-    """Check that a connector was really reset: vLLM takes one that does not implement it for reset.
-
-    Args:
-        connector: the scheduler's KV connector, or None.
-
-    Raises:
-        PatchError: it may keep KV of the old policy, and cannot be reset.
-    """
+    """Refuse a connector, or None, that may keep KV of the old policy: vLLM takes one that does not implement a reset for reset."""
     if connector is None:
         return
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from flashpatch import api, engine
@@ -59,17 +58,10 @@ def llm_engine_step(original, self):
         return original(self)
     except PatchError:
         self.abort_request(list(self.output_processor.request_states), internal=True)
-        _step_with_others(original, self)
+        # other clients ask each other before each step; one that left would leave them waiting
+        while getattr(self, "dp_group", None) is not None and self.has_unfinished_requests():
+            original(self)
         raise
-
-
-def _step_with_others(step: Callable[[Any], Any], client: Any) -> None:
-    """Go on with empty batches while clients of other engines have requests that meet this engine in their forward.
-
-    Such clients ask each other before each step ("offline" data parallelism); one that left would leave them waiting.
-    """
-    while getattr(client, "dp_group", None) is not None and client.has_unfinished_requests():
-        step(client)
 
 
 _late: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -61,7 +61,6 @@ def _put_first(possible: Mapping[Any, list[type]]) -> None:
 
 @functools.cache
 def _has_cpu_kernel() -> bool:
-    """Whether vLLM's extension has the operator for CPUs."""
     import torch
 
     return torch._C._dispatch_has_kernel_for_dispatch_key("_C::static_scaled_fp8_quant", "CPU")

@@ -80,11 +80,7 @@ def check_quantized(model: torch.nn.Module, model_config: Any) -> None:
 
 
 def _choose(args: Any, options: Any) -> None:
-    """Set the quantization of this engine if the caller has not; in a mixed fleet, that of its replica.
-
-    Raises:
-        PatchError: the fleet cannot be read or applied, or this engine is already set to something else.
-    """
+    """Set the quantization of this engine if the caller has not; in a mixed fleet, that of its replica."""
     entries = fleet.entries(options["precision"], options["scheme"], options["fleet"])
     own = None if int8_config.is_marked(args) else _own_quantization(args)
     if args.quantization == "fp8" and not own:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
+from flashpatch.patches._shared.context import having
 from flashpatch.patches.fp8.vllm import unsupported, worker
 
 if TYPE_CHECKING:
@@ -62,14 +63,9 @@ class ExecutorDoor:
         for name in ("collective_rpc", "execute_model"):
             vars(self._executor).pop(name, None)
 
-    @contextmanager
-    def held_open(self) -> Iterator[None]:
+    def held_open(self) -> AbstractContextManager[None]:
         """Within, calls are the gate's own."""
-        before, self._open = self._open, True
-        try:
-            yield
-        finally:
-            self._open = before
+        return having(self, "_open", True)
 
     def _on_call(
         self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None, **how: Any
@@ -118,7 +114,6 @@ class ExecutorDoor:
             raise
 
     def _on_execute(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
-        """Stand in for ``Executor.execute_model``."""
         core, key = self._core(), self._gate.prefix_key
         if key is not None and core is not None:
             key.check(core.scheduler, scheduler_output.scheduled_new_reqs)

@@ -14,13 +14,10 @@ import platform
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
-
-if TYPE_CHECKING:
-    from flashpatch.patches.fp8.calibration.checkpoint import Checkpoint
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -88,7 +85,12 @@ def configure(args: Any, profile: str) -> None:
     Raises:
         PatchError: the overrides cannot take another key, or the profile is not of this model.
     """
-    _warn_if_inexact()
+    if inexact():
+        logger.warning(
+            "this CPU has no VNNI: vLLM's int8 kernel (oneDNN) is less exact here than int8 is, by two to four times "
+            "per layer. Suitable for trials, not for judging int8"
+        )
+        ledger.note(int8="inexact: no VNNI")
     kept = (*KEPT, *_unquantized(args, profile)) if profile else KEPT
     args.quantization = "compressed-tensors"
     override(args, "quantization_config", {**configuration(kept), MARK: mark(profile)})
@@ -167,15 +169,6 @@ def inexact() -> bool:
     return not {"avx512_vnni", "avx_vnni"} & set(flags)
 
 
-def _warn_if_inexact() -> None:
-    if inexact():
-        logger.warning(
-            "this CPU has no VNNI: vLLM's int8 kernel (oneDNN) is less exact here than int8 is, by two to four times "
-            "per layer. Suitable for trials, not for judging int8"
-        )
-        ledger.note(int8="inexact: no VNNI")
-
-
 def check_path(profile: str) -> None:
     """Raise `PatchError` unless ``profile`` is the absolute path of a file."""
     if not Path(profile).is_absolute() or not Path(profile).is_file():
@@ -186,11 +179,7 @@ def check_path(profile: str) -> None:
 
 
 def _unquantized(args: Any, profile: str) -> tuple[str, ...]:
-    """Return modules whose weights the profile leaves unquantized.
-
-    Raises:
-        PatchError: the profile cannot be read, is not for int8, or is of another model.
-    """
+    """Return modules whose weights the profile leaves unquantized. Raises `PatchError` if it is of another model or not for int8."""
     from flashpatch.patches.fp8.calibration.checkpoint import Checkpoint
     from flashpatch.patches.fp8.calibration.profile_file import load
 
@@ -206,14 +195,10 @@ def _unquantized(args: Any, profile: str) -> tuple[str, ...]:
             raise _refuse(
                 "the profile is of another model.", "Make one of this model with 'flashpatch profile'."
             )
-        return _matrices_not_in(checkpoint, found.quantized)
-
-
-def _matrices_not_in(checkpoint: Checkpoint, rounded: frozenset[str]) -> tuple[str, ...]:
-    matrices = [
-        name for name, shape in checkpoint.shapes.items() if len(shape) == 2 and name.endswith(".weight")
-    ]
-    return tuple(name.removesuffix(".weight") for name in matrices if name not in rounded)
+        matrices = [
+            name for name, shape in checkpoint.shapes.items() if len(shape) == 2 and name.endswith(".weight")
+        ]
+        return tuple(name.removesuffix(".weight") for name in matrices if name not in found.quantized)
 
 
 def _refuse(problem: str, advice: str) -> PatchError:

@@ -14,6 +14,7 @@ from flashpatch import engine
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.context import having
 from flashpatch.patches.fp8.refit import model_registry
 
 if TYPE_CHECKING:
@@ -63,11 +64,8 @@ def _initialize(original, vllm_config: Any, *, model_config: Any = None, **kwarg
     """Construct a model. A multimodal one constructs its language model by the same function; it is a part of the whole."""
     if getattr(_under_construction, "outer", False):
         return original(vllm_config, model_config=model_config, **kwargs)
-    _under_construction.outer = True
-    try:
+    with having(_under_construction, "outer", True):
         return _construct(original, vllm_config, model_config=model_config, **kwargs)
-    finally:
-        _under_construction.outer = False
 
 
 def _construct(original, vllm_config: Any, *, model_config: Any, **kwargs: Any):

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from flashpatch.patches.fp8.lora import check, places
+from flashpatch.patches.fp8.lora import check
 from flashpatch.patches.fp8.lora.check import Pair, Place
 
 
@@ -66,7 +66,7 @@ def _consumed(manager: Any, adapter: Any) -> dict[str, Place | None]:
     layers = (
         (getattr(one, "base_layer", None), fused.get(name) or [name]) for name, one in manager.modules.items()
     )
-    for name, place in places.of(layers):
+    for name, place in check.places_of(layers):
         part = manager._get_lora_layer_weights(adapter, name)
         if part is not None:
             found[by_part[id(part)]] = place

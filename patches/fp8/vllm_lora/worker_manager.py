@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
+from flashpatch.patches._shared.context import having
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.refit.errors import ASLEEP, REQUESTS_RUN
 from flashpatch.patches.fp8.vllm import unsupported
@@ -122,13 +123,15 @@ def add_adapter(original, self, lora_request: Any) -> bool:
 
     number, staged = lora_request.lora_int_id, []
     if number in adapters.held and not adapters.asked:  # what requests name is never loaded anew
-        with _loaded(self, adapters.models[number]), _in_place(lora_request, False):
+        with _loaded(self, adapters.models[number]), having(lora_request, "load_inplace", False):
             return original(self, lora_request)
     key = staging.cached_under(lora_request)
     names = lora_request.lora_name, number, lora_request.lora_path, key
 
     def stage() -> str:
-        _check_awake(self)
+        managed = model_registry.get(self._adapter_manager.model)
+        if managed is not None and managed.asleep:
+            raise PatchError(ASLEEP[0], patch=patches.of(add_adapter).id, advice=ASLEEP[1])
         staged.append(self._load_adapter(lora_request))
         digest = staging.checked(self._adapter_manager, staged[0], lora_request, patches.of(add_adapter).id)
         if not adapters.asked:
@@ -139,7 +142,7 @@ def add_adapter(original, self, lora_request: Any) -> bool:
 
     def place() -> bool:
         self._adapter_manager._last_mapping = None  # else vLLM 0.24 computes on with the places of before
-        with _loaded(self, staged[0]), _in_place(lora_request, True):
+        with _loaded(self, staged[0]), having(lora_request, "load_inplace", True):
             return original(self, lora_request)
 
     result = adapters.replace(names, stage, place, _snapshot(self._adapter_manager))
@@ -160,11 +163,8 @@ def add_lora(original, self, lora_request: Any) -> bool:
     adapters = of(self)
     if adapters is None:
         return original(self, lora_request)
-    adapters.asked = True
-    try:
+    with having(adapters, "asked", True):
         return original(self, lora_request)
-    finally:
-        adapters.asked = False
 
 
 @patches.wrap(
@@ -203,18 +203,8 @@ def kept_until_replaced(runner: Any) -> Iterator[Adapters | None]:
     if adapters is None:
         yield None
         return
-    adapters.kept = set()
-    try:
+    with having(adapters, "kept", set()):
         yield adapters
-    finally:
-        adapters.kept = None
-
-
-def _check_awake(manager: Any) -> None:
-    """Raise if the engine sleeps, whose memory takes nothing."""
-    managed = model_registry.get(manager._adapter_manager.model)
-    if managed is not None and managed.asleep:
-        raise PatchError(ASLEEP[0], patch=patches.of(add_adapter).id, advice=ASLEEP[1])
 
 
 def _check_idle(manager: Any, number: int) -> None:
@@ -238,24 +228,9 @@ def _check_idle(manager: Any, number: int) -> None:
     )
 
 
-@contextmanager
-def _loaded(manager: Any, adapter: Any) -> Iterator[None]:
+def _loaded(manager: Any, adapter: Any) -> AbstractContextManager[None]:
     """Within, the manager takes ``adapter`` for what it would load."""
-    manager._load_adapter = lambda request: adapter
-    try:
-        yield
-    finally:
-        del manager._load_adapter
-
-
-@contextmanager
-def _in_place(request: Any, value: bool) -> Iterator[None]:
-    """Within, ``request`` asks for a replacement of the adapter that has its number, or does not."""
-    before, request.load_inplace = request.load_inplace, value
-    try:
-        yield
-    finally:
-        request.load_inplace = before
+    return having(manager, "_load_adapter", lambda request: adapter)
 
 
 def _snapshot(models: Any) -> Callable[[], None]:

@@ -204,7 +204,6 @@ class Replay:
 
 
 def _routers(model: Any) -> list[tuple[str, Any]]:
-    """Return the modules that choose experts, with their names."""
     modules = dict(model.named_modules())
     blocks = {
         name: module

@@ -261,7 +261,6 @@ class TokenBalancer:
         self._places.serve()
 
     def _forget(self, name: str) -> None:
-        """Drop the generations of a server that left."""
         for key in [key for key in self._held if key[0] == name]:
             for held in self._held.pop(key):
                 self._learn(held, name, None, False)

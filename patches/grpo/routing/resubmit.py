@@ -7,9 +7,10 @@ import logging
 from contextvars import ContextVar
 from typing import Any
 
-from flashpatch import engine, ledger
+from flashpatch import engine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.tally import count
 from flashpatch.patches.grpo.routing import journal
 from flashpatch.patches.grpo.routing.journal import Beginning
 from flashpatch.patches.grpo.routing.lengths import digest
@@ -178,11 +179,8 @@ async def generate(original, self, request_id: str, **arguments: Any) -> Any:
                 why,
                 beginning.tokens,
             )
-            noted = ledger.notes()
-            ledger.note(
-                resubmitted=noted.get("resubmitted", 0) + 1,
-                resumed_tokens=noted.get("resumed_tokens", 0) + beginning.tokens,
-            )
+            count("resubmitted")
+            count("resumed_tokens", beginning.tokens)
             if beginning.ended:
                 return beginning.whole()
         finally:
@@ -214,11 +212,7 @@ async def _taken(kept: Any, sent_as: str | None) -> dict[str, Any] | None:
 
 
 async def _within(timeout: float, attempt: _Attempt, generation: Any) -> Any:
-    """Wait for a generation, timed from when it has a server. It is cancelled with the caller.
-
-    Raises:
-        TimeoutError: it took longer than ``timeout`` seconds, unless that is 0.
-    """
+    """Wait for a generation, at most ``timeout`` seconds (0: any) from when it has a server. It is cancelled with the caller."""
     task = asyncio.ensure_future(generation)
     placed = asyncio.ensure_future(attempt.placed.wait())
     try:

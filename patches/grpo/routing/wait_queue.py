@@ -91,7 +91,6 @@ class Places:
             self._order.drop()
 
     def _place(self, wait: Wait) -> bool:
-        """Find a worker for a request; False when it must go on waiting."""
         if wait.place.done():
             return True  # it was cancelled
         try:

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
-from flashpatch import ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.tally import count
 from flashpatch.patches.grpo.streaming import BASE, ID
 from flashpatch.patches.grpo.streaming.groups import PARTITION
 
@@ -80,7 +80,7 @@ class Dispatcher:
         lost = [uid for uid in open_groups if self._sent.get(uid, self) not in (self, *self.workers)]
         if lost:
             logger.warning("%d prompts of a dead agent loop worker are dispatched again", len(lost))
-            ledger.note(redispatched=ledger.notes().get("redispatched", 0) + len(lost))
+            count("redispatched", len(lost))
             known = () if partition == PARTITION else (partition, self._validated[lost[0]])
             self._dispatch(again(lost, *known))
         return len(lost)
@@ -133,7 +133,6 @@ class Dispatcher:
                 self._pings.setdefault(worker, worker.__ray_ready__.remote())
 
     def _join(self, worker: Any) -> None:
-        """Use a worker that has started."""
         if worker in self._starting:
             self._starting.remove(worker)
             self._use([*self.workers, worker])
@@ -150,7 +149,7 @@ class Dispatcher:
         if self._left:
             self._left -= 1
             self._starting.append(_another(self.manager))
-            ledger.note(replaced_workers=ledger.notes().get("replaced_workers", 0) + 1)
+            count("replaced_workers")
         if not self.workers and self._starting:
             self._wait(self._starting[0])
         if not self.workers:
@@ -195,7 +194,6 @@ def state_of(call: Any, timeout: float | None = 0) -> str | None:
 
 
 def _another(manager: Any) -> Any:
-    """Start another worker as verl's manager starts its own."""
     one = copy.copy(manager)
     one.rollout_config = SimpleNamespace(agent=SimpleNamespace(num_workers=1))
     asyncio.run(one._init_agent_loop_workers())

@@ -120,7 +120,13 @@ class Packer:
 
     def _balanced(self) -> list[list[tuple[int, Any]]]:
         """Divide the round's samples anew; those over the budget stay alone."""
-        _fill(self._rows)
+        # each empty row gets a sample of a row that has several
+        several = [row for row in self._rows if len(row) > 1]
+        for row in self._rows:
+            if not row and several:
+                row.append(several[-1].pop())
+                if len(several[-1]) == 1:
+                    several.pop()
         alone = [row for row in self._rows if row and row[0][0] > self.budget]
         shared = [row for row in self._rows if row and row[0][0] <= self.budget]
         if not shared:
@@ -134,13 +140,3 @@ class Packer:
         parts = balance(sizes, start, _ENOUGH)
         rows = alone + [[items[at] for at in sorted(part)] for part in parts]
         return rows + [[] for _ in range(self.ranks - len(rows))]
-
-
-def _fill(rows: list[list[tuple[int, Any]]]) -> None:
-    """Give each empty row a sample of a row that has several, while there are such."""
-    several = [row for row in rows if len(row) > 1]
-    for row in rows:
-        if not row and several:
-            row.append(several[-1].pop())
-            if len(several[-1]) == 1:
-                several.pop()

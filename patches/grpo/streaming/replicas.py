@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any
 
-from flashpatch import ledger
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.tally import count
 from flashpatch.patches.grpo.routing import resubmit
 from flashpatch.patches.grpo.streaming import ID
 from flashpatch.patches.grpo.streaming.dispatch import DEAD, PING, state_of
@@ -94,11 +94,7 @@ class Replicas:
                 self._refuse_none()
 
     def _await(self) -> list[Any]:
-        """Wait for the replicas that are being started while there is no other, and return those that have joined.
-
-        Raises:
-            PatchError: none could be started.
-        """
+        """Wait for the replicas that are being started while there is no other, and return those that have joined."""
         joined: list[Any] = []
         while not self.sync.replicas and self._starting:
             logger.warning("no rollout server is left: waiting for those that are being started")
@@ -108,7 +104,6 @@ class Replicas:
         return joined
 
     def _refuse_none(self) -> None:
-        """Raise unless a replica is left."""
         if self.sync.replicas:
             return
         starting = "; those started in their place have no weights before the step ends" * bool(
@@ -136,14 +131,13 @@ class Replicas:
         return joined
 
     def _serve(self, replicas: Iterable[Any]) -> None:
-        """Let the balancer send requests to replicas."""
         import ray
 
         servers = {one._server_address: one._server_handle for one in replicas}
         if servers:
             ray.get(self.manager.global_load_balancer.add_servers.remote(servers))
             logger.warning("rollout servers started again: %s", ", ".join(servers))
-            ledger.note(replaced_servers=ledger.notes().get("replaced_servers", 0) + len(servers))
+            count("replaced_servers", len(servers))
 
     def prune(self) -> list[str]:
         """Remove the replicas that do not answer from verl's balancer and update; return their addresses."""
@@ -163,7 +157,7 @@ class Replicas:
                 logger.warning("rollout server %s is lost (%s)", name, problem)
             for one in dead:
                 _kill(one)  # what is removed must not come back with old weights
-            ledger.note(lost_servers=ledger.notes().get("lost_servers", 0) + len(dead))
+            count("lost_servers", len(dead))
             self._lost = "; ".join(filter(None, problems))
             for one, name in zip(dead[: self._left], names):
                 self._left -= 1

@@ -32,6 +32,7 @@ from verl.workers.rollout.utils import update_prometheus_config
 
 from flashpatch import engine
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.context import having
 from flashpatch.patches.grpo.streaming import ID, MODE, groups, staleness
 from flashpatch.patches.grpo.streaming.dispatch import Dispatcher
 from flashpatch.patches.grpo.streaming.replicas import Replicas
@@ -204,11 +205,7 @@ class PPOTrainerStreamAsync(PPOTrainer):
 
     def _refuse_rejected_turns(self, batch: KVBatchMeta) -> None:
         """Refuse rejection if a session has several outputs: verl gives those of a session whose last output is rejected
-        no advantage, which is known after the forward alone.
-
-        Raises:
-            PatchError: both come together.
-        """
+        no advantage, which is known after the forward alone."""
         rejection = OmegaConf.select(self.config, "algorithm.rollout_correction.rollout_rs")
         if rejection and any(key.rsplit("_", 2)[-1] != "0" for key in batch.keys):
             raise PatchError(
@@ -251,11 +248,8 @@ class PPOTrainerStreamAsync(PPOTrainer):
 
     def _measure(self, batch: KVBatchMeta, metrics: dict) -> None:
         """Add verl's metrics of the policy's log-probabilities, which the rounds have left in the queue."""
-        workers, self.actor_rollout_wg = self.actor_rollout_wg, _Computed()
-        try:
+        with having(self, "actor_rollout_wg", _Computed()):
             self._compute_old_log_prob(batch, metrics)
-        finally:
-            self.actor_rollout_wg = workers
         correction = self.config.algorithm.get("rollout_correction")
         if correction and self.config.actor_rollout_ref.rollout.calculate_log_probs:
             names = ["old_log_probs", "rollout_log_probs", "response_mask"]

@@ -100,8 +100,6 @@ class StreamWorker(DetachActorWorker):
 
 
 class _OpenStep:
-    """Hold what lives between the first round of a step and its end."""
-
     def __init__(self, worker: StreamWorker, correction: dict[str, Any] | None) -> None:
         actor = worker.config.actor
         self.worker, self.engine = worker.actor, worker.actor.engine
@@ -127,7 +125,10 @@ class _OpenStep:
                 data[name] = torch.zeros_like(data[name])
         else:
             self.lengths += data["input_ids"].offsets().diff().tolist()
-        _one_micro_batch(data)
+        # one micro-batch: the round was packed to the budget already
+        tu.assign_non_tensor(
+            data, use_dynamic_bsz=False, micro_batch_size_per_gpu=len(data), global_batch_size=len(data)
+        )
         reference = _reference_log_probs(data) if tu.get(data, REFERENCE, default=False) else {}
         data.update(reference)
         output = self.step.add(data, self.worker.loss_fn)
@@ -198,13 +199,6 @@ def _reference_log_probs(data: TensorDict) -> dict[str, torch.Tensor]:
     with worker.engine.eval_mode():
         found = worker.engine.infer_batch(data)["model_output"]["log_probs"]
     return {"ref_log_prob": response_from_nested(found, data["response_mask"]).cpu()}
-
-
-def _one_micro_batch(data: TensorDict) -> None:
-    """Have verl take the round as one micro-batch: it was packed to the budget already."""
-    tu.assign_non_tensor(
-        data, use_dynamic_bsz=False, micro_batch_size_per_gpu=len(data), global_batch_size=len(data)
-    )
 
 
 def _flat(values: list[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from machine import limit
 
-from flashpatch.contracts import disk_cache, source, verdict_cache
+from flashpatch.contracts import source, verdict_cache
 from flashpatch.contracts.contract import ContractResult
 from flashpatch.record import Contract
 
@@ -144,7 +144,7 @@ def test_a_changed_check_never_gets_the_old_verdict(toy, read, tmp_path, monkeyp
 def test_a_file_that_is_written_right_now_keeps_nothing(toy, write, folder, monkeypatch):
     written = write(toy={"engine": ENGINE, "base": BASE})
     newest = max(path.stat().st_ctime_ns for path in written.rglob("*.py"))
-    monkeypatch.setattr(disk_cache.time, "time_ns", lambda: newest + 1)
+    monkeypatch.setattr(verdict_cache.time, "time_ns", lambda: newest + 1)
     assert toy().ok
     assert not folder.exists()
 
@@ -154,7 +154,7 @@ def test_it_can_be_switched_off(toy, read, folder, monkeypatch):
     monkeypatch.setenv("FLASHPATCH_CACHE", "0")
     read.clear()
     assert toy().ok and read
-    assert disk_cache.directory() is None and len(list(folder.iterdir())) == 1
+    assert verdict_cache.directory() is None and len(list(folder.iterdir())) == 1
 
 
 def test_without_the_variable_it_is_in_the_users_cache(toy, tmp_path, monkeypatch):
@@ -167,7 +167,7 @@ def test_without_the_variable_it_is_in_the_users_cache(toy, tmp_path, monkeypatc
 def lie(path: Path, **changes) -> str:
     """The kept file with a wrong verdict, or other changes, and the sum that goes with it."""
     body = {**json.loads(path.read_text())["body"], "verdict": [False, "", "a lie", ""], **changes}
-    return json.dumps({"sum": disk_cache.digest(json.dumps(body)), "body": body})
+    return json.dumps({"sum": verdict_cache.digest(json.dumps(body)), "body": body})
 
 
 DAMAGE = {
@@ -235,7 +235,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(toy, folder, read):
 
 
 def test_it_does_not_grow_for_ever(toy, folder, monkeypatch):
-    monkeypatch.setattr(disk_cache, "_MOST", 3)
+    monkeypatch.setattr(verdict_cache, "_MOST", 3)
     for number in range(8):
         assert toy(patch=replace(toy.patch, id=f"test.toy.patch{number}")).ok
         time.sleep(0.01)

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import Any
 
-from flashpatch.patches.eagle.bandit.random_tables import LENGTH
 from flashpatch.patches.eagle.bandit.rules.acceptance_curves import (
     HIGH,
     LAST,
@@ -27,7 +26,7 @@ from flashpatch.patches.eagle.bandit.rules.acceptance_curves import (
     nearest_point,
     tokens_by_point,
 )
-from flashpatch.patches.eagle.bandit.rules.base import Rule, Setting
+from flashpatch.patches.eagle.bandit.rules.base import LENGTH, Rule, Setting
 from flashpatch.patches.eagle.bandit.rules.step_times import BORROWED, MAX_WEIGHT, StepTimes, SwitchCost
 
 UNKNOWN = 4.0
@@ -157,7 +156,6 @@ class Thompson(Rule):
             times.add(arm, seconds, 0.25 if switched else 1.0)
 
     def _learn_level(self, batch: int, arm: int, gained: float) -> None:
-        """Update the level, and the arm's curve, with the mean tokens that a request gained."""
         curve, shape, level_variance = self._curves[arm], self._shape[arm], self._variance
         mean, slope, variance = curve[int((self._level - LOW) * PER_UNIT + 0.5)]
         error = gained - mean * shape

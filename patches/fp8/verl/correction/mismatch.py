@@ -79,7 +79,6 @@ def _reader(config: Any) -> Get:
 
 
 def _cap(config: Any) -> float:
-    """Return the upper bound of importance weights in the config; verl's default if it has none."""
     written = _reader(config)("algorithm.rollout_correction.rollout_is_threshold")
     try:
         return float(str(written).rpartition("_")[2])

@@ -171,7 +171,6 @@ def _check(trained: Any) -> None:
 
 
 def _lengths(micro_batch: Any) -> list[int]:
-    """Return the prompts' lengths."""
     prompts = micro_batch["prompts"]
     if prompts.is_nested:
         return prompts.offsets().diff().tolist()

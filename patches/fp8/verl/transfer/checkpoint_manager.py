@@ -9,7 +9,7 @@ from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import step_metrics
 from flashpatch.patches._shared.awaits import caller_awaits, resolve
-from flashpatch.patches._shared.timing import timed
+from flashpatch.patches._shared.context import timed
 from flashpatch.patches.fp8.mismatch.monitor import MONITOR
 from flashpatch.patches.fp8.verl.delta_versions import VERSIONS
 from flashpatch.patches.fp8.verl.transfer import receipts

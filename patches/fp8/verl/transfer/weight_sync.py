@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashpatch.ledger import files
-from flashpatch.patches._shared.context import holding
-from flashpatch.patches._shared.timing import timed
+from flashpatch.patches._shared.context import holding, timed
 from flashpatch.patches.fp8.verl.transfer.receipts import WorkerVersions
 
 TICKET = "flashpatch"

@@ -22,7 +22,7 @@ def run(monkeypatch, tmp_path) -> str:
     """A run directory with this process's row in it."""
     monkeypatch.setenv("FLASHPATCH_LEDGER", str(tmp_path))
     monkeypatch.setenv("FLASHPATCH_RUN", "r")
-    files.write_row(files.row({}))
+    files.write(files.row_path(), files.row({}))
     return os.path.dirname(files.row_path())
 
 

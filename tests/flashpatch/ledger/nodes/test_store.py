@@ -16,7 +16,7 @@ import pytest
 pytest.importorskip("ray")
 
 from flashpatch.ledger import events, files, runs
-from flashpatch.ledger.nodes import fetch, keys, published
+from flashpatch.ledger.nodes import keys, node, published
 from flashpatch.ledger.nodes.ray_store import Store
 from flashpatch.verify import read_events
 
@@ -59,7 +59,7 @@ class Here:
     def turn(self) -> tuple[runs.Row, list[read_events.ProcessEvents]]:
         """Publish, fetch and read."""
         self.publish()
-        assert fetch.fetch(self.store, self.run, self.copy) == 1
+        assert node.fetch(self.store, self.run, self.copy) == 1
         run = runs.read_run(self.copy)
         assert run is not None and run.problems == []
         found, problems = read_events.read(self.copy)
@@ -198,7 +198,7 @@ def test_what_is_in_the_store_is_not_trusted(here: Here, spoil, problem: str) ->
     here.log(1)
     here.publish()
     spoil(here)
-    fetch.fetch(here.store, here.run, here.copy)
+    node.fetch(here.store, here.run, here.copy)
     run = runs.read_run(here.copy)
     problems = run.problems if run is not None else []
     assert problem in " ".join(problems) if problem else problems == []

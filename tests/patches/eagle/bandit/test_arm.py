@@ -2,7 +2,7 @@ import pytest
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
-from flashpatch.patches.eagle.bandit.batch_buckets import BatchBuckets
+from flashpatch.patches.eagle.bandit.rules.base import BatchBuckets
 
 
 @pytest.mark.parametrize("text", ["3_1_4", "1_1_2", "5_4_16", "8_4_32", "disable"])

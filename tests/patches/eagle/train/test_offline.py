@@ -13,8 +13,9 @@ from machine import limit
 from tree import SUPPORT
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.train import coordinator, offline
+from flashpatch.patches.eagle.train import coordinator
 from flashpatch.patches.eagle.train.settings import WorkerSettings
+from flashpatch.patches.eagle.vllm import warmup
 
 
 @pytest.fixture
@@ -25,18 +26,18 @@ def train(tmp_path, monkeypatch):
     monkeypatch.setattr(coordinator.Coordinator.close, "__defaults__", (limit(60),))
     made = []
 
-    class Noted(offline.Coordinator):
+    class Noted(warmup.Coordinator):
         def __init__(self, *args, **more) -> None:
             super().__init__(*args, **more)
             made.append(self)
 
-    monkeypatch.setattr(offline, "Coordinator", Noted)
+    monkeypatch.setattr(warmup, "Coordinator", Noted)
 
     def run(faults: str, seconds: float, meanwhile=lambda one: None):
         monkeypatch.setenv("FAKE", faults)
         threading.Thread(target=lambda: meanwhile(_first(made)), daemon=True).start()
         settings = WorkerSettings(target="t", queue="r", folder=str(tmp_path / "out"))
-        return offline.train_for(settings, seconds, lambda event: None), made[0]
+        return warmup.train_for(settings, seconds, lambda event: None), made[0]
 
     return run
 
