@@ -53,12 +53,5 @@ class Lane:
         self._pool.shutdown(cancel_futures=True)
 
     def _made(self, run: Run) -> dict[str, dict[str, Any]]:
-        return runs.run(
-            self._folder,
-            run.what,
-            run.mode,
-            run.capability,
-            run.names,
-            imported=() if run.is_new else warm.VLLM_CUDA,
-            **dict(run.more),
-        )
+        imported, what = () if run.is_new else warm.VLLM_CUDA, (run.what, run.mode, run.capability)
+        return runs.run(self._folder, *what, run.names, imported, **dict(run.more))
