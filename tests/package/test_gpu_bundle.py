@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import io
+import os
+import signal
 import struct
+import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +24,7 @@ PTX, CUBIN = 1, 2
 def bundle(monkeypatch: pytest.MonkeyPatch):
     """Return a function that imports a script of the bundle."""
     monkeypatch.syspath_prepend(str(TREE / "tests" / "support" / "gpu_bundle"))
-    for name in ("prune", "install"):
+    for name in ("prune", "build", "install"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     return importlib.import_module
 
@@ -57,16 +62,36 @@ def test_what_is_there_in_another_version_stays(bundle, tmp_path: Path, monkeypa
     monkeypatch.setattr(install, "SITE", tmp_path / "site")
     part = tmp_path / "part.tar.xz"
     with tarfile.open(part, "w:xz") as archive:
-        for name in (
-            "pytest==0.1/pytest/__init__.py",
-            "vllm==9/vllm/a.py",
-            "new==1/new/b.py",
-            "new==1/new/c.py",
-        ):
+        for name in ("pytest==0.1/pytest/a.py", "vllm==9/vllm/a.py", "new==1/new/b.py", "new==1/new/c.py"):
             member = tarfile.TarInfo(name)
             member.size = 4
             archive.addfile(member, io.BytesIO(b"text"))
     assert install.install(part) == f"pytest 0.1 (stays {pytest.__version__}), vllm 9, new 1"
     site = tmp_path / "site"
-    found = sorted(path.relative_to(site).as_posix() for path in site.rglob("*.py"))
-    assert found == ["new/b.py", "new/c.py", "vllm/a.py"]
+    found = {path.relative_to(site).as_posix() for path in site.rglob("*.py")}
+    assert found == {"new/b.py", "new/c.py", "vllm/a.py"}
+
+
+def test_libraries_load_from_a_part(bundle, tmp_path: Path, monkeypatch) -> None:
+    """numpy's were altered by patchelf: without their symbols they do not load."""
+    pytest.importorskip("numpy")
+    build, install, part = bundle("build"), bundle("install"), tmp_path / "part.tar.xz"
+    libraries = [file for file in build.files("numpy") if "numpy.libs/" in file[0]]
+    build.pack(part, libraries, 90)
+    monkeypatch.setattr(install, "SITE", tmp_path)
+    monkeypatch.setattr(install, "installed", lambda name: "")
+    install.install(part)
+    assert libraries and all(ctypes.CDLL(str(tmp_path / "numpy.libs" / path.name)) for _, path in libraries)
+
+
+def test_what_is_killed_leaves_no_process() -> None:
+    """The checks on a GPU: an engine that outlives them would hold its memory while they are started anew."""
+    begin = "runs.begin(['-c', 'import time; time.sleep(600)'], os.environ, Path(os.devnull))"
+    killed = f"import os; from pathlib import Path; from cuda_lab import runs; print({begin}.pid, flush=True); os.kill(os.getpid(), 9)"
+    env = {**os.environ, "PYTHONPATH": str(TREE / "tests" / "support")}
+    group = int(subprocess.run([sys.executable, "-c", killed], env=env, stdout=subprocess.PIPE).stdout)
+    with pytest.raises(ProcessLookupError):
+        for _ in range(300):
+            os.killpg(group, 0)
+            time.sleep(0.1)
+        os.killpg(group, signal.SIGKILL)

@@ -61,7 +61,7 @@ def run(wide_world: Path, tmp_path: Path) -> Callable[..., str]:
 
 
 def agrees(output: str, bound: float) -> None:
-    """In both steps the engine gave its tokens the probabilities that the actor gives them."""
+    """Its tokens have the actor's probabilities in both steps; `cuda/test_engine.py` compares what verl sends with fresh engines."""
     differences = verl_job.metrics(output, "training/rollout_probs_diff_max")
     assert len(differences) == 2 and max(differences) < bound, differences
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,7 +36,6 @@ class Lane:
         self._folder = folder
         self._pool = ThreadPoolExecutor(2)
         self._futures: dict[Run, Future] = {}
-        self._spans: dict[str, list[float]] = {}
 
     def begin(self, wanted: Iterable[Run]) -> None:
         """Start those that were not started yet, as soon as one of the two processes is free."""
@@ -54,22 +52,6 @@ class Lane:
         """Wait for the runs under way; those that were not begun are dropped."""
         self._pool.shutdown(cancel_futures=True)
 
-    def minutes(self) -> dict[str, float]:
-        """Return by kind of lab the minutes from the start of its first run to the end of its last."""
-        return {what: (max(span) - min(span)) / 60 for what, span in self._spans.items()}
-
     def _made(self, run: Run) -> dict[str, dict[str, Any]]:
-        span = self._spans.setdefault(run.what, [])
-        span.append(time.monotonic())
-        try:
-            return runs.run(
-                self._folder,
-                run.what,
-                run.mode,
-                run.capability,
-                run.names,
-                imported=() if run.is_new else warm.VLLM_CUDA,
-                **dict(run.more),
-            )
-        finally:
-            span.append(time.monotonic())
+        imported, what = () if run.is_new else warm.VLLM_CUDA, (run.what, run.mode, run.capability)
+        return runs.run(self._folder, *what, run.names, imported, **dict(run.more))

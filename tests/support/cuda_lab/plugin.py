@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def lane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lane]:
-    from cuda_lab import table
     from cuda_lab.lane import Lane
 
     lane = Lane(tmp_path_factory.mktemp("cuda"))
@@ -22,7 +21,6 @@ def lane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         for mark in item.iter_markers("runs"):
             lane.begin(mark.args)
     yield lane
-    table.MINUTES.update(lane.minutes())
     lane.close()
 
 

@@ -21,6 +21,8 @@ from machine import limit
 from cuda_lab import results
 
 ENVIRONMENT = Path(sys.prefix)
+# Becomes a command, and ends its group once nobody holds the pipe any more.
+BOUND = 'exec 3<&0; (cat <&3; kill -9 0) >/dev/null & exec "$@" 3<&- </dev/null'
 
 
 def is_built() -> bool:
@@ -86,10 +88,7 @@ def stream(
     while pending and time.monotonic() < end:
         out, arguments, env = _prepared(folder, what, mode, capability, pending, more)
         log = out.with_name("log")
-        with log.open("w") as written:
-            process = subprocess.Popen(
-                [sys.executable, *arguments], env=env, stdout=written, stderr=written, process_group=0
-            )
+        process = begin(arguments, env, log)
         try:
             ended, count = False, len(pending)
             while not ended and time.monotonic() < end:
@@ -106,6 +105,15 @@ def stream(
         if ended and len(pending) == count:
             said = log.read_text(errors="replace").strip().splitlines()[-3:]
             yield pending.pop(0), {"error": f"its process ended with {process.returncode}: {' '.join(said)}"}
+
+
+def begin(arguments: Sequence[str], env: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    """Start an interpreter in a group of processes that ends with this process, were it killed: else it would keep a GPU's memory."""
+    command = ["sh", "-c", BOUND, "sh", sys.executable, *arguments]
+    with log.open("w") as out:
+        return subprocess.Popen(
+            command, env=env, stdin=subprocess.PIPE, stdout=out, stderr=out, process_group=0
+        )
 
 
 def _prepared(

@@ -21,9 +21,7 @@ def send(llm: vllm.LLM, checkpoint: Path) -> None:
         llm: with verl's extension of the worker, in another process.
         checkpoint: of a transformers model; a tensor larger than a bucket goes by a handle of its own.
     """
-    trained = checkpoint.with_name(
-        checkpoint.name.removesuffix("-block")
-    )  # verl's worker rounds to blocks what comes in bf16
+    trained = checkpoint.with_name(checkpoint.name.removesuffix("-block"))  # verl's worker rounds to blocks
     weights = [(name, tensor.cuda()) for name, tensor in models.weights(trained)]
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(llm.collective_rpc, "update_weights_from_ipc")

@@ -23,8 +23,18 @@ import prune
 MOST = 55_000_000  # bytes of a part, which travels beside the tree
 ATTENTION, EXPERTS = ("_vllm_fa3_C",), ("_moe_C_stable_libtorch",)  # of vLLM, in parts of their own
 REDUCED = (*ATTENTION, *EXPERTS, "vllm/_C_stable_libtorch", "_flashmla_C", "_qutlass_C")
-LEFT_OUT = (  # other capabilities, other Pythons, a server in Rust; what is only compiled or tested
+STRIPPED = (
+    "libxgrammar_bindings",
+    "libllvmlite",
+)  # not all: what patchelf has altered does not load afterwards
+LEFT_OUT = (  # other capabilities, other Pythons, servers in Rust and of Ray; what is only compiled or tested
     *("_vllm_fa2_C", "vllm-rs", "third_party/fmha_sm100", "cpython-310-", "cpython-311-", "cpython-313-"),
+    *(
+        "ray/core/src/",
+        "ray/jars/",
+        "ray/dashboard/client/",
+        "ray/rllib/",
+    ),  # verl's imports need Ray's Python
     *("cpython-314-", "__pycache__", "/tests/", "libxgrammar.a"),
 )
 SMALL = """
@@ -34,7 +44,7 @@ jmespath jsonschema jsonschema-specifications lark llguidance loguru msgspec nvi
 opentelemetry-api partial-json-parser py-cpuinfo pybase64 pydantic pydantic-core pydantic-extra-types python-multipart pyzmq
 referencing rpds-py sniffio starlette typing-inspection uvloop wrapt xgrammar annotated-types annotated-doc
 """
-VERL = "antlr4-python3-runtime codetiming colorful omegaconf orjson pyvers tensordict verl"
+VERL = "antlr4-python3-runtime codetiming colorful omegaconf orjson pyvers ray tensordict verl"
 COMMON = """
 accelerate aiohappyeyeballs aiohttp aiosignal attrs certifi charset-normalizer click cloudpickle frozenlist h11 huggingface_hub
 idna jinja2 msgpack multidict numpy packaging pillow prometheus_client propcache protobuf psutil pygments
@@ -93,7 +103,7 @@ def pack(part: Path, members: list[tuple[str, Path]], capability: int) -> None:
                     small = Path(folder, path.name)
                     prune.reduce(path, small, capability)
                     path = small
-                elif path.suffix == ".so" and path.stat().st_size > 20_000_000:
+                elif is_one_of(name, STRIPPED):
                     path = stripped(path, Path(folder, path.name))
                 archive.add(path, name)
         xz.stdin.close()

@@ -18,21 +18,11 @@ pytestmark = [
 
 
 def test_updates_under_a_captured_graph() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "tests/patches/fp8/refit/test_cuda_graph.py",
-    ]
-    done = subprocess.run(
-        command, cwd=TREE, env=variables(runs.ENVIRONMENT, 90), capture_output=True, text=True
-    )
-    assert done.returncode == 0 and "passed" in done.stdout and "skipped" not in done.stdout, done.stdout[
-        -3000:
-    ]
+    words = "-m pytest -q -p no:cacheprovider tests/patches/fp8/refit/test_cuda_graph.py".split()
+    env = variables(runs.ENVIRONMENT, 90)
+    done = subprocess.run([sys.executable, *words], cwd=TREE, env=env, capture_output=True, text=True)
+    said = done.stdout[-3000:]
+    assert done.returncode == 0 and "passed" in said and "skipped" not in said, said
 
 
 def test_what_is_checked_on_a_gpu_runs_here_but_for_speed(tmp_path) -> None:
