@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,36 +27,14 @@ def run_ranks(command: Sequence[str], folder: Path, ranks: int, **extra: str) ->
     """Run a Python script in as many processes, which meet as torchrun's do; each must end well."""
     meet = folder / f"meet-{ranks}"
     meet.unlink(missing_ok=True)
-    running = []
-    for rank in range(ranks):
-        settings = {
-            "FLASHPATCH": "cpu,bf16,flowrl",
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(ranks),
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": "0",
-            "DIST_INIT_METHOD": f"file://{meet}",
-            **extra,
-        }
-        log = folder / f"rank-{rank}-of-{ranks}.log"
-        with log.open("wb") as said, open(os.devnull) as nothing:
-            running.append(
-                warm.start(
-                    warm.VERL_VLLM,
-                    list(command),
-                    env=environment(folder, **settings),
-                    cwd=folder,
-                    descriptors={0: nothing.fileno(), 1: said.fileno(), 2: said.fileno()},
-                )
-            )
-    try:
-        codes = [process.wait(LIMIT) for process in running]
-    finally:
-        for process in running:
-            process.kill()
-            process.wait()
-    assert not any(codes), f"exit codes by rank: {codes}\n{tail(folder, ranks)}"
+    settings = {"FLASHPATCH": "cpu,bf16,flowrl", "WORLD_SIZE": str(ranks)}
+    settings |= {"DIST_INIT_METHOD": f"file://{meet}", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
+    own = [{**settings, "RANK": str(rank), "LOCAL_RANK": str(rank), **extra} for rank in range(ranks)]
+    commands = [(command, environment(folder, **one)) for one in own]
+    done = warm.run_together(warm.VERL_VLLM, commands, cwd=folder, timeout=LIMIT)
+    for rank, one in enumerate(done):
+        (folder / f"rank-{rank}-of-{ranks}.log").write_text(one.stdout + one.stderr)
+    assert not any(one.returncode for one in done), tail(folder, ranks)
 
 
 def tail(folder: Path, ranks: int = 1) -> str:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import atexit
-import functools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import warm
 from installed import version_of
 from machine import limit
 
@@ -27,6 +24,28 @@ OLD = version_of("sglang").release[:3] == (0, 5, 12)
 """Whether the installed SGLang is of the generation without update sessions."""
 FRAMEWORK = "sglang_0_5_12" if OLD else "sglang"
 """As in the ids of the patches for it."""
+
+#: What a forked job finds imported; the stand-in for AMX comes before SGLang.
+IMPORTED = (
+    *("amx_standin", "sglang", "sglang.srt.entrypoints.engine", "sglang.srt.managers.detokenizer_manager"),
+    *("sglang.srt.managers.scheduler", "sglang.srt.model_executor.model_runner"),
+    "sglang.srt.models.registry",  # and with it every model
+    "sglang.srt.speculative.eagle_worker_v2",
+)
+#: A forked job. SGLang would start its processes afresh, and each would import everything again. FlashPatch comes last, as with
+#: a user's ``flashpatch.enable``.
+FORKED = """
+import multiprocessing, os, sys
+from pathlib import Path
+multiprocessing.set_start_method("fork", force=True)
+multiprocessing.set_start_method = lambda *args, **kwargs: None
+import sglang_job
+if sys.argv[2]:
+    os.environ["FLASHPATCH"] = sys.argv[2]
+from flashpatch import bootstrap
+bootstrap.start()
+sglang_job.main(Path(sys.argv[1]))
+"""
 
 TIMEOUT = limit(420)
 _OURS = ("FLASHPATCH", "SGLANG_", "STANDIN_", "VLLM_")
@@ -103,7 +122,7 @@ def together(folder: Path, *jobs: dict[str, Any]) -> list[Seen]:
     Each is a dict: ``model``, ``steps``, ``flashpatch`` (the variable), ``options`` (family to its options),
     ``env``, ``fresh`` (processes started as a user's are, not forked); anything else is a keyword of the engine.
     """
-    running: list[_Running] = []
+    running: list[_Running | _Fresh] = []
     try:
         for number, job in enumerate(jobs):
             where = folder / f"job{number}"
@@ -138,7 +157,7 @@ def _start(
     fresh: bool = False,
     bare: bool = False,
     **engine: Any,
-) -> _Running:
+) -> _Running | _Fresh:
     """``options`` go into a flashpatch.toml beside the job; ``{where}`` in them is its folder."""
     lines = []
     for family, values in (options or {}).items():
@@ -149,46 +168,40 @@ def _start(
     (where / "job.json").write_text(
         json.dumps(dict(engine={**ENGINE, "model_path": model, **engine}, steps=steps, bare=bare))
     )
-    environ = environment(where, flashpatch, **(env or {}))
-    if fresh:
-        return _Fresh(where, environ)
-    (where / "environment.json").write_text(json.dumps(environ))
-    zygote(environ.get("STANDIN_AMX") == "1").ask(where)
-    return _Running(where)
+    environ = environment(where, "" if not fresh else flashpatch, **(env or {}))
+    with (where / "log").open("wb") as log, open(os.devnull) as nothing:
+        given = {0: nothing.fileno(), 1: log.fileno(), 2: log.fileno()}
+        if fresh:
+            return _Fresh(where, environ, log)
+        command = ["-c", FORKED, where, flashpatch]
+        paths = [STANDINS, HERE]
+        process = warm.start(IMPORTED, command, env=environ, cwd=where, descriptors=given, path=paths)
+        return _Running(where, process)
 
 
 class _Running:
-    """A job that a zygote has started."""
+    """A job in a process that was forked from one that has imported SGLang."""
 
-    def __init__(self, where: Path) -> None:
-        self.where = where
+    def __init__(self, where: Path, process: warm.Process) -> None:
+        self.where, self._process = where, process
 
     @property
     def ended(self) -> bool:
-        return (self.where / "ended").exists()
+        return self._process.poll() is not None
 
     def end(self) -> None:
         """End what is left of the job and of its children, which are all in a session of their own."""
-        pid = self.where / "pid"
-        if pid.exists() and pid.read_text():
-            _kill(int(pid.read_text()))
+        self._process.kill()
 
 
-class _Fresh(_Running):
+class _Fresh:
     """A job in an interpreter of its own."""
 
-    def __init__(self, where: Path, environ: dict[str, str]) -> None:
-        super().__init__(where)
-        with (where / "log").open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "sglang_job.py"), str(where)],
-                env=environ,
-                cwd=where,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+    def __init__(self, where: Path, environ: dict[str, str], log: IO[bytes]) -> None:
+        self.where = where
+        script = [sys.executable, str(HERE / "sglang_job.py"), str(where)]
+        streams = dict(stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._process = subprocess.Popen(script, env=environ, cwd=where, start_new_session=True, **streams)
 
     @property
     def ended(self) -> bool:
@@ -196,54 +209,11 @@ class _Fresh(_Running):
         return bool(os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT))
 
     def end(self) -> None:
-        _kill(self._process.pid)
+        try:
+            os.killpg(self._process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
         self._process.wait()
-
-
-class Zygote:
-    """A process that has imported SGLang and forks one for each job."""
-
-    def __init__(self, folder: Path, amx: bool) -> None:
-        self.log = folder / "log"
-        environ = environment(folder, **({"STANDIN_AMX": "1"} if amx else {}))
-        with self.log.open("wb") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "sglang_zygote.py")],
-                env=environ,
-                cwd=folder,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-            )
-        atexit.register(self.close)
-        for line in self._process.stdout:
-            if line.strip() == "ready":
-                return
-        raise RuntimeError(f"SGLang cannot be imported: {self.log.read_text()[-3000:]}")
-
-    def ask(self, where: Path) -> None:
-        self._process.stdin.write(f"{where}\n")
-        self._process.stdin.flush()
-
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-
-@functools.cache
-def zygote(amx: bool) -> Zygote:
-    """The session's process, with AMX or without, which SGLang looks for once."""
-    folder = Path(tempfile.mkdtemp(prefix="sglang-zygote-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return Zygote(folder, amx)
-
-
-def _kill(session: int) -> None:
-    try:
-        os.killpg(session, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def _read(where: Path) -> Seen:
