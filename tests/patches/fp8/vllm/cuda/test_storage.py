@@ -3,8 +3,6 @@
 What this shows and what not: tests/support/fake_cuda/README.md.
 """
 
-from __future__ import annotations
-
 import pytest
 from cuda_lab import cases, mutants, runs, table
 from cuda_lab.compare import compare
@@ -96,13 +94,6 @@ def test_a_planted_fault_is_seen(lane, mutant: str) -> None:
     assert faults.get("differing")
 
 
-@pytest.mark.runs(FRESH[80], STOCK[80])
-@pytest.mark.parametrize("name", ["fp8", "static_kv"])
-def test_stock_s_second_load_is_not_a_fresh_one(lane, name: str) -> None:
-    """What users have without FlashPatch: an error, or storage that differs."""
-    assert outcome(lane.result(FRESH[80])[name], lane.result(STOCK[80])[name]) != "equal"
-
-
 OPENS_GPT_OSS = version_of("vllm") >= Version(cases.CASES["gpt_oss_fp8"].least)
 LOST = [Run("storage", mode, 90, ("gpt_oss_fp8",)) for mode in ("fresh", "update")]
 
@@ -117,9 +108,3 @@ def test_a_first_load_that_loses_experts_is_refused(lane) -> None:
         "first load", 90, "gpt_oss_fp8", "", f"refused by name; stock opens it: {ours.get('error', '')[:90]}"
     )
     assert "past the weight loaders" in ours["error"] and "w13_weight" in ours["error"]
-
-
-def test_no_case_is_without_a_device() -> None:
-    elsewhere = {"large", "gpt_oss_fp8", "mla_fp8_engine", "block_kv", "alibi"}
-    elsewhere |= {"fp8_ipc", "bf16_verl", "fp8_verl", "bf16_tp2", "fp8_tp2"}
-    assert {name for name, case in cases.CASES.items() if not {*case.kernels} & {*FRESH}} == elsewhere
