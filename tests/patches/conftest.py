@@ -1,7 +1,5 @@
 """Worlds and jobs of verl that tests of several families share: a job takes minutes, and each looks at its own part."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -64,11 +62,13 @@ def fp8_job(wide_world, two_ranks, tmp_path_factory: pytest.TempPathFactory) -> 
     from flashpatch.patches.fp8.precision import fleet
 
     folder = tmp_path_factory.mktemp("fp8-job")
-    config = folder / "flashpatch.toml"
-    config.write_text(f'[fp8]\nscheme = "{fleet.DEFAULT_SCHEMES["accelerator"]}"\n')
     fsdp2 = [f"actor_rollout_ref.{role}.strategy=fsdp2" for role in ("actor", "ref")]
-    done = verl_job.train(
-        wide_world, folder, *two_ranks, *fsdp2, FLASHPATCH="cpu,fp8,fsdp", FLASHPATCH_CONFIG=str(config)
+    output = verl_job.trained(
+        wide_world,
+        folder,
+        *two_ranks,
+        *fsdp2,
+        FLASHPATCH="cpu,fp8,fsdp",
+        config=f'[fp8]\nscheme = "{fleet.DEFAULT_SCHEMES["accelerator"]}"\n',
     )
-    assert done.returncode == 0, done.stdout[-8000:]
-    return Job(done.stdout, folder, verl_job.live(folder))
+    return Job(output, folder, verl_job.live(folder))

@@ -1,7 +1,5 @@
 """No wrapper is in a forward that an engine compiles: a call cannot be counted there, and torch 2.11 ends with "Unsupported method"."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import functools

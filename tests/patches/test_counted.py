@@ -1,7 +1,5 @@
 """A patch without a wrapper that is due in jobs counts its calls itself: else ``--live`` would call every such job unproven."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 

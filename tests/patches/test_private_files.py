@@ -4,8 +4,6 @@ What whole engines and jobs leave behind is walked where they run: `eagle/vllm/t
 `eagle/train/test_worker.py` and `eagle/verl_vllm/test_job.py`.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

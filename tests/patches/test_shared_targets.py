@@ -5,8 +5,6 @@ that it lists them: the last is outermost, and runs first. A second wrapper of a
 of `patches/_shared`, or list it with a reason.
 """
 
-from __future__ import annotations
-
 import pkgutil
 import re
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The versions in ``patches/tested.toml`` are those that the Makefile's lanes run a family's tests on."""
 
-from __future__ import annotations
-
 import functools
 import re
 import tomllib

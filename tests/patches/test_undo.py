@@ -1,7 +1,5 @@
 """Every patch of every family is armed on the installed frameworks and leaves nothing behind; new records join by themselves."""
 
-from __future__ import annotations
-
 import json
 from importlib.util import find_spec
 

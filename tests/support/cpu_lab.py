@@ -7,6 +7,7 @@ import subprocess
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import warm
 from machine import limit
@@ -24,8 +25,14 @@ BUSY = {
 }
 
 
-def environment(folder: Path, **extra: str) -> dict[str, str]:
-    """This process's environment without anything that could help a scenario along, and with ``extra``."""
+def environment(folder: Path, config: str = "", **extra: str) -> dict[str, str]:
+    """This process's environment without anything that could help a scenario along, and with ``extra``.
+
+    ``config`` is what a flashpatch.toml in the folder is to say.
+    """
+    if config:
+        (folder / "flashpatch.toml").write_text(config)
+        extra["FLASHPATCH_CONFIG"] = str(folder / "flashpatch.toml")
     clean = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
     return {
         **clean,
@@ -57,6 +64,13 @@ def python(
         cwd=folder,
         timeout=limit(timeout),
     )
+
+
+def checked(code: str, folder: Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    """As `python`; it must succeed."""
+    done = python(code, folder, **more)
+    assert done.returncode == 0, tail(done)
+    return done
 
 
 def tail(done: subprocess.CompletedProcess[str]) -> str:

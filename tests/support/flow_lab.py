@@ -37,6 +37,16 @@ def run_ranks(command: Sequence[str], folder: Path, ranks: int, **extra: str) ->
     assert not any(one.returncode for one in done), tail(folder, ranks)
 
 
+def run_plan(
+    script: str, folder: Path, ranks: int, cases: Sequence[Mapping[str, Any]], **extra: str
+) -> dict[str, Any]:
+    """Let a script of this folder carry out cases on so many ranks; return what the first rank kept of each."""
+    plan = folder / f"cases-{ranks}.json"
+    plan.write_text(json.dumps(cases))
+    run_ranks([str(Path(__file__).with_name(script)), str(folder), plan.name], folder, ranks, **extra)
+    return {case["name"]: torch.load(folder / f"{case['name']}-0.pt") for case in cases}
+
+
 def tail(folder: Path, ranks: int = 1) -> str:
     """The ends of the ranks' logs, for a failed assertion."""
     logs = (folder / f"rank-{rank}-of-{ranks}.log" for rank in range(ranks))

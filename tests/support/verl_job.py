@@ -47,6 +47,15 @@ trainer.test_freq=-1 trainer.save_freq=-1 trainer.total_training_steps=2 trainer
 +ray_kwargs.ray_init.include_dashboard=False +ray_kwargs.ray_init.object_store_memory=200000000
 """.split()
 
+#: One FSDP2 rank, which trains twice between two updates, and a replica that draws with the newest weights.
+SEPARATE = """
+trainer.v1.trainer_mode=separate_async actor_rollout_ref.hybrid_engine=False
+trainer.v1.separate_async.parameter_sync_step=2 actor_rollout_ref.actor.ppo_mini_batch_size=4
+trainer.v1.separate_async.num_warmup_batches=0
+actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=1
+actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.ref.strategy=fsdp2
+""".split()
+
 
 def make_world(folder: Path, *settings: str) -> Path:
     """Tokenizer, data and a tiny random model in ``folder``."""
@@ -113,6 +122,13 @@ def train(world: Path, folder: Path, *extra: str, **variables: str) -> subproces
     return subprocess.CompletedProcess(job.args, code, said(folder))
 
 
+def trained(world: Path, folder: Path, *extra: str, **variables: str) -> str:
+    """Run a job that must end well; return its output."""
+    done = train(world, folder, *extra, **variables)
+    assert done.returncode == 0, done.stdout[-8000:]
+    return done.stdout
+
+
 def metrics(output: str, name: str) -> list[float]:
     """One metric, step by step."""
     return [float(value) for value in re.findall(rf"\b{re.escape(name)}:(-?[\d.e+-]+)", output)]
@@ -129,6 +145,11 @@ def live(folder: Path) -> list[dict[str, Any]]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)["processes"]
+
+
+def calls(processes: list[dict[str, Any]], patch: str) -> int:
+    """How often a job's processes called a patch."""
+    return sum(one["patches"].get(patch, {}).get("calls", 0) for one in processes)
 
 
 def adapters_of(folder: Path) -> list[dict[str, Any]]:

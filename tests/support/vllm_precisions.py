@@ -75,3 +75,17 @@ def refusal(name: str, model: str, **options: Any) -> str | None:
             pass
 
     return updates.error(opens)
+
+
+def two_ranks(a: str, b: str) -> list[dict[str, Any]]:
+    """Answers of two ranks before and after an update, which rounds whole tensors and takes each rank's part."""
+    with engines.open_llm(a, tensor_parallel_size=2) as llm:
+        before = engines.answers(llm)
+        llm.collective_rpc(_send_on_rank, args=(b, 3))
+        return [before, engines.answers(llm)]
+
+
+def _send_on_rank(worker: Any, path: str, parts: int) -> None:
+    items = list(models.weights(path))
+    for part in range(parts):
+        worker.get_model().load_weights(items[len(items) * part // parts : len(items) * (part + 1) // parts])

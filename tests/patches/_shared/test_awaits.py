@@ -1,7 +1,5 @@
 """Functions that coroutines and plain functions call alike."""
 
-from __future__ import annotations
-
 import asyncio
 
 from flashpatch.patches._shared.awaits import caller_awaits, resolve

@@ -1,7 +1,5 @@
 """The fingerprint is what its definition says, sees every flipped bit and every exchange, and adds up."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")
@@ -12,19 +10,8 @@ from hypothesis import strategies as st
 
 from flashpatch.patches._shared import fingerprint
 
-DTYPES = [
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-    torch.float8_e4m3fn,
-    torch.int8,
-    torch.uint8,
-    torch.int16,
-    torch.int32,
-    torch.int64,
-    torch.bool,
-]
+NAMES = "float32 bfloat16 float16 float64 float8_e4m3fn int8 uint8 int16 int32 int64 bool"
+DTYPES = [getattr(torch, name) for name in NAMES.split()]
 ALL = (1 << 64) - 1
 
 
@@ -118,12 +105,7 @@ def test_the_weights_are_what_the_proof_needs():
 
 
 @settings(max_examples=100)
-@given(
-    dtype=st.sampled_from(DTYPES[:-1]),
-    number=st.integers(1, 70),
-    seed=st.integers(0, 99),
-    data=st.data(),
-)
+@given(dtype=st.sampled_from(DTYPES[:-1]), number=st.integers(1, 70), seed=st.integers(0, 99), data=st.data())
 def test_every_flipped_bit_is_seen(dtype, number, seed, data):
     tensor = raw(dtype, number, seed)
     other = tensor.clone()
@@ -174,11 +156,7 @@ def test_rows_heads_and_transposes_are_told_apart():
 
 
 @settings(max_examples=80)
-@given(
-    dtype=st.sampled_from(DTYPES),
-    cuts=st.lists(st.integers(0, 200), max_size=6),
-    seed=st.integers(0, 99),
-)
+@given(dtype=st.sampled_from(DTYPES), cuts=st.lists(st.integers(0, 200), max_size=6), seed=st.integers(0, 99))
 def test_parts_add_up_wherever_the_tensor_is_cut(dtype, cuts, seed):
     """Also inside a word, also empty parts."""
     tensor = raw(dtype, 200, seed)

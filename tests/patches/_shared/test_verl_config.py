@@ -1,7 +1,5 @@
 """Reading, changing and refusing settings of verl's configuration; verl itself is not needed."""
 
-from __future__ import annotations
-
 import logging
 
 import pytest

@@ -1,7 +1,5 @@
 """Scenarios on the installed verl, each in a process of its own, as platforms and process groups are."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +12,6 @@ def scenario(tmp_path: Path) -> Callable[..., str]:
     """Run Python code with ``FLASHPATCH=names``; it must succeed, and its output is returned."""
 
     def run(code: str, names: str = "cpu", **extra: str) -> str:
-        done = cpu_lab.python(code, tmp_path, **({"FLASHPATCH": names} if names else {}), **extra)
-        assert done.returncode == 0, cpu_lab.tail(done)
-        return done.stdout
+        return cpu_lab.checked(code, tmp_path, **({"FLASHPATCH": names} if names else {}), **extra).stdout
 
     return run

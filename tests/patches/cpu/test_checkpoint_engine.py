@@ -1,7 +1,5 @@
 """Whole transfers between real processes, with one thing going wrong: everybody hears of it by name, nobody waits."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,22 +1,11 @@
 """GRPO steps of unmodified verl whose syncs are differences, over gloo, audited."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-from verl_job import live, metrics, train
+from verl_job import SEPARATE, live, metrics, train, trained
 
 pytestmark = [pytest.mark.verl, pytest.mark.full]
-
-SEPARATE = """
-trainer.v1.trainer_mode=separate_async actor_rollout_ref.hybrid_engine=False
-trainer.v1.separate_async.parameter_sync_step=2 actor_rollout_ref.actor.ppo_mini_batch_size=4
-trainer.v1.separate_async.num_warmup_batches=0
-actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=1
-actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.ref.strategy=fsdp2
-actor_rollout_ref.actor.optim.lr=1e-6
-""".split()
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bfloat16"])
@@ -24,19 +13,22 @@ def test_a_job_in_which_few_weights_change_sends_few_bytes(
     wide_world: Path, tmp_path: Path, dtype: str
 ) -> None:
     """In verl's default, fp32, the first sync is in float32, all later ones are in bf16."""
-    config = tmp_path / "flashpatch.toml"
-    config.write_text("[fp8]\ndelta_sync = true\n")
     masters = f"actor_rollout_ref.actor.fsdp_config.model_dtype={dtype}"
-    done = train(
-        wide_world, tmp_path, *SEPARATE, masters, FLASHPATCH="cpu,int8,fsdp", FLASHPATCH_CONFIG=str(config)
+    output = trained(
+        wide_world,
+        tmp_path,
+        *SEPARATE,
+        "actor_rollout_ref.actor.optim.lr=1e-6",
+        masters,
+        FLASHPATCH="cpu,int8,fsdp",
+        config="[fp8]\ndelta_sync = true\n",
     )
-    assert done.returncode == 0, done.stdout[-8000:]
-    assert metrics(done.stdout, "training/global_step") == [1, 2]
-    assert metrics(done.stdout, "sync/policy_version") == [2, 3]
-    shares = metrics(done.stdout, "sync/wire_share")
+    assert metrics(output, "training/global_step") == [1, 2]
+    assert metrics(output, "sync/policy_version") == [2, 3]
+    shares = metrics(output, "sync/wire_share")
     assert len(shares) == 2 and 0 < max(shares) < 0.2  # the first of all comes before the first step
-    assert min(metrics(done.stdout, "sync/changed_share")) > 0
-    assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.1
+    assert min(metrics(output, "sync/changed_share")) > 0
+    assert max(metrics(output, "training/rollout_probs_diff_max")) < 0.1
     processes = live(tmp_path)
     (trainer,) = [process for process in processes if "trainer" in process["roles"]]
     assert trainer["patches"]["fp8.verl.actor_update_weights_delta"]["calls"] == 3
@@ -45,8 +37,6 @@ def test_a_job_in_which_few_weights_change_sends_few_bytes(
 
 
 def test_one_process_for_both_is_refused_before_anything_starts(wide_world: Path, tmp_path: Path) -> None:
-    config = tmp_path / "flashpatch.toml"
-    config.write_text("[fp8]\ndelta_sync = true\n")
-    done = train(wide_world, tmp_path, FLASHPATCH="cpu,bf16", FLASHPATCH_CONFIG=str(config))
+    done = train(wide_world, tmp_path, FLASHPATCH="cpu,bf16", config="[fp8]\ndelta_sync = true\n")
     assert done.returncode != 0
     assert "delta_sync does not go with" in done.stdout and "backend=naive" in done.stdout

@@ -1,7 +1,5 @@
 """The family on the installed verl and torch: armed, in effect, and undone without a trace."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.verl

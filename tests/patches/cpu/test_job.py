@@ -1,7 +1,5 @@
 """Two GRPO steps of unmodified verl with one variable in front."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys
@@ -12,7 +10,7 @@ import pytest
 from machine import limit
 from private_modes import loose
 from tree import SUPPORT
-from verl_job import live, metrics, train
+from verl_job import live, metrics, train, trained
 
 from flashpatch import ledger
 
@@ -27,9 +25,8 @@ def world(wide_world: Path) -> Path:
 @pytest.mark.full
 @pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.01), ("fp8", 0.05), ("int8", 0.05)])
 def test_two_steps_with_updated_rollouts(world, tmp_path, precision, bound):
-    done = train(world, tmp_path, FLASHPATCH=f"cpu,{precision}")
-    assert done.returncode == 0, done.stdout[-8000:]
-    check_two_steps(done.stdout, live(tmp_path), bound, corrected=precision != "bf16")
+    output = trained(world, tmp_path, FLASHPATCH=f"cpu,{precision}")
+    check_two_steps(output, live(tmp_path), bound, corrected=precision != "bf16")
     if precision == "int8":
         rows = [row for run in ledger.read(tmp_path / "ledger") for row in run.rows]
         [worker] = [row for row in rows if "worker" in row.roles]
@@ -76,21 +73,22 @@ def check_two_steps(
 @pytest.mark.full
 def test_a_mixed_fleet_is_told_apart(world, tmp_path):
     """Two replicas, one in bf16 and one in fp8: every sample says which drew it, and so do the metrics."""
-    config = tmp_path / "flashpatch.toml"
-    config.write_text('[[fp8.fleet]]\nprecision = "bf16"\n\n[[fp8.fleet]]\nprecision = "fp8"\n')
-    done = train(
-        world, tmp_path, "trainer.n_gpus_per_node=2", FLASHPATCH="cpu,fp8", FLASHPATCH_CONFIG=str(config)
+    output = trained(
+        world,
+        tmp_path,
+        "trainer.n_gpus_per_node=2",
+        FLASHPATCH="cpu,fp8",
+        config='[[fp8.fleet]]\nprecision = "bf16"\n\n[[fp8.fleet]]\nprecision = "fp8"\n',
     )
-    assert done.returncode == 0, done.stdout[-8000:]
     for precision in ("bf16", "fp8"):
-        assert min(metrics(done.stdout, f"mismatch/tokens/{precision}")) > 0
-    told = [metrics(done.stdout, f"mismatch/tokens/{precision}") for precision in ("bf16", "fp8")]
-    assert [sum(step) for step in zip(*told, strict=True)] == metrics(done.stdout, "mismatch/tokens")
+        assert min(metrics(output, f"mismatch/tokens/{precision}")) > 0
+    told = [metrics(output, f"mismatch/tokens/{precision}") for precision in ("bf16", "fp8")]
+    assert [sum(step) for step in zip(*told, strict=True)] == metrics(output, "mismatch/tokens")
     for plain, rounded in zip(
-        *(metrics(done.stdout, f"mismatch/k3/{name}") for name in ("bf16", "fp8")), strict=True
+        *(metrics(output, f"mismatch/k3/{name}") for name in ("bf16", "fp8")), strict=True
     ):
         assert plain < rounded < 0.05
-    assert "rollouts run in bf16, fp8" in done.stdout
+    assert "rollouts run in bf16, fp8" in output
 
 
 @pytest.mark.full
@@ -104,10 +102,9 @@ def test_after_twenty_updates_rollouts_differ_as_a_fresh_engines_would(world, tm
         "actor_rollout_ref.actor.checkpoint.save_contents=[model,hf_model]",
         "actor_rollout_ref.actor.optim.lr=2e-3",
     )
-    done = train(world, tmp_path, *settings, FLASHPATCH=f"cpu,{precision}")
-    assert done.returncode == 0, done.stdout[-8000:]
-    assert metrics(done.stdout, "training/global_step") == list(range(1, 21))
-    last = metrics(done.stdout, "training/rollout_probs_diff_mean")[-5:]
+    output = trained(world, tmp_path, *settings, FLASHPATCH=f"cpu,{precision}")
+    assert metrics(output, "training/global_step") == list(range(1, 21))
+    last = metrics(output, "training/rollout_probs_diff_mean")[-5:]
     updated = sum(last) / len(last)
 
     saved = tmp_path / "saved" / "global_step_19" / "actor" / "huggingface"
@@ -123,7 +120,7 @@ def test_after_twenty_updates_rollouts_differ_as_a_fresh_engines_would(world, tm
     # other samples, some 250 in a step: in fp8 neighbouring steps differ by a factor of 2 to 3
     assert expected / 3 < updated < expected * 3, (last, expected)
     # and in what matters to the gradient, the divergence per token, nothing grows
-    gaps = metrics(done.stdout, "mismatch/k3")
+    gaps = metrics(output, "mismatch/k3")
     assert sum(gaps[-5:]) < 2 * sum(gaps[:5]), gaps
 
 

@@ -1,7 +1,5 @@
 """The report of a real job: verl with fp8 rollouts on two replicas, each sync audited."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

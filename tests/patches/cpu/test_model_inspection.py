@@ -1,7 +1,5 @@
 """vLLM looks at a model's class in this process, where the cpu family is on, and finds the same."""
 
-from __future__ import annotations
-
 import json
 
 import cpu_lab
@@ -34,8 +32,7 @@ def inspect(folder, name: str, families: str) -> dict[str, list[str]]:
     folder.mkdir()
     on = {"FLASHPATCH": families} if families else {}
     code = CODE.format(name=name)
-    done = cpu_lab.python(code, folder, imported=warm.VERL_VLLM, VLLM_CACHE_ROOT=str(folder / "vllm"), **on)
-    assert done.returncode == 0, cpu_lab.tail(done)
+    done = cpu_lab.checked(code, folder, imported=warm.VERL_VLLM, VLLM_CACHE_ROOT=str(folder / "vllm"), **on)
     lines: dict[str, list[str]] = {}
     for line in done.stdout.splitlines():
         word, _, rest = line.partition(" ")
@@ -70,20 +67,3 @@ def test_a_class_that_cannot_be_imported_is_said_to_be_so(tmp_path):
         FLASHPATCH="cpu",
     )
     assert done.returncode == 0 and "raised nowhere" in done.stdout, cpu_lab.tail(done)
-
-
-def test_undo_restores_the_function(tmp_path):
-    done = cpu_lab.python(
-        """
-        import flashpatch
-        from vllm.model_executor.models import registry
-        before = [registry._run_in_subprocess]  # in a list, since names of modules are replaced as well
-        flashpatch.enable("cpu")
-        assert registry._run_in_subprocess is not before[0]
-        flashpatch.disable()
-        assert registry._run_in_subprocess is before[0]
-        """,
-        tmp_path,
-        imported=warm.VERL_VLLM,
-    )
-    assert done.returncode == 0, cpu_lab.tail(done)

@@ -1,7 +1,5 @@
 """Our part in Ray's runtime environment: additive, and gone without a trace."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

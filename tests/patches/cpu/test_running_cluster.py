@@ -1,7 +1,5 @@
 """One export on the driver reaches a Ray that somebody else started; a worker that it misses is named."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """verl's ``separate_async`` runs on a CPU with the patches."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.verl

@@ -1,37 +1,25 @@
 """Two GRPO steps of unmodified verl with trainer and rollouts in processes of their own."""
 
-from __future__ import annotations
-
 import pytest
 from tree import SUPPORT
-from verl_job import live, metrics, train
+from verl_job import SEPARATE, live, metrics, train, trained
 
 pytestmark = pytest.mark.verl
 
-#: One FSDP2 rank, which trains twice between two updates, and a replica that draws with the newest weights.
-SEPARATE = """
-trainer.v1.trainer_mode=separate_async actor_rollout_ref.hybrid_engine=False
-trainer.v1.separate_async.parameter_sync_step=2 actor_rollout_ref.actor.ppo_mini_batch_size=4
-trainer.v1.separate_async.num_warmup_batches=0
-actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=1
-actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.ref.strategy=fsdp2
-""".split()
 FAULTY = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=transfer_fault.Faulty"
 
 
 @pytest.mark.full  # in make test a job in mode stream_async takes the same way
 def test_rollouts_in_processes_of_their_own_follow_the_updates(wide_world, tmp_path):
-    done = train(wide_world, tmp_path, *SEPARATE, FLASHPATCH="cpu,bf16,fsdp")
-    assert done.returncode == 0, done.stdout[-8000:]
-    assert metrics(done.stdout, "training/global_step") == [1, 2]
+    output = trained(wide_world, tmp_path, *SEPARATE, FLASHPATCH="cpu,bf16,fsdp")
+    assert metrics(output, "training/global_step") == [1, 2]
     # samples of weights that are one update old differ by 0.014
-    assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.005
-    assert min(metrics(done.stdout, "actor/grad_norm")) > 0
-    assert metrics(done.stdout, "sync/policy_version") == [2, 3]
-    assert min(metrics(done.stdout, "gloo/buckets")) > 3
+    assert max(metrics(output, "training/rollout_probs_diff_max")) < 0.005
+    assert min(metrics(output, "actor/grad_norm")) > 0
+    assert metrics(output, "sync/policy_version") == [2, 3]
+    assert min(metrics(output, "gloo/buckets")) > 3
     assert (
-        "checkpoint_engine.backend=gloo: weights reach separate rollouts through Ray's object store"
-        in done.stdout
+        "checkpoint_engine.backend=gloo: weights reach separate rollouts through Ray's object store" in output
     )
 
     processes = live(tmp_path)
@@ -52,12 +40,11 @@ def test_rollouts_in_processes_of_their_own_follow_the_updates(wide_world, tmp_p
 def test_samples_are_drawn_while_the_trainer_trains(wide_world, tmp_path):
     """As verl does by default: one batch ahead, and with rollouts beside the trainer besides the separate ones."""
     settings = [setting for setting in SEPARATE if "num_warmup" not in setting and "hybrid" not in setting]
-    done = train(wide_world, tmp_path, *settings, FLASHPATCH="cpu,fp8,fsdp")
-    assert done.returncode == 0, done.stdout[-8000:]
+    output = trained(wide_world, tmp_path, *settings, FLASHPATCH="cpu,fp8,fsdp")
     live(tmp_path)
-    assert metrics(done.stdout, "training/global_step") == [1, 2]
-    assert "training/off_policy/trajectory_staleness/max:np.int64(1)" in done.stdout
-    assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.1
+    assert metrics(output, "training/global_step") == [1, 2]
+    assert "training/off_policy/trajectory_staleness/max:np.int64(1)" in output
+    assert max(metrics(output, "training/rollout_probs_diff_max")) < 0.1
 
 
 @pytest.mark.full

@@ -1,7 +1,5 @@
 """Weights on their way to SGLang's server on a CPU, pickled by SGLang's own functions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

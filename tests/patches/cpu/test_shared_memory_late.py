@@ -1,7 +1,5 @@
 """Weights for the server of SGLang are shared again where the manager of shared memory in torch answers late."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """Ulysses on two ranks without flash-attn, against one rank; tests/patches/flowrl/test_parity.py has verl's actor."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

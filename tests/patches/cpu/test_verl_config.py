@@ -1,7 +1,5 @@
 """What a recipe may ask for, read from the recipe alone: neither verl nor torch is needed."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

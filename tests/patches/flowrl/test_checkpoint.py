@@ -1,7 +1,5 @@
 """The partition function through verl's checkpoints: saved, resumed, exported, merged, and not there yet."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -158,19 +156,9 @@ def test_the_merged_model_is_the_policy_alone_and_an_actor_goes_on_from_it(done,
     from transformers import AutoModelForCausalLM
 
     folder = done[ranks]
+    places = ("--local_dir", folder / f"{kind}-saved", "--target_dir", folder / f"{kind}-merged")
     merged = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "verl.model_merger",
-            "merge",
-            "--backend",
-            "fsdp",
-            "--local_dir",
-            folder / f"{kind}-saved",
-            "--target_dir",
-            folder / f"{kind}-merged",
-        ],
+        [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", *places],
         env=flow_lab.environment(folder, FLASHPATCH="cpu,bf16,flowrl"),
         capture_output=True,
         text=True,

@@ -1,7 +1,5 @@
 """How many different solutions responses are."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Two FlowRL steps of unmodified verl with real rollouts, and what the rollout says to a head that leaks."""
 
-from __future__ import annotations
-
 import time
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 
 
-from verl_job import LIMIT, end, live, metrics, said, start, train
+from verl_job import LIMIT, end, live, metrics, said, start, trained
 
 pytestmark = pytest.mark.verl
 
@@ -19,9 +17,7 @@ SETTINGS = ("actor_rollout_ref.actor.optim.lr=1e-3",)
 
 @pytest.mark.full  # over 100 s where nothing else runs
 def test_two_steps_with_updated_rollouts(world, tmp_path):
-    done = train(world, tmp_path, *SETTINGS, **FLOWRL)
-    told = done.stdout
-    assert done.returncode == 0, told[-8000:]
+    told = trained(world, tmp_path, *SETTINGS, **FLOWRL)
     assert metrics(told, "training/global_step") == [1, 2]
     assert max(metrics(told, "training/rollout_probs_diff_max")) < 0.01
     for name in ("logpf", "logp_ref", "log_z", "log_reward", "tb_loss", "tb_residual_mean"):
@@ -54,9 +50,7 @@ def test_two_ranks_that_share_every_row_and_audited_fp8_rollouts(wide_world, two
         "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",
         "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=4",
     )
-    done = train(wide_world, tmp_path, *settings, FLASHPATCH="cpu,fp8,flowrl,fsdp")
-    told = done.stdout
-    assert done.returncode == 0, told[-8000:]
+    told = trained(wide_world, tmp_path, *settings, FLASHPATCH="cpu,fp8,flowrl,fsdp")
     assert metrics(told, "training/global_step") == [1, 2]
     assert max(metrics(told, "training/rollout_probs_diff_mean")) < 0.05
     assert min(metrics(told, "actor/grad_norm")) > 0
@@ -70,9 +64,7 @@ def test_two_steps_of_adapters_and_the_partition_function(world, tmp_path):
     """LoRA: the rollout gets merged weights, and the reference is the model without adapters."""
     model = "actor_rollout_ref.model"
     adapters = (f"{model}.lora_rank=8", f"{model}.lora_alpha=16", f"{model}.lora.merge=True")
-    done = train(world, tmp_path, *SETTINGS, *adapters, **FLOWRL)
-    told = done.stdout
-    assert done.returncode == 0, told[-8000:]
+    told = trained(world, tmp_path, *SETTINGS, *adapters, **FLOWRL)
     assert metrics(told, "training/global_step") == [1, 2]
     assert max(metrics(told, "training/rollout_probs_diff_max")) < 0.01
     assert min(metrics(told, "actor/grad_norm")) > 0 and len(metrics(told, "actor/log_z")) == 2
@@ -83,12 +75,9 @@ def test_two_steps_of_adapters_and_the_partition_function(world, tmp_path):
 @pytest.mark.full
 def test_two_steps_with_log_z_of_the_group(world, tmp_path):
     """Raw rewards, log Z in the driver, no partition function; a setting of the published code is taken out."""
-    (tmp_path / "flowrl.toml").write_text('[flowrl]\nlog_z = "group"\nreward = "raw"\nbeta = 3.0\n')
-    given = {**FLOWRL, "FLASHPATCH_CONFIG": str(tmp_path / "flowrl.toml")}
+    config = '[flowrl]\nlog_z = "group"\nreward = "raw"\nbeta = 3.0\n'
     published = "+actor_rollout_ref.actor.tb_type=tempered_important_sampling"
-    done = train(world, tmp_path, *SETTINGS, published, **given)
-    told = done.stdout
-    assert done.returncode == 0, told[-8000:]
+    told = trained(world, tmp_path, *SETTINGS, published, config=config, **FLOWRL)
     assert metrics(told, "training/global_step") == [1, 2]
     assert min(metrics(told, "actor/grad_norm")) > 0 and min(metrics(told, "actor/tb_loss")) > 0
     assert not metrics(told, "actor/log_z") and len(metrics(told, "actor/log_reward")) == 2

@@ -1,7 +1,5 @@
 """The loss on random numbers, against the paper's in plain floating-point numbers."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

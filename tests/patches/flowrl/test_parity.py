@@ -1,7 +1,5 @@
 """One update in verl's own FSDP engine, however it is split and packed, against FlowRL's paper in float64."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

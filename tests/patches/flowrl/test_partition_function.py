@@ -1,7 +1,5 @@
 """log Z from hidden states, without verl: which tokens count, and that nothing but the last layer is kept."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """The paper's settings, and those of the published code's command lines, as a job's configuration."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from types import SimpleNamespace
 
@@ -141,7 +139,7 @@ def test_verls_own_configuration_takes_the_papers(tmp_path):
     import cpu_lab
     import warm
 
-    done = cpu_lab.python(
+    cpu_lab.checked(
         """
         import flashpatch
         from pathlib import Path
@@ -176,4 +174,3 @@ def test_verls_own_configuration_takes_the_papers(tmp_path):
         imported=warm.VERL_VLLM,
         FLASHPATCH="cpu,bf16",
     )
-    assert done.returncode == 0, cpu_lab.tail(done)

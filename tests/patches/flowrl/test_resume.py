@@ -1,7 +1,5 @@
 """States from before FlowRL, filled in: plain data, no framework needed."""
 
-from __future__ import annotations
-
 from flashpatch.patches.flowrl.checkpoint import with_group, with_rate
 
 OLD = {"state": {0: "a", 1: "b"}, "param_groups": [{"lr": 0.5, "initial_lr": 1.0, "params": [0, 1]}]}

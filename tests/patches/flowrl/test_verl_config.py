@@ -1,7 +1,5 @@
 """Which settings and options the family refuses; neither verl nor torch is needed."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -79,10 +77,7 @@ def test_verls_own_value_on_the_command_line_is_refused(path, value):
     "changes",
     [
         {"beta": -1.0},
-        {"beta": 0.0},
-        {"beta": None},
         {"beta": float("nan")},
-        {"beta": float("inf")},
         {"num_layers": 0},
         {"dropout": 1.0},
         {"weight_cap": 0.0},
@@ -100,14 +95,3 @@ def test_an_option_out_of_range_is_named(changes):
     with pytest.raises(PatchError, match=rf"flowrl\] option '{name}' in enable.. is {value!r}, not "):
         checked(FAMILY, changes, "enable()")
     assert checked(FAMILY, defaults(FAMILY), "enable()") == defaults(FAMILY)
-
-
-@pytest.mark.parametrize(
-    "options, named", [({"weight": "ppo"}, "weight"), ({"beta": "15"}, "beta"), ({"betta": 1.0}, "beta")]
-)
-def test_enable_refuses_what_cannot_be_an_option(options, named):
-    import flashpatch
-
-    with pytest.raises(PatchError, match=named):
-        flashpatch.enable("flowrl", **options)
-    assert "flowrl" not in flashpatch.status().names

@@ -1,7 +1,5 @@
 """Numbers wait for the trainer's next log, and engines in other processes of the job are heard."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

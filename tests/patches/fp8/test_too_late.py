@@ -1,7 +1,5 @@
 """The look for engines that exist already."""
 
-from __future__ import annotations
-
 import gc
 import sys
 import types

@@ -1,7 +1,5 @@
 """Plans carried out by two trainers and two rollout sides, in processes of their own."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

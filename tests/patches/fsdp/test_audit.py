@@ -1,9 +1,6 @@
 """verl's engines on two ranks send to verl's receivers: what stock verl loads without a word, and what we
 say."""
 
-from __future__ import annotations
-
-import json
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cpu_lab
+import verl_job
 import warm
 import warm_ranks
 
@@ -118,14 +116,7 @@ def test_an_adapter_and_its_base_are_audited(carry, tmp_path):
         {**same, "tamper": "bit", "victim": base},
     ]
     other = "has other values than the trainer's shards"
-    expected = [
-        "",
-        "",
-        f"{victim} {other}",
-        f"{victim} is stale",
-        f"{victim} is missing",
-        f"{base} {other}",
-    ]
+    expected = ["", "", f"{victim} {other}", f"{victim} is stale", f"{victim} is missing", f"{base} {other}"]
     seen = carry(plan, "fsdp")
     for side in seen[:2]:
         for entry, saw, words in zip(plan, side, expected, strict=True):
@@ -171,21 +162,17 @@ def test_both_meshes_of_both_fsdps_train_one_processes_model(carry, model, tmp_p
 @pytest.mark.full
 def test_options(carry, tmp_path):
     """Reported and loaded; every second sync looked at."""
-    config = tmp_path / "options.toml"
-    config.write_text('[fsdp]\naudit = "report"\naudit_every = 2\n')
     plan = [
         {"strategy": "fsdp2", "tamper": "bit", "victim": VICTIM},
         {"strategy": "fsdp2", "tamper": "bit", "victim": VICTIM},
         {"strategy": "fsdp2"},
     ]
-    seen = carry(plan, "fsdp", FLASHPATCH_CONFIG=str(config))
+    seen = carry(plan, "fsdp", config='[fsdp]\naudit = "report"\naudit_every = 2\n')
     assert all(saw["error"] == "" for side in seen for saw in side)
     assert all(saw["committed"] and not saw["strange"] for side in seen[2:] for saw in side)
     for rank in range(2):
         log = (tmp_path / f"rollout-{rank}.log").read_text()
         assert log.count(f"{VICTIM} has other values") == 1
-    rows = [json.loads(path.read_text()) for path in (tmp_path / "ledger").glob("*/row*.json")]
-    notes = [row["notes"]["audit"] for row in rows if "audit" in row["notes"]]
-    received = [note for note in notes if "failed" in note]
+    received = [note for note in verl_job.audits(tmp_path) if "failed" in note]
     assert len(received) == 2
-    assert all((note["sync"], note["audited"], note["failed"]) == (3, 2, 1) for note in received), notes
+    assert all((note["sync"], note["audited"], note["failed"]) == (3, 2, 1) for note in received), received

@@ -1,7 +1,5 @@
 """The family on the installed verl: which mesh it replicates, what it refuses, what each side says of the other."""
 
-from __future__ import annotations
-
 import cpu_lab
 import pytest
 
@@ -13,9 +11,7 @@ def scenario(tmp_path):
     """Run Python code in a process of its own; it must succeed."""
 
     def run(code: str, **extra: str) -> str:
-        done = cpu_lab.python(code, tmp_path, **extra)
-        assert done.returncode == 0, cpu_lab.tail(done)
-        return done.stdout
+        return cpu_lab.checked(code, tmp_path, **extra).stdout
 
     return run
 

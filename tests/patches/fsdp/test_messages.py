@@ -1,7 +1,5 @@
 """The audit's own messages, and the words it finds for what it sees."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """SGLang engines take syncs with fingerprints: what is refused, by what text, and that the engine lives."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,13 +1,11 @@
 """Whole jobs of verl's own entry point whose rollouts are SGLang's, audited at each sync."""
 
-from __future__ import annotations
-
-import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import verl_job
 from sglang_lab import FRAMEWORK, OLD
 from verl_job import live, train
 
@@ -31,8 +29,7 @@ def run(world: Path, folder: Path, names: str, **variables: str) -> subprocess.C
 
 def audits(folder: Path) -> dict[str, Any]:
     """What the processes noted about their last sync, by whether they sent it or received it."""
-    rows = [json.loads(path.read_text()) for path in (folder / "ledger").glob("*/row*.json")]
-    notes = [row["notes"]["audit"] for row in rows if "audit" in row.get("notes", {})]
+    notes = verl_job.audits(folder)
     assert len(notes) == 2, notes
     return {"received" if "audited" in note else "sent": note for note in notes}
 

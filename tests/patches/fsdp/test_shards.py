@@ -1,7 +1,5 @@
 """What ranks hold adds up to the whole, in every layout that FSDP has; and what names stand for."""
 
-from __future__ import annotations
-
 import json
 import os
 

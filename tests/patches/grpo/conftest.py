@@ -1,10 +1,9 @@
 """Tests of the grpo family; those that need torch or verl are marked, and skipped without it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
+import cpu_lab
 import grpo_lab
 import pytest
 
@@ -24,8 +23,6 @@ def scenario(tmp_path: Path) -> Callable[..., str]:
     """Run Python code with ``FLASHPATCH=names``; it must succeed, and its output is returned."""
 
     def run(code: str, names: str = "grpo", **extra: str) -> str:
-        done = grpo_lab.python(code, tmp_path, **({"FLASHPATCH": names} if names else {}), **extra)
-        assert done.returncode == 0, grpo_lab.tail(done)
-        return done.stdout
+        return cpu_lab.checked(code, tmp_path, **({"FLASHPATCH": names} if names else {}), **extra).stdout
 
     return run

@@ -1,7 +1,5 @@
 """The family on the installed verl: armed, standing aside where verl does as well, undone without a trace."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = pytest.mark.verl

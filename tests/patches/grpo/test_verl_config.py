@@ -1,7 +1,5 @@
 """What the family changes and refuses in a configuration; neither verl nor torch is needed."""
 
-from __future__ import annotations
-
 import pytest
 
 from flashpatch.patches.grpo import verl_config

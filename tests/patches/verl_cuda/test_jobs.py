@@ -1,7 +1,5 @@
 """Whole jobs of verl as a GPU would run them: full graphs, sleep, FSDP2 offloaded, CUDA IPC, no padding, on the fake device."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 
@@ -49,10 +47,7 @@ def run(wide_world: Path, tmp_path: Path) -> Callable[..., str]:
     """Run a job of two steps; return what it printed, once `--live` has found each of its patches proven."""
 
     def run(*extra: str, options: str = "", **more: str) -> str:
-        if options:
-            (tmp_path / "flashpatch.toml").write_text(options)
-            more["FLASHPATCH_CONFIG"] = str(tmp_path / "flashpatch.toml")
-        done = cuda_job.train(wide_world, tmp_path, *extra, **more)
+        done = cuda_job.train(wide_world, tmp_path, *extra, config=options, **more)
         assert done.returncode == 0, done.stdout[-8000:]
         verl_job.live(tmp_path)
         return done.stdout

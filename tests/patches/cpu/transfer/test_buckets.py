@@ -1,7 +1,5 @@
 """Tensors are cut and joined without loss, whatever their sizes; what does not fit together is refused."""
 
-from __future__ import annotations
-
 import pickle
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What arms give at a level of acceptance, and how a level is followed."""
 
-from __future__ import annotations
-
 import random
 from math import exp, sqrt
 from statistics import fmean, pvariance

@@ -1,7 +1,5 @@
 """A measurement of time is believed for as long as times have been seen not to spread."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

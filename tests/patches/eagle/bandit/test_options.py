@@ -1,10 +1,7 @@
 """What the family's options make of the bandit, and of a drafter's room."""
 
-from __future__ import annotations
-
 import pytest
 
-from flashpatch.errors import PatchError
 from flashpatch.patches.eagle import FAMILY
 from flashpatch.patches.eagle.bandit.policy import Policy, policy_settings
 from flashpatch.patches.eagle.verl.verl_config import DRAFT_TOKENS, draft_tokens
@@ -24,8 +21,6 @@ def test_without_options_the_policy_is_the_default_one():
 
 def test_rule_and_guard_are_the_options():
     assert (_policy(rule="ucb1").rule_name, _policy(guard=9).guard) == ("ucb1", 9)
-    with pytest.raises(PatchError, match="no bandit rule 'beg'.*Choose one of eg, thompson, ucb1"):
-        _policy(rule="beg")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The file that keeps what a bandit learned."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

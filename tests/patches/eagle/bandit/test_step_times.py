@@ -1,7 +1,5 @@
 """Seconds of a step, and what one group of batch sizes lends another."""
 
-from __future__ import annotations
-
 import pytest
 
 from flashpatch.patches.eagle.bandit.rules.step_times import BORROWED, StepTimes

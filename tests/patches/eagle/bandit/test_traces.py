@@ -1,7 +1,5 @@
 """Traces that `benchmarks/bandit.py` replays: read back as written, and what a damaged one is told."""
 
-from __future__ import annotations
-
 from statistics import fmean
 
 import bandit

@@ -1,7 +1,5 @@
 """One window of every long request: each has the same chance, and the tail its share."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -2,8 +2,6 @@
 requests are preempted and aborted. The state of a row is a function of all tokens before it, so a row taken
 from a rejected branch shows."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import sys

@@ -1,7 +1,5 @@
 """Compare acceptance before and after an update."""
 
-from __future__ import annotations
-
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
 
 

@@ -1,7 +1,5 @@
 """What a drafter shares with its target is gathered in small blocks, and comes to the host of one rank alone."""
 
-from __future__ import annotations
-
 import types
 
 import pytest

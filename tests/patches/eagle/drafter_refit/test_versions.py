@@ -1,7 +1,5 @@
 """Judge drafter updates on a toy engine, in which the chance of acceptance follows from drafter and policy."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """How long drafts from history are: what is expected of them, what they cost, what they learn from."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -1,7 +1,5 @@
 """Predictions from earlier occurrences of a text's last tokens."""
 
-from __future__ import annotations
-
 import random
 
 from flashpatch.patches.eagle.history.token_index import LONGEST_MATCH, MOST_OCCURRENCES, TokenIndex

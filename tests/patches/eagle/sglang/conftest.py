@@ -1,7 +1,5 @@
 """Speculation on real SGLang engines."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

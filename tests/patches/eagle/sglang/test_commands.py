@@ -1,7 +1,5 @@
 """Calls into the schedulers of a real SGLang engine: drafters by path, refusals, samples, embeddings."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import eagle_engines as eagles

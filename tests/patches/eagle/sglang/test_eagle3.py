@@ -1,7 +1,5 @@
 """EAGLE-3 on a real SGLang engine: inner layers and last states against a forward, and drafters by path."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Drafts from history on SGLang: more tokens per step, the same answers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

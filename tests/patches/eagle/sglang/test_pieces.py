@@ -1,7 +1,5 @@
 """Parts that need no engine."""
 
-from __future__ import annotations
-
 import types
 
 import pytest

@@ -1,7 +1,5 @@
 """Engines of SGLang 0.5.12, for which the family has no adapter: refused by name, and nothing half applied."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cpu_lab
@@ -46,7 +44,6 @@ def test_an_engine_does_not_open(families: str, models: Path, tmp_path: Path) ->
 @only_old
 @pytest.mark.verl
 def test_a_job_of_verl_does_not_start(tmp_path: Path) -> None:
-    done = cpu_lab.python(CONFIG, tmp_path, imported=warm.VERL, SGLANG_USE_CPU_ENGINE="1")
-    assert done.returncode == 0, cpu_lab.tail(done)
+    done = cpu_lab.checked(CONFIG, tmp_path, imported=warm.VERL, SGLANG_USE_CPU_ENGINE="1")
     assert "rollout.name=sglang" in done.stdout and SAID in done.stdout
     assert "take eagle out of FLASHPATCH" in done.stdout

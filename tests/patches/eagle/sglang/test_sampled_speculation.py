@@ -5,8 +5,6 @@ meet in batches is not: a right engine fails each of a test's six chi-squares wi
 once in 16,000 runs.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The end of a session counts once, when the session is over, and names what came only if it came whole."""
 
-from __future__ import annotations
-
 import types
 from typing import Any
 

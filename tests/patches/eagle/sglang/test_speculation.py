@@ -1,7 +1,5 @@
 """The family on a real SGLang engine that drafts: lossless, aligned, adaptive, and drafters exchanged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -192,18 +190,3 @@ def test_the_bandit_gives_up_a_useless_drafter(models: Path, tmp_path: Path) -> 
     # now and then it looks at the other arm again
     recent = worker(seen[1])["notes"]["eagle_bandit"]["recent"]
     assert recent.count("disable") > len(recent) / 2, recent
-
-
-def test_what_cannot_be_is_refused_by_name(half: tuple[str, str], tmp_path: Path) -> None:
-    target, drafter = half
-    seen = lab.run(
-        tmp_path,
-        model=target,
-        speculative_draft_model_path=drafter,
-        steps=[],
-        flashpatch="eagle",
-        options={"eagle": dict(arms=["5_1_6"])},
-        **eagles.SPECULATIVE,
-    )
-    assert not seen.done
-    assert "arm 5_1_6 is larger than the engine's own configuration 3_1_4" in seen.log

@@ -1,7 +1,5 @@
 """How a worker's requests become history, on throw-away requests."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -77,11 +77,7 @@ def test_first_drafts_are_accepted_as_often_as_the_trained_drafter_agrees(family
         text=True,
         timeout=limit(400),
         cwd=tmp_path,
-        env={
-            **os.environ,
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-            "TORCH_COMPILE_DISABLE": "1",
-        },
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"},
     )
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))[6:])

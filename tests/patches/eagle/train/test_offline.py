@@ -1,7 +1,5 @@
 """Training without a job beside it, with a worker that does as it is told, dies, or never starts."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

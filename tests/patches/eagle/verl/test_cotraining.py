@@ -1,8 +1,6 @@
 """One job's drafter, with replicas and a trainer that do what a test asks; the real ones are in
 test_job.py."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What the family makes of a recipe, read from the recipe alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from flashpatch.errors import PatchError

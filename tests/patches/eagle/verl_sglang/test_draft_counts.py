@@ -1,7 +1,5 @@
 """Drafts of verl's server of SGLang are counted per request."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 

@@ -1,21 +1,14 @@
 """A job of unmodified verl whose drafter starts as noise and is trained between rollouts."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from eagle_cotraining import (
-    STEPS,
-    check_acceptance_rises,
-    first_architectures,
-    notes,
-)
+from eagle_cotraining import STEPS, check_acceptance_rises, first_architectures, notes
 from private_modes import loose
-from verl_job import live, metrics, train
+from verl_job import live, metrics, trained
 
 psutil = pytest.importorskip("psutil")
 pytestmark = pytest.mark.verl
@@ -35,47 +28,28 @@ actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 trainer.n_gpus_per
 CONFIG = """
 [eagle]
 drafter = "{drafter}"
-adapt = {adapt}
-cotrain = {cotrain}
 train_seconds = 20.0
 trainer = ["rate=3e-3", "least=4", "batch=256", "dtype=float32"{trainer}]
-{more}
+{options}
 """
 
 
 def job(
-    world: Path,
-    folder: Path,
-    *extra: str,
-    drafter: str = "new",
-    adapt: bool = True,
-    cotrain: bool = True,
-    more: str = "",
-    trainer: str = "",
-):
+    world: Path, folder: Path, *extra: str, drafter: str = "new", options: str = "", trainer: str = ""
+) -> str:
+    """Run a job to its good end; return its output."""
     folder.mkdir(exist_ok=True)
-    config = folder / "flashpatch.toml"
-    config.write_text(
-        CONFIG.format(
-            drafter=drafter,
-            adapt=str(adapt).lower(),
-            cotrain=str(cotrain).lower(),
-            more=more,
-            trainer=trainer,
-        )
-    )
     where = (f"trainer.default_local_dir={folder}/saved", f"hydra.run.dir={folder}/hydra")
-    names = {"FLASHPATCH": "cpu,bf16,eagle", "FLASHPATCH_CONFIG": str(config)}
-    return train(world, folder, *LONGER, *where, *extra, **names)
+    config = CONFIG.format(drafter=drafter, options=options, trainer=trainer)
+    return trained(world, folder, *LONGER, *where, *extra, FLASHPATCH="cpu,bf16,eagle", config=config)
 
 
 @pytest.mark.full
 def test_acceptance_rises_with_co_training(world, tmp_path):
-    done = job(world, tmp_path)
-    assert done.returncode == 0, done.stdout[-8000:]
-    assert metrics(done.stdout, "training/global_step") == list(range(1, STEPS + 1))
-    check_acceptance_rises(done.stdout)
-    assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.1  # at this temperature
+    said = job(world, tmp_path)
+    assert metrics(said, "training/global_step") == list(range(1, STEPS + 1))
+    check_acceptance_rises(said)
+    assert max(metrics(said, "training/rollout_probs_diff_max")) < 0.1  # at this temperature
 
     # who captured, who trained, and who brought it over, each in a row of its own
     processes = live(tmp_path)
@@ -100,17 +74,15 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
 
 @pytest.mark.full
 def test_an_eagle3_drafter_is_made_captured_for_and_trained(verl_world, tmp_path):
-    done = job(verl_world("--layers", "8"), tmp_path, drafter="new-eagle3", trainer=', "ttt_steps=2"')
-    assert done.returncode == 0, done.stdout[-8000:]
-    check_acceptance_rises(done.stdout)
+    said = job(verl_world("--layers", "8"), tmp_path, drafter="new-eagle3", trainer=', "ttt_steps=2"')
+    check_acceptance_rises(said)
     assert first_architectures(tmp_path) == ["LlamaForCausalLMEagle3"]
 
 
 @pytest.mark.full
 def test_two_replicas_fill_one_queue_and_get_the_same_drafter(world, tmp_path):
-    done = job(world, tmp_path, *TWO_RANKS)
-    assert done.returncode == 0, done.stdout[-8000:]
-    versions = metrics(done.stdout, "eagle/drafter_version")
+    said = job(world, tmp_path, *TWO_RANKS)
+    versions = metrics(said, "eagle/drafter_version")
     assert versions[-1] >= 1
     found = notes(tmp_path).values()
     assert [noted["eagle_drafter"]["version"] for noted in found if "eagle_drafter" in noted] == [
@@ -151,18 +123,16 @@ def killing(folder: Path) -> Iterator[list[int]]:
 @pytest.mark.full
 def test_a_trainer_that_is_killed_costs_no_rollout(world, tmp_path):
     with killing(tmp_path) as killed:
-        done = job(world, tmp_path, adapt=False)
-    assert done.returncode == 0, done.stdout[-8000:]
+        said = job(world, tmp_path, options="adapt = false")
     assert len(killed) >= 2
-    assert metrics(done.stdout, "training/global_step") == list(range(1, STEPS + 1))
-    assert "no drafter is trained any more" not in done.stdout
-    assert metrics(done.stdout, "eagle/drafter_version")[-1] >= 2
+    assert metrics(said, "training/global_step") == list(range(1, STEPS + 1))
+    assert "no drafter is trained any more" not in said
+    assert metrics(said, "eagle/drafter_version")[-1] >= 2
 
 
 @pytest.mark.full
 def test_without_co_training_a_new_drafter_is_not_drafted_with(world, tmp_path):
-    done = job(world, tmp_path, cotrain=False)
-    assert done.returncode == 0, done.stdout[-8000:]
-    assert "eagle trains no drafter: cotrain is off" in done.stdout
-    assert "eagle drafts nothing: drafter=new is random" in done.stdout
-    assert not metrics(done.stdout, "eagle/drafter_version")
+    said = job(world, tmp_path, options="cotrain = false")
+    assert "eagle trains no drafter: cotrain is off" in said
+    assert "eagle drafts nothing: drafter=new is random" in said
+    assert not metrics(said, "eagle/drafter_version")

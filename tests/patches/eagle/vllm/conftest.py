@@ -1,7 +1,5 @@
 """Engines in processes of their own: each job runs once, and several tests look at what it saw."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The real bandit in a real engine, on a clock that makes drafts cost what we say."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

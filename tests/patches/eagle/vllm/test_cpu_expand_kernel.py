@@ -1,7 +1,5 @@
 """Values per request, spread over draft tokens."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

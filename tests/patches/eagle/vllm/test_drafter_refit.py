@@ -1,7 +1,5 @@
 """Update, refuse and roll back drafter weights in one running engine."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """Which checkpoints a drafter takes, without an engine."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

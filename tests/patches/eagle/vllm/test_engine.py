@@ -1,7 +1,5 @@
 """One engine, speculating with another number of tokens at every step: is all it says and keeps still right?"""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Drafts from history on an engine: fewer steps, the same answers, the target's distribution."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

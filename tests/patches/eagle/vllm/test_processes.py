@@ -1,7 +1,5 @@
 """Engines of several processes, of EAGLE-3 drafters, and of none."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

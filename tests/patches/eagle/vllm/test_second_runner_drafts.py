@@ -1,7 +1,5 @@
 """vLLM's second model runner ("V2"), on a CPU: what it captures, and the number of drafts that each step verifies."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,8 +12,6 @@ pytest.importorskip("torch")
 import torch
 from eagle_job_common import Cycle, prompts
 from eagle_reference import states
-from installed import version_of
-from packaging.version import Version
 from vllm_lab import engines, environment, scenario
 
 from flashpatch.patches.eagle.capture.sample import Sample
@@ -26,7 +22,6 @@ changing = pytest.mark.vllm(least="0.25")
 
 #: Largest difference to Hugging Face in float32, and between runners. Values are of order 1.
 CLOSE = 2e-4
-VLLM = version_of("vllm")
 MOST = 3
 #: Tokens of an answer after the drafter's update, from which its acceptance is seen; on V2 a step takes a tenth of a second.
 AGAIN = 12
@@ -203,12 +198,6 @@ def test_a_number_that_never_changes(run, models) -> None:
     assert found["tokens"] == one["tokens"] and max(max(lengths) for _, lengths in found["steps"]) == MOST
     assert found["again"] == [[tokens[:AGAIN] for tokens in found["tokens"]]] * 2
     _check_states(models / "nearly", found, second, first)
-
-
-@pytest.mark.skipif(VLLM >= Version("0.25"), reason="newer ones take it")
-def test_a_changing_number_is_refused_by_name(run) -> None:
-    with pytest.raises(scenario.ScenarioError, match="Runner V2 does not yet support: dynamic speculative"):
-        run("V2", *MAIN)
 
 
 @changing

@@ -1,7 +1,5 @@
 """``flashpatch eagle-warmup``: from prompts to a drafter that vLLM speculates with."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

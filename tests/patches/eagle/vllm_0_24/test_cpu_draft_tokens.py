@@ -1,7 +1,5 @@
 """Draft tokens of vLLM 0.24's runner for CPUs, when a step drafts fewer than it may; ``vllm/test_engine.py`` has engines."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

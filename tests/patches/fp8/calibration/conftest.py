@@ -1,7 +1,5 @@
 """Make each model once per run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which channels can exchange a scale: by the table, and as the models of transformers compute."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

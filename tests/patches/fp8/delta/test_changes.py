@@ -1,7 +1,5 @@
 """What a patch costs, and that it makes the old tensor the new one, bit for bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,16 +9,10 @@ torch = pytest.importorskip("torch")
 
 from flashpatch.patches.fp8.delta import changes  # noqa: E402
 
-KINDS = (
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.float8_e4m3fn,
-    torch.int8,
-    torch.bool,
-    torch.complex128,
-)
+KINDS = [
+    getattr(torch, name)
+    for name in "bfloat16 float32 float64 float16 float8_e4m3fn int8 bool complex128".split()
+]
 
 
 def pair(size: int, number: int, dtype=torch.bfloat16, seed: int = 0):
@@ -76,21 +68,21 @@ def test_zeros_of_two_signs_differ_and_a_nan_equals_itself():
     assert torch.equal(found, changes.bits(new))
 
 
-@pytest.mark.parametrize(
-    "positions",
-    [
-        [0],
-        [255],
-        [256],
-        [257],
-        [511, 512],
-        [65_534],
-        [65_535],
-        [65_536],
-        [65_537, 199_999],
-        [0, 256, 131_072],
-    ],
-)
+LIMITS = [
+    [0],
+    [255],
+    [256],
+    [257],
+    [511, 512],
+    [65_534],
+    [65_535],
+    [65_536],
+    [65_537, 199_999],
+    [0, 256, 131_072],
+]
+
+
+@pytest.mark.parametrize("positions", LIMITS)
 def test_gaps_at_the_limits_of_their_bytes(positions):
     old = torch.zeros(200_000, dtype=torch.bfloat16)
     new = old.clone()

@@ -1,7 +1,5 @@
 """Fifty random syncs, each a difference, leave what a sync of everything leaves; what does not follow is refused."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -1,7 +1,5 @@
 """The transaction of one rank, and its agreement with others, without an engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What is wrong with an adapter's tensors, and which content they are."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

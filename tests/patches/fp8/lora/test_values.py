@@ -1,7 +1,5 @@
 """Whether values are finite, and which they are, with the package xxhash and without it."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """fp8 codes decoded by integer shifts, and matrices quantized to them, against torch's own casts."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """The fp8 product on a CPU against float64, on both kinds of CPU, and what it keeps in memory."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

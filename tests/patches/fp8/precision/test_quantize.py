@@ -1,7 +1,5 @@
 """The arithmetic of 8 bits, against float64 and against the bounds its module states."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -96,13 +94,6 @@ def _grid(form: str) -> torch.Tensor:
 def test_matrices_only() -> None:
     with pytest.raises(PatchError, match="not a matrix"):
         quantize.quantized(torch.ones(3), "int8")
-
-
-class TestLayers:
-    def test_all_8_bit_values_are_exact_in_bf16(self) -> None:
-        for form in FORMS:
-            grid = _grid(form)
-            assert torch.equal(grid.bfloat16().double(), grid)
 
 
 class TestSmoothed:

@@ -1,7 +1,5 @@
 """Rounding before loaders: what reaches them, and the error that is noted."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A first load that writes into tensors on meta is refused, unless the engine has kept what came."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """What post-processing sets for some policies alone, and what it leaves on tensors themselves, follow every update."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

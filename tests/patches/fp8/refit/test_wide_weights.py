@@ -1,7 +1,5 @@
 """Which weights may come rounded to bf16: seen by the writes of loaders, and true of the bytes that they leave."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """Real SGLang engines, without an accelerator."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

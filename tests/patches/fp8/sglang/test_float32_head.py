@@ -1,7 +1,5 @@
 """With lm_head=float32 an engine answers as one that SGLang's own switch was given."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

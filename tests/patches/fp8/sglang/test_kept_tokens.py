@@ -1,7 +1,5 @@
 """The ids that SGLang says it kept are those that its sampling settings keep, and its probabilities are over them."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any
@@ -9,10 +7,7 @@ from typing import Any
 import pytest
 import sglang_lab as lab
 
-pytestmark = [
-    pytest.mark.sglang,
-    pytest.mark.skipif(lab.OLD, reason="SGLang 0.5.12 has no sampling masks"),
-]
+pytestmark = [pytest.mark.sglang, pytest.mark.skipif(lab.OLD, reason="SGLang 0.5.12 has no sampling masks")]
 
 TOKENS, WIDTH = 24, 16
 PROMPT = list(range(5, 40))

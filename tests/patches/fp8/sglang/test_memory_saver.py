@@ -3,8 +3,6 @@
 SGLang's memory saver is that of `sglang_saver`: released memory holds garbage, and what is written into it is lost.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +83,7 @@ def test_no_update_while_the_memory_is_away(models: Path, tmp_path: Path) -> Non
     job = dict(model=a, flashpatch="fp8", **SAVER)
     model = dict(job, enable_weights_cpu_backup=True, options={"fp8": dict(atomic="model")})
     seen = lab.together(
-        tmp_path,
-        dict(job, steps=lost),
-        dict(model, steps=backup),
-        dict(job, model=b, steps=["answers"]),
+        tmp_path, dict(job, steps=lost), dict(model, steps=backup), dict(job, model=b, steps=["answers"])
     )
     for one in seen:
         assert one.done, str(one)

@@ -1,7 +1,5 @@
 """Settings of an SGLang engine that no update can follow are refused by name."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -17,12 +15,7 @@ PLAIN: dict[str, Any] = dict(
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [
-        ("enable_eplb", True),
-        ("cpu_offload_gb", 1),
-        ("offload_group_size", 2),
-        ("pp_size", 2),
-    ],
+    [("enable_eplb", True), ("cpu_offload_gb", 1), ("offload_group_size", 2), ("pp_size", 2)],
 )
 def test_a_setting_is_refused_by_name(name: str, value: Any) -> None:
     assert name in loader_adapter.refusal(torch.nn.Linear(1, 1), {**PLAIN, name: value})

@@ -1,7 +1,5 @@
 """SGLang loads a checkpoint a second time where the first attempt failed: the second answer has the first one's reason."""
 
-from __future__ import annotations
-
 import pytest
 
 pytest.importorskip("torch")

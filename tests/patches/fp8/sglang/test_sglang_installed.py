@@ -1,7 +1,5 @@
 """Of two generations of patches one stands aside; which precision the engine gets; without an engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

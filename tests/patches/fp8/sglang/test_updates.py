@@ -4,8 +4,6 @@ Two engines run side by side, one opened on A and brought to B, one opened on B 
 at first is what the other must say after its update.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,7 @@ AMX = {"STANDIN_AMX": "1"}  # SGLang quantizes on no other CPU
 CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
-def there_and_back(
-    folder: Path, a: str, b: str, hows: tuple[Any, Any], name: str = "fp8", **engine: Any
-) -> list[lab.Seen]:
+def there_and_back(folder: Path, a: str, b: str, hows: tuple[Any, Any], name: str) -> list[lab.Seen]:
     """Both engines, each through both updates: to the other model and back."""
 
     def steps(here: str, there: str) -> list[Any]:
@@ -28,7 +24,7 @@ def there_and_back(
         return ["answers", to, "answers", back, "answers"]
 
     jobs = [
-        dict(model=here, steps=steps(here, there), flashpatch=name, env=AMX, **engine)
+        dict(model=here, steps=steps(here, there), flashpatch=name, env=AMX)
         for here, there in ((a, b), (b, a))
     ]
     seen = lab.together(folder, *jobs)
@@ -55,49 +51,41 @@ HOWS = {
     "disk-distributed": (("disk", {}), ("distributed", {})),
 }
 
+_FULL = pytest.mark.full
+BF16, INT8 = lab.checkpoint, lab.int8_checkpoint
+#: family, ways, names that are on, the checkpoints, and what the worker notes as its quantization
 CELLS = [
-    pytest.param("llama", "split-flattened"),
-    pytest.param("qwen2", "disk-distributed"),
-    pytest.param("qwen3", "single-whole", marks=pytest.mark.full),
-    pytest.param("llama", "disk-distributed", marks=pytest.mark.full),
-    pytest.param("qwen2", "split-flattened", marks=pytest.mark.full),
-    pytest.param("qwen3", "split-flattened", marks=pytest.mark.full),
-    pytest.param("qwen2-tied", "split-flattened", marks=pytest.mark.full),
+    ("llama", "split-flattened", "fp8", BF16, "fp8"),
+    ("qwen2", "disk-distributed", "fp8", BF16, "fp8"),
+    ("qwen2", "split-flattened", "int8", BF16, "w8a8_int8"),  # rounded on the way
+    *(
+        pytest.param(family, how, "fp8", BF16, "fp8", marks=_FULL)
+        for family, how in (
+            ("qwen3", "single-whole"),
+            ("llama", "disk-distributed"),
+            ("qwen2", "split-flattened"),
+            ("qwen3", "split-flattened"),
+            ("qwen2-tied", "split-flattened"),
+        )
+    ),
+    *(pytest.param(f, "split-flattened", "bf16", BF16, None, marks=_FULL) for f in ("qwen2", "llama")),
+    *(
+        pytest.param(f, "split-flattened", "fp8", INT8, None, marks=_FULL)
+        for f in ("qwen2", "llama", "qwen3")
+    ),
 ]
 
 
-@pytest.mark.parametrize(("family", "how"), CELLS)
-def test_fp8(family: str, how: str, models: Path, tmp_path: Path) -> None:
-    a, b = (lab.checkpoint(models, family, seed) for seed in (0, 1))
-    seen = there_and_back(tmp_path, a, b, HOWS[how])
+@pytest.mark.parametrize(("family", "how", "name", "checkpoint", "noted"), CELLS)
+def test_there_and_back(
+    family: str, how: str, name: str, checkpoint: Any, noted: str | None, models: Path, tmp_path: Path
+) -> None:
+    a, b = (checkpoint(models, family, seed) for seed in (0, 1))
+    seen = there_and_back(tmp_path, a, b, HOWS[how], name)
     check(seen, CLASSES[family.partition("-")[0]])
-    [worker] = [row for row in lab.rows(seen[0]) if "worker" in row["roles"]]
-    assert (
-        worker["notes"]["quantization"] == "fp8"
-    )  # and not one linear layer without it, or the engine is refused
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
-def test_bf16(family: str, models: Path, tmp_path: Path) -> None:
-    a, b = (lab.checkpoint(models, family, seed) for seed in (0, 1))
-    check(there_and_back(tmp_path, a, b, HOWS["split-flattened"], name="bf16"), CLASSES[family])
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("family", ["qwen2", "llama", "qwen3"])
-def test_int8(family: str, models: Path, tmp_path: Path) -> None:
-    a, b = (lab.int8_checkpoint(models, family, seed) for seed in (0, 1))
-    check(there_and_back(tmp_path, a, b, HOWS["split-flattened"]), CLASSES[family])
-
-
-def test_int8_of_a_bf16_checkpoint(models: Path, tmp_path: Path) -> None:
-    """The engine opens a bf16 checkpoint in int8, and the trainer sends bf16: both are rounded on the way."""
-    a, b = (lab.checkpoint(models, "qwen2", seed) for seed in (0, 1))
-    seen = there_and_back(tmp_path, a, b, HOWS["split-flattened"], name="int8")
-    check(seen, CLASSES["qwen2"])
-    [worker] = [row for row in lab.rows(seen[0]) if "worker" in row["roles"]]
-    assert worker["notes"]["quantization"] == "w8a8_int8"
+    if noted:  # and not one linear layer without it, or the engine is refused
+        [worker] = [row for row in lab.rows(seen[0]) if "worker" in row["roles"]]
+        assert worker["notes"]["quantization"] == noted
 
 
 @pytest.mark.full

@@ -1,7 +1,5 @@
 """SGLang's ``/weights_checker`` overwrites the weights with random values: what is answered after that."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A plain ``transformers.Trainer`` logs the rollouts' numbers wherever it logs its own."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

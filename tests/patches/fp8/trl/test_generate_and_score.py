@@ -1,7 +1,5 @@
 """What is measured of a batch of TRL's, by hand."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 from typing import Any

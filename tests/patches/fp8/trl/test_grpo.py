@@ -1,7 +1,5 @@
 """TRL's GRPO with a colocated engine: after the last sync it answers as a fresh one on the trainer's weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

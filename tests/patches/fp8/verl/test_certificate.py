@@ -1,7 +1,5 @@
 """A job of verl compares its engine with its model before it starts, and by option does not start if they differ."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path
@@ -19,9 +17,7 @@ OTHER_NORM = "+actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides.rms_nor
 
 def learn(world: Path, folder: Path, act: str, *extra: str):
     folder.mkdir(exist_ok=True)
-    config = folder / "flashpatch.toml"
-    config.write_text(f'[fp8]\ncertificate = "{act}"\n')
-    return train(world, folder, *extra, FLASHPATCH="cpu,bf16", FLASHPATCH_CONFIG=str(config))
+    return train(world, folder, *extra, FLASHPATCH="cpu,bf16", config=f'[fp8]\ncertificate = "{act}"\n')
 
 
 def noted(folder: Path) -> dict:
@@ -54,10 +50,7 @@ def test_a_job_prints_its_certificate_and_trains(world, tmp_path) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("rollout", "said"),
-    [
-        ({"name": "trtllm"}, "rollout.name=trtllm"),
-        ({"name": "vllm"}, "cannot compare here: "),
-    ],
+    [({"name": "trtllm"}, "rollout.name=trtllm"), ({"name": "vllm"}, "cannot compare here: ")],
 )
 def test_what_cannot_be_compared_warns_or_stops(rollout, said, caplog) -> None:
     agree, found = verl_config.certificate({"rollout": rollout, "model": {"path": "/nowhere"}}, 60)

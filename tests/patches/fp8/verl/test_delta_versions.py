@@ -1,7 +1,5 @@
 """Driver, trainer and rollouts of a sync of differences in one process, each with ends of its own; Ray is left out."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flashpatch.errors import PatchError  # noqa: E402
-from flashpatch.patches.fp8 import verl  # noqa: E402
 from flashpatch.patches.fp8.verl import delta_sync, delta_versions  # noqa: E402
 
 CONFIG = SimpleNamespace(checkpoint_engine=SimpleNamespace(backend="gloo"))
@@ -253,14 +250,6 @@ def test_a_sync_that_failed_anywhere_is_followed_by_everything_from_all_ranks(jo
     held = {one.ends.receiver.version for one in job.rollouts}
     assert len(held) == 1 and None not in held and delta_versions.VERSIONS.last is None
     assert job.sync()["sync/wire_share"] > 1 and job.right()
-
-
-def test_receipts_are_read_after_the_answer(job):
-    """The first patch of a target is the innermost: the other one asks for receipts once both tries are over."""
-    ids = [patch.id for patch in verl.PATCHES]
-    assert ids.index("fp8.verl.checkpoint_manager_update_weights_delta") < ids.index(
-        "fp8.verl.checkpoint_manager_update_weights"
-    )
 
 
 def test_a_rollout_that_joins_gets_everything(job):

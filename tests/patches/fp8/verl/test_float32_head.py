@@ -1,7 +1,5 @@
 """The trainer's head in float32: values and gradients; what would leave one side in bf16 is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Settings of SGLang rollouts that are refused by name before anything starts, read from the recipe alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from flashpatch.errors import PatchError

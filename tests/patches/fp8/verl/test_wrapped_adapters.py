@@ -1,7 +1,5 @@
 """The adapter of a model under FSDP1 leaves the trainer, whatever PEFT finds behind the wrappers."""
 
-from __future__ import annotations
-
 import cpu_lab
 import pytest
 
@@ -41,5 +39,4 @@ assert fsdp_utils.collect_lora_params is stock
 
 
 def test_an_adapter_under_fsdp1_is_exported_whole(tmp_path):
-    done = cpu_lab.python(CODE.format(folder=tmp_path), tmp_path)
-    assert done.returncode == 0, cpu_lab.tail(done)
+    cpu_lab.checked(CODE.format(folder=tmp_path), tmp_path)

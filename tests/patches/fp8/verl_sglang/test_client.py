@@ -1,7 +1,5 @@
 """verl's client in a trainer of a mixed fleet: it describes a server, and opens none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cpu_lab
@@ -31,5 +29,4 @@ with pytest.raises(flashpatch.PatchError, match="a fleet of several precisions n
 
 
 def test_the_trainers_client_needs_no_number_of_a_replica(tmp_path: Path) -> None:
-    done = cpu_lab.python(CODE, tmp_path, imported=warm.VERL_SGLANG, SGLANG_USE_CPU_ENGINE="1")
-    assert done.returncode == 0, cpu_lab.tail(done)
+    cpu_lab.checked(CODE, tmp_path, imported=warm.VERL_SGLANG, SGLANG_USE_CPU_ENGINE="1")

@@ -1,7 +1,5 @@
 """A server whose scheduler died and whose main thread never runs a signal's handler, as in a Ray actor."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """Samples of verl's SGLang server that verl would drop in silence: raised by name."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A session opens once the server's last requests are gone: SGLang sends an answer before it removes the request."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from typing import Any

@@ -1,13 +1,11 @@
 """GRPO steps of unmodified verl whose rollouts are SGLang's, with one variable in front."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
 import sglang_lab as lab
 from tree import SUPPORT
-from verl_job import live, metrics, train
+from verl_job import calls, live, metrics, train, trained
 
 pytestmark = [pytest.mark.verl, pytest.mark.sglang]
 
@@ -49,48 +47,44 @@ def check(output: str, processes: list[dict], bound: float, corrected: bool, sch
 
 @pytest.mark.full  # test_sync.py updates such servers in `make test`
 def test_two_steps_with_updated_fp8_rollouts(world, tmp_path):
-    done = train(world, tmp_path, *SGLANG, FLASHPATCH="cpu,fp8", **QUANTIZED)
-    assert done.returncode == 0, done.stdout[-8000:]
-    check(done.stdout, live(tmp_path), 0.05, corrected=True)
+    output = trained(world, tmp_path, *SGLANG, FLASHPATCH="cpu,fp8", **QUANTIZED)
+    check(output, live(tmp_path), 0.05, corrected=True)
 
 
 @pytest.mark.full
 def test_a_job_prints_its_certificate_and_trains(world, tmp_path):
-    config = tmp_path / "flashpatch.toml"
-    config.write_text('[fp8]\ncertificate = "stop"\n')
-    done = train(world, tmp_path, *SGLANG, FLASHPATCH="cpu,bf16", FLASHPATCH_CONFIG=str(config))
-    assert done.returncode == 0, done.stdout[-8000:]
-    assert "engine and trainer agree to rounding" in done.stdout
-    check(done.stdout, live(tmp_path), 0.01, corrected=False)  # its own engine is no evidence of the job's
+    output = trained(world, tmp_path, *SGLANG, FLASHPATCH="cpu,bf16", config='[fp8]\ncertificate = "stop"\n')
+    assert "engine and trainer agree to rounding" in output
+    check(output, live(tmp_path), 0.01, corrected=False)  # its own engine is no evidence of the job's
 
 
 @pytest.mark.full
 @pytest.mark.skipif(lab.OLD, reason="SGLang 0.5.12 has no sampling masks")
 def test_ratios_over_the_kept_tokens_are_one(world, tmp_path):
     """SGLang's own log-probabilities, and so the ratios, are over all tokens, from which none was drawn."""
-    config = tmp_path / "flashpatch.toml"
-    config.write_text("[fp8]\nsupport = 40\n")
     cut = ("actor_rollout_ref.rollout.top_p=0.8", "actor_rollout_ref.rollout.top_k=20")
-    done = train(world, tmp_path, *SGLANG, *cut, FLASHPATCH="cpu,bf16", FLASHPATCH_CONFIG=str(config))
-    assert done.returncode == 0, done.stdout[-8000:]
+    output = trained(world, tmp_path, *SGLANG, *cut, FLASHPATCH="cpu,bf16", config="[fp8]\nsupport = 40\n")
     processes = live(tmp_path)
-    check(done.stdout, processes, 0.05, corrected=False)
-    assert metrics(done.stdout, "mismatch/ratio_mean") == pytest.approx([1, 1], abs=5e-3)
-    assert max(metrics(done.stdout, "mismatch/k3")) < 1e-3
+    check(output, processes, 0.05, corrected=False)
+    assert metrics(output, "mismatch/ratio_mean") == pytest.approx([1, 1], abs=5e-3)
+    assert max(metrics(output, "mismatch/k3")) < 1e-3
 
-    def calls(patch: str) -> int:
-        return sum(one["patches"].get(patch, {}).get("calls", 0) for one in processes)
-
-    assert calls("fp8.verl.agent_loop_output_as_dict") == 64 <= calls("fp8.sglang.generate_request")
-    assert calls("fp8.verl.prepare_model_outputs") >= 4 and calls("fp8.verl.logprobs_from_logits") >= 4
+    assert (
+        calls(processes, "fp8.verl.agent_loop_output_as_dict")
+        == 64
+        <= calls(processes, "fp8.sglang.generate_request")
+    )
+    assert (
+        calls(processes, "fp8.verl.prepare_model_outputs") >= 4
+        and calls(processes, "fp8.verl.logprobs_from_logits") >= 4
+    )
 
 
 @pytest.mark.full
 @pytest.mark.skipif(not lab.OLD, reason="newer versions have their jobs below, and in tests/patches/fsdp")
 def test_four_families_on_the_version_that_stock_verl_installs(world, tmp_path):
-    done = train(world, tmp_path, *SGLANG, FLASHPATCH="cpu,int8,grpo,fsdp", **QUANTIZED)
-    assert done.returncode == 0, done.stdout[-8000:]
-    check(done.stdout, live(tmp_path), 0.05, corrected=True)
+    output = trained(world, tmp_path, *SGLANG, FLASHPATCH="cpu,int8,grpo,fsdp", **QUANTIZED)
+    check(output, live(tmp_path), 0.05, corrected=True)
 
 
 @pytest.mark.full
@@ -98,22 +92,24 @@ def test_four_families_on_the_version_that_stock_verl_installs(world, tmp_path):
 def test_two_tensor_parallel_ranks(world, tmp_path, strategy):
     settings = ["actor_rollout_ref.rollout.tensor_model_parallel_size=2", TWO_GPUS]
     settings += [f"actor_rollout_ref.{role}.strategy={strategy}" for role in ("actor", "ref")]
-    done = train(world, tmp_path, *SGLANG, *settings, FLASHPATCH="cpu,bf16")
-    assert done.returncode == 0, done.stdout[-8000:]
-    check(done.stdout, live(tmp_path), 0.01, corrected=False, schedulers=2)
+    output = trained(world, tmp_path, *SGLANG, *settings, FLASHPATCH="cpu,bf16")
+    check(output, live(tmp_path), 0.01, corrected=False, schedulers=2)
 
 
 @pytest.mark.full
 def test_two_replicas_of_different_precision_are_told_apart(world, tmp_path):
-    config = tmp_path / "flashpatch.toml"
-    config.write_text('[[fp8.fleet]]\nprecision = "bf16"\n\n[[fp8.fleet]]\nprecision = "int8"\n')
-    done = train(
-        world, tmp_path, *SGLANG, TWO_GPUS, FLASHPATCH="cpu,fp8", FLASHPATCH_CONFIG=str(config), **QUANTIZED
+    output = trained(
+        world,
+        tmp_path,
+        *SGLANG,
+        TWO_GPUS,
+        FLASHPATCH="cpu,fp8",
+        config='[[fp8.fleet]]\nprecision = "bf16"\n\n[[fp8.fleet]]\nprecision = "int8"\n',
+        **QUANTIZED,
     )
-    assert done.returncode == 0, done.stdout[-8000:]
-    check(done.stdout, live(tmp_path), 0.05, corrected=True, schedulers=2)
-    told = [metrics(done.stdout, f"mismatch/tokens/{precision}") for precision in ("bf16", "int8")]
-    assert [sum(step) for step in zip(*told, strict=True)] == metrics(done.stdout, "mismatch/tokens")
+    check(output, live(tmp_path), 0.05, corrected=True, schedulers=2)
+    told = [metrics(output, f"mismatch/tokens/{precision}") for precision in ("bf16", "int8")]
+    assert [sum(step) for step in zip(*told, strict=True)] == metrics(output, "mismatch/tokens")
     assert all(min(tokens) > 0 for tokens in told)
 
 

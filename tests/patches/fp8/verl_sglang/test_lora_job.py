@@ -1,14 +1,9 @@
 """GRPO steps of unmodified verl on LoRA adapters that are not merged, whose rollouts are SGLang's."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
-from verl_job import live, metrics, train
-
-from flashpatch.verify import read_events
+from verl_job import adapters_of, live, metrics, trained
 
 pytestmark = [
     pytest.mark.verl,
@@ -28,14 +23,6 @@ ADAPTERS = (
 QUANTIZED = dict(STANDIN_AMX="1", TORCHDYNAMO_DISABLE="1")
 
 
-def adapters_of(folder: Path) -> list[dict[str, Any]]:
-    """The adapters that the job's engine committed, in order."""
-    (run,) = (one for one in (folder / "ledger").iterdir() if one.is_dir())
-    processes, _ = read_events.read(run)
-    found = [event for process in processes for event in process.events]
-    return [event for event in found if event.get("role") == "lora" and event["outcome"] == "committed"]
-
-
 @pytest.mark.parametrize(
     ("precision", "bound", "more"),
     [("bf16", 0.01, []), ("bf16", 0.01, [FROM_DISK]), ("int8", 0.1, [])],
@@ -45,11 +32,10 @@ def test_rollouts_follow_the_adapters(
     wide_world: Path, tmp_path: Path, precision: str, bound: float, more: list[str]
 ) -> None:
     settings = (f"{ROLLOUT}.name=sglang", *ADAPTERS, *more)
-    done = train(wide_world, tmp_path, *settings, FLASHPATCH=f"cpu,{precision}", **QUANTIZED)
-    assert done.returncode == 0, done.stdout[-8000:]
-    assert metrics(done.stdout, "training/global_step") == [1, 2]
-    assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < bound
-    assert min(metrics(done.stdout, "actor/grad_norm")) > 0
+    output = trained(wide_world, tmp_path, *settings, FLASHPATCH=f"cpu,{precision}", **QUANTIZED)
+    assert metrics(output, "training/global_step") == [1, 2]
+    assert max(metrics(output, "training/rollout_probs_diff_max")) < bound
+    assert min(metrics(output, "actor/grad_norm")) > 0
     sent = adapters_of(tmp_path)
     assert [one["version"] for one in sent] == [1, 2, 3] and len({one["digest"] for one in sent}) == 3
     workers = [process for process in live(tmp_path) if "worker" in process["roles"]]

@@ -1,7 +1,5 @@
 """Updates of verl's SGLang server by verl's client: what arrives is exact, and every failure reaches the trainer."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -46,12 +44,13 @@ PATIENCE = round(limit(6))  # seconds of transfer_timeout
 
 def lab(models: tuple[Path, Path], folder: Path, **variables: str) -> dict[str, Any]:
     """What the laboratory saw in processes of its own, which are all ended."""
-    (folder / "flashpatch.toml").write_text(f"[fp8]\ntransfer_timeout = {PATIENCE}\n")
     try:
         done = warm.run(
             warm.VERL_SGLANG,
             [LAB, *models, folder],
-            env=environment(folder, SGLANG_USE_CPU_ENGINE="1", **variables),
+            env=environment(
+                folder, f"[fp8]\ntransfer_timeout = {PATIENCE}\n", SGLANG_USE_CPU_ENGINE="1", **variables
+            ),
             cwd=folder,
             timeout=limit(400),
         )

@@ -1,7 +1,5 @@
 """What the rollout's client says to a sync that does not bring what its trainer has."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

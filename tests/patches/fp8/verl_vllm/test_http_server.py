@@ -1,7 +1,5 @@
 """Calls to a rollout engine that answers, fails, or ends without an answer."""
 
-from __future__ import annotations
-
 import asyncio
 import types
 

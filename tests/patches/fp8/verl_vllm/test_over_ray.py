@@ -1,7 +1,5 @@
 """The trainer's side in a real asynchronous Ray actor, whose event loop the transfer blocks: it hears all the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cpu_lab
@@ -51,34 +49,12 @@ except ray.exceptions.RayTaskError as error:
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
-    "names, fate, seconds, said",
-    [
-        # stock: cpu alone only lets verl find a platform
-        pytest.param("cpu", "raises", 60, ("hung",), marks=pytest.mark.full),
-        pytest.param(
-            "cpu,bf16",
-            "raises",
-            240,
-            ("[flashpatch: fp8.verl_vllm.sender_init_socket]", "LookupError: the worker could not prepare"),
-            marks=pytest.mark.full,
-        ),
-        pytest.param(
-            "cpu,bf16",
-            "killed",
-            240,
-            ("[flashpatch: fp8.verl_vllm.sender_init_socket]", "The actor died"),
-            marks=pytest.mark.full,
-        ),
-    ],
+    "fate, said", [("raises", "LookupError: the worker could not prepare"), ("killed", "The actor died")]
 )
-def test_a_worker_that_never_connects(tmp_path: Path, names, fate, seconds, said):
-    done = cpu_lab.python(
-        CODE,
-        tmp_path,
-        timeout=seconds + 160,
-        arguments=(fate, str(limit(seconds))),
-        FLASHPATCH=names,
-    )
-    for words in said:
+def test_a_worker_that_never_connects(tmp_path: Path, fate, said):
+    arguments = (fate, str(limit(240)))
+    done = cpu_lab.python(CODE, tmp_path, timeout=400, arguments=arguments, FLASHPATCH="cpu,bf16")
+    for words in ("[flashpatch: fp8.verl_vllm.sender_init_socket]", said):
         assert words in done.stdout, cpu_lab.tail(done)

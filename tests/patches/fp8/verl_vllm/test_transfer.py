@@ -1,7 +1,5 @@
 """One thing goes wrong in verl's real weight transfer: both sides hear why."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -46,11 +44,10 @@ BY_SENDER = ("generator", "too-large")
 def lab(folder: Path, names: str, together: int, *cases: str) -> dict[str, dict]:
     """What became of cases under ``FLASHPATCH=names``; what hangs may as well hang together."""
     folder.mkdir()
-    (folder / "flashpatch.toml").write_text(f"[fp8]\ntransfer_timeout = {PATIENCE}\n")
     done = warm.run(
         warm.VERL_VLLM,
         [LAB, str(SECONDS), str(together), *cases],
-        env=environment(folder, FLASHPATCH=names, FLASHPATCH_CONFIG=str(folder / "flashpatch.toml")),
+        env=environment(folder, f"[fp8]\ntransfer_timeout = {PATIENCE}\n", FLASHPATCH=names),
         cwd=folder,
         timeout=limit(400),
     )

@@ -1,7 +1,5 @@
 """Checksums of the weights that an engine runs on: of an updated one, of a fresh one, and after a write past both."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Forwards that vLLM compiles as by default on a GPU: an update changes the answers, and compiles nothing again."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

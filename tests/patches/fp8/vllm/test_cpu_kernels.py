@@ -5,8 +5,6 @@ A machine with AMX runs vLLM's other kernels. What decides between them is answe
 that a machine of one kind guards the other as far as its own instructions reach.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -229,12 +227,6 @@ def deepseek(model: str) -> str | None:
 
 
 # --- the tests
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[scenario.Runner]:
-    with scenario.Runner() as interpreter:
-        yield interpreter
 
 
 @pytest.mark.parametrize("has_amx", [False, True])

@@ -1,7 +1,5 @@
 """Two engines of one data-parallel group, their experts across both: what is refused, and that neither waits for ever."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 vLLM opens dense data parallelism behind its server's `AsyncLLM` alone; offline it refuses it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from typing import Any

@@ -1,11 +1,8 @@
 """A drafter beside the policy: each is followed by itself, and the drafter decides speed alone."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import drafted
@@ -151,12 +148,6 @@ def no_model(at: dict[str, str], method: str) -> dict[str, Any]:
 
 
 # --- the tests
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[scenario.Runner]:
-    with scenario.Runner() as interpreter:
-        yield interpreter
 
 
 @pytest.fixture(scope="module")

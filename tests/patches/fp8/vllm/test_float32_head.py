@@ -1,7 +1,5 @@
 """With lm_head=float32 logits are the float32 product of the head, on every vLLM, also after an update; without it, rounded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What is written over a model's configuration for int8, without an engine."""
 
-from __future__ import annotations
-
 import json
 import re
 from types import SimpleNamespace

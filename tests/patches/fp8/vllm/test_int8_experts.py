@@ -5,15 +5,13 @@ CPU a kernel of the laboratory stands in its place (`vllm_lab.int8_experts`). Th
 kernel, on a compressed-tensors checkpoint of the same values.
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, int8_experts, models, oracle, scenario
-from vllm_precisions import check, opened, refusal, there_and_back
+from vllm_precisions import check, opened, refusal, there_and_back, two_ranks
 
 pytestmark = pytest.mark.vllm(least="0.31")  # before, vLLM's experts are called otherwise
 
@@ -128,20 +126,6 @@ def test_a_bad_expert_is_named_and_a_complete_update_mends(runner: scenario.Runn
     assert "did not come" in found["missing"] and found["name"] in found["missing"]
     assert found["refused"] is not None
     assert engines.difference(found["answers"], fresh("torch", "mixtral", 1)).exact
-
-
-def send_on_rank(worker: Any, path: str, parts: int) -> None:
-    items = list(models.weights(path))
-    for part in range(parts):
-        worker.get_model().load_weights(items[len(items) * part // parts : len(items) * (part + 1) // parts])
-
-
-def two_ranks(a: str, b: str) -> list[dict[str, Any]]:
-    """Each rank rounds whole experts and takes its part."""
-    with engines.open_llm(a, tensor_parallel_size=2) as llm:
-        before = engines.answers(llm)
-        llm.collective_rpc(send_on_rank, args=(b, 3))
-        return [before, engines.answers(llm)]
 
 
 @_FULL

@@ -1,7 +1,5 @@
 """The int8 kernel of an engine is called, and its error is within the bound of the format."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

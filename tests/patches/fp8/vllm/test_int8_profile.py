@@ -1,7 +1,5 @@
 """A profile smooths the weights that a trainer sends to an int8 engine."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import profile_lab

@@ -1,7 +1,5 @@
 """The ids that a real engine says it kept are those that its sampling settings keep, and its probabilities are over them."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from typing import Any

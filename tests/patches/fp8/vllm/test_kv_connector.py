@@ -1,7 +1,5 @@
 """A KV connector keeps KV beside the engine's own cache: a commit resets it, or nothing is generated."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,12 +72,6 @@ def _extra(llm: Any) -> list[int]:
 def fresh(model: str) -> list[list[int]]:
     with engines.open_llm(model) as llm:
         return [*engines.greedy(llm), _extra(llm)]
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[scenario.Runner]:
-    with scenario.Runner() as interpreter:
-        yield interpreter
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """What an engine core does in place of a step that it refuses, if other engines wait for it in their forward."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Senders that name no end, on real engines: a call repeated, or a tensor left over, mixes nothing and ends nothing for ever."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What writes weights, or computes on them, past the engine's own call: followed, or refused by name."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -230,18 +228,6 @@ def preempted(a: str, b: str) -> dict[str, Any]:
 # --- the tests
 
 
-@pytest.fixture(scope="module")
-def bare() -> Iterator[scenario.Runner]:
-    """Run scenarios that call enable() themselves."""
-    with scenario.Runner() as interpreter:
-        yield interpreter
-
-
-@pytest.fixture
-def ab() -> tuple[str, str]:
-    return updates.checkpoint("qwen2", 0), updates.checkpoint("qwen2", 1)
-
-
 def test_workers_without_flashpatch_are_refused_when_the_engine_opens() -> None:
     error = scenario.run(unarmed_workers, updates.checkpoint("qwen2", 0), env={"FLASHPATCH": "bf16"})
     assert error is not None, "the engine took an update that nobody followed"
@@ -278,9 +264,9 @@ def test_weights_set_to_zero_are_no_policy(ab: tuple[str, str]) -> None:
     "processes", [False, pytest.param(True, marks=pytest.mark.full)], ids=["in-process", "processes"]
 )
 def test_an_engine_opened_before_enabling_takes_no_update(
-    bare: scenario.Runner, ab: tuple[str, str], processes: bool
+    runner: scenario.Runner, ab: tuple[str, str], processes: bool
 ) -> None:
-    got = bare(enabled_late, *ab, processes)
+    got = runner(enabled_late, *ab, processes)
     assert any("take no weight updates" in said for said in got["said"]), got["said"]
     for call in ("update", "function", *([] if processes else ["model"])):
         assert got[call] is not None, "the engine was updated as stock does, without a word"
@@ -289,17 +275,17 @@ def test_an_engine_opened_before_enabling_takes_no_update(
     assert all("PatchError" not in str(got[stock]) for stock in ("stock", "stock model"))
 
 
-def test_a_load_from_another_thread_waits_for_the_step(bare: scenario.Runner, ab: tuple[str, str]) -> None:
-    got = bare(updated_from_a_thread, *ab)
+def test_a_load_from_another_thread_waits_for_the_step(runner: scenario.Runner, ab: tuple[str, str]) -> None:
+    got = runner(updated_from_a_thread, *ab)
     assert got["request"] is None, "a step saw tensors that are being loaded"
     assert got["update"] is None and not got["loaded meanwhile"]
     assert engines.difference(got["b"], oracle.answers(ab[1])).exact
 
 
 def test_in_flight_abort_ends_what_waits_with_tokens_of_the_old_policy(
-    bare: scenario.Runner, ab: tuple[str, str]
+    runner: scenario.Runner, ab: tuple[str, str]
 ) -> None:
-    got = bare(preempted, *ab)
+    got = runner(preempted, *ab)
     assert got["waiting"].pop("fresh") == 0 and all(got["waiting"].values()) and got["waiting"]
     assert got["ended"].pop("fresh") == "length" and got["tokens"]["fresh"] == got["b"][0]
     assert set(got["ended"].values()) == {"abort"}, f"an answer has tokens of two policies: {got['ended']}"

@@ -1,13 +1,11 @@
 """Each precision by its name: from a bf16 model, or a template, to an engine that takes the trainer's bf16 weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, models, oracle, quantized, scenario
-from vllm_precisions import A, B, check, int8, opened, there_and_back
+from vllm_precisions import A, B, check, int8, opened, there_and_back, two_ranks
 
 pytestmark = pytest.mark.vllm
 
@@ -77,20 +75,6 @@ def test_the_engines_own_precisions_by_name(
     assert len(found["errors"][0]) == 8 and all(0 < error < limit for error in found["errors"][0].values())
 
 
-def send_on_rank(worker: Any, path: str, parts: int) -> None:
-    items = list(models.weights(path))
-    for part in range(parts):
-        worker.get_model().load_weights(items[len(items) * part // parts : len(items) * (part + 1) // parts])
-
-
-def two_ranks(a: str, b: str) -> list[dict[str, Any]]:
-    """Each rank rounds whole tensors and takes its part."""
-    with engines.open_llm(a, tensor_parallel_size=2) as llm:
-        before = engines.answers(llm)
-        llm.collective_rpc(send_on_rank, args=(b, 3))
-        return [before, engines.answers(llm)]
-
-
 @pytest.mark.full
 def test_int8_on_two_ranks(runner: scenario.Runner) -> None:
     a, b = updates.checkpoint(*A), updates.checkpoint(*B)
@@ -114,31 +98,6 @@ def opened_on_dummy_weights(a: str, b: str) -> dict[str, Any]:
 def test_int8_on_dummy_weights(runner: scenario.Runner) -> None:
     found = runner(opened_on_dummy_weights, updates.checkpoint(*A), updates.checkpoint(*B))
     assert "incomplete" in found["missing"]
-    assert engines.difference(found["answers"], int8(*B)).exact
-
-
-def bad_weights(a: str, b: str) -> dict[str, Any]:
-    import torch
-
-    found: dict[str, Any] = {}
-    with opened("int8", a) as llm:
-        items = list(models.weights(b))
-        name = "model.layers.1.mlp.down_proj.weight"
-        spoilt = [(n, torch.full_like(t, torch.nan) if n == name else t) for n, t in items]
-        found["nan"] = updates.error(lambda: updates.send(llm, [spoilt]))
-        found["refused"] = updates.refusal(llm)
-        part = [(n, t) for n, t in items if n != name]
-        found["missing"] = updates.error(lambda: (updates.send(llm, [part]), updates.finish(llm)))
-        updates.send(llm, [items])
-        found["answers"] = engines.answers(llm)
-    return found
-
-
-def test_bad_weights_are_named_and_a_complete_update_mends(runner: scenario.Runner) -> None:
-    found = runner(bad_weights, updates.checkpoint(*A), updates.checkpoint(*B))
-    for how, words in (("nan", "NaN or Inf"), ("missing", "did not come")):
-        assert "model.layers.1.mlp.down_proj.weight" in found[how] and words in found[how]
-    assert found["refused"] is not None
     assert engines.difference(found["answers"], int8(*B)).exact
 
 

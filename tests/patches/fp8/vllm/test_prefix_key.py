@@ -1,8 +1,5 @@
 """``in_flight="keep"`` beside prefix caching: no request is served from blocks of another policy, or of several."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -232,17 +229,6 @@ def adapters(a: str, where: str) -> dict[str, Any]:
 # --- the tests
 
 
-@pytest.fixture(scope="module")
-def bare() -> Iterator[scenario.Runner]:
-    with scenario.Runner() as interpreter:
-        yield interpreter
-
-
-@pytest.fixture
-def ab() -> tuple[str, str]:
-    return updates.checkpoint("qwen2", 0), updates.checkpoint("qwen2", 1)
-
-
 def served(found: list[list]) -> list[int]:
     return [cached for _, cached in found]
 
@@ -259,11 +245,11 @@ def said(found: list[list]) -> list[list[int]]:
         pytest.param("gemma2", marks=pytest.mark.full, id="sliding-windows-and-others"),
     ],
 )
-def test_no_request_meets_a_block_of_another_policy(bare: scenario.Runner, family: str) -> None:
+def test_no_request_meets_a_block_of_another_policy(runner: scenario.Runner, family: str) -> None:
     ab = updates.checkpoint(family, 0), updates.checkpoint(family, 1)
-    got = bare(crossing, *ab)
-    want = bare(plain, ab[1], got["text"])
-    assert got["a"] == bare(plain, ab[0])["first"]
+    got = runner(crossing, *ab)
+    want = runner(plain, ab[1], got["text"])
+    assert got["a"] == runner(plain, ab[0])["first"]
     assert served(got["again"]) == served(want["again"]) == [32] * 4, "within a version the cache serves less"
     assert got["waits"] == [said(want["first"])[1], 0], "a waiting request was served by the old policy"
     assert got["late"] == [said(want["first"])[2], 0], "hashed before the commit, and admitted after it"
@@ -276,35 +262,37 @@ def test_no_request_meets_a_block_of_another_policy(bare: scenario.Runner, famil
 
 
 def test_a_preempted_request_goes_on_under_the_new_policy_alone(
-    bare: scenario.Runner, ab: tuple[str, str]
+    runner: scenario.Runner, ab: tuple[str, str]
 ) -> None:
-    got = bare(preempted, *ab)
+    got = runner(preempted, *ab)
     assert got["before"] and all(got["before"].values()), "nothing was preempted"
     whole = [[*engines.PROMPTS[int(name)], *tokens] for name, tokens in got["before"].items()]
     for (name, before), rest in zip(
-        got["before"].items(), bare(plain, ab[1], *whole)["prompts"], strict=True
+        got["before"].items(), runner(plain, ab[1], *whole)["prompts"], strict=True
     ):
         tokens = got["ended"][name][0]
         assert tokens[: len(before)] == before and tokens[len(before) :] == rest[: 48 - len(before)]
     assert said(got["b"]) == oracle.answers(ab[1])["tokens"]
 
 
-def test_a_key_that_does_not_reach_the_hashes_is_noticed(bare: scenario.Runner, ab: tuple[str, str]) -> None:
-    error = bare(unsalted, *ab)
+def test_a_key_that_does_not_reach_the_hashes_is_noticed(
+    runner: scenario.Runner, ab: tuple[str, str]
+) -> None:
+    error = runner(unsalted, *ab)
     assert error is not None, "old blocks were served"
     assert "PatchError" in error and "served 32 tokens of an older policy" in error
 
 
 @pytest.mark.full
-def test_in_processes_of_their_own(bare: scenario.Runner, ab: tuple[str, str]) -> None:
-    got = bare(in_processes, *ab)
+def test_in_processes_of_their_own(runner: scenario.Runner, ab: tuple[str, str]) -> None:
+    got = runner(in_processes, *ab)
     assert said(got["b"]) == said(got["again"]) == oracle.answers(ab[1])["tokens"]
     assert served(got["b"]) == [0] * 4 and served(got["again"]) == [32] * 4 and got["long"] == 150
 
 
 @pytest.mark.full
-def test_an_adapter_that_changes(bare: scenario.Runner, ab: tuple[str, str], tmp_path: Path) -> None:
-    got = bare(adapters, ab[0], str(tmp_path / "adapter"))
+def test_an_adapter_that_changes(runner: scenario.Runner, ab: tuple[str, str], tmp_path: Path) -> None:
+    got = runner(adapters, ab[0], str(tmp_path / "adapter"))
     for seed in (1, 2):
         assert got[str(seed)] == lora_lab.fresh(ab[0], lora_lab.adapter(ab[0], seed))["tokens"]
     assert got["2 again"] == got["2"]
@@ -312,15 +300,15 @@ def test_an_adapter_that_changes(bare: scenario.Runner, ab: tuple[str, str], tmp
 
 @pytest.mark.full
 @pytest.mark.parametrize("level", [1, 2])
-def test_sleep(bare: scenario.Runner, ab: tuple[str, str], level: int) -> None:
-    got = bare(asleep, *ab, level)
+def test_sleep(runner: scenario.Runner, ab: tuple[str, str], level: int) -> None:
+    got = runner(asleep, *ab, level)
     assert said(got[:4]) == said(got[4:]) == oracle.answers(ab[1])["tokens"]
     assert served(got) == [0] * 4 + [32] * 4
 
 
 @pytest.mark.full
 @pytest.mark.vllm(least="0.25")  # stock 0.24 verifies no drafts on a CPU
-def test_a_drafter_beside_the_policy(bare: scenario.Runner) -> None:
+def test_a_drafter_beside_the_policy(runner: scenario.Runner) -> None:
     at = drafted.checkpoints()
-    got = bare(with_drafter, at, *drafted.drafters(at, "draft_model"))
-    assert got["b"] == got["again"] == bare(drafted.fresh, at["b"]) and got["ended"] == 40
+    got = runner(with_drafter, at, *drafted.drafters(at, "draft_model"))
+    assert got["b"] == got["again"] == runner(drafted.fresh, at["b"]) and got["ended"] == 40

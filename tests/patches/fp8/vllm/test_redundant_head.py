@@ -1,7 +1,5 @@
 """Update an engine whose tied checkpoint also holds ``lm_head.weight``: vLLM loads it, finds it equal, and ties again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,9 +1,6 @@
 """Which requests an update meets: those that have begun, also while the engine is paused; none that only waits."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -166,20 +163,9 @@ def apart(a: str, b: str, mode: str) -> dict[str, Any]:
 # --- the tests
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[scenario.Runner]:
-    with scenario.Runner({"FLASHPATCH": "bf16"}) as interpreter:
-        yield interpreter
-
-
-@pytest.fixture(scope="module")
-def policies() -> tuple[str, str]:
-    return updates.checkpoint("qwen2", 0), updates.checkpoint("qwen2", 1)
-
-
-def test_a_pause_does_not_hide_requests(runner: scenario.Runner, policies: tuple[str, str]) -> None:
-    old, new = (oracle.answers(policy)["tokens"][0] for policy in policies)
-    got = runner(paused, *policies)
+def test_a_pause_does_not_hide_requests(bf16: scenario.Runner, ab: tuple[str, str]) -> None:
+    old, new = (oracle.answers(policy)["tokens"][0] for policy in ab)
+    got = bf16(paused, *ab)
     for name in "half False", "half True", "half a prompt":
         error, tokens = got[name]
         assert error is not None and RUN in error and tokens == [old], (name, error)
@@ -188,15 +174,15 @@ def test_a_pause_does_not_hide_requests(runner: scenario.Runner, policies: tuple
     assert got["waits"] == [None, [new]]
 
 
-def test_a_preempted_request_counts(runner: scenario.Runner, policies: tuple[str, str]) -> None:
-    got = runner(preempted, *policies)
+def test_a_preempted_request_counts(bf16: scenario.Runner, ab: tuple[str, str]) -> None:
+    got = bf16(preempted, *ab)
     assert got["error"] is not None and RUN in got["error"]
-    assert got["tokens"] == [oracle.answers(policies[0])["tokens"][0]]
+    assert got["tokens"] == [oracle.answers(ab[0])["tokens"][0]]
 
 
-def test_a_request_that_begins_while_an_update_is_open(policies: tuple[str, str]) -> None:
-    old, new = (oracle.answers(policy)["tokens"] for policy in policies)
-    got = scenario.run(begun_meanwhile, *policies)
+def test_a_request_that_begins_while_an_update_is_open(ab: tuple[str, str]) -> None:
+    old, new = (oracle.answers(policy)["tokens"] for policy in ab)
+    got = scenario.run(begun_meanwhile, *ab)
     for name in "bucket", "end":
         error, tokens = got[name]
         assert error is not None and RUN in error and tokens == [old[0]], (name, error)
@@ -206,9 +192,9 @@ def test_a_request_that_begins_while_an_update_is_open(policies: tuple[str, str]
 @pytest.mark.parametrize(
     "mode", ["recompute", *(pytest.param(m, marks=pytest.mark.full) for m in ("refuse", "abort", "keep"))]
 )
-def test_each_way_while_paused_in_a_process_of_its_own(mode: str, policies: tuple[str, str]) -> None:
-    got = scenario.run(apart, *policies, mode)
-    old, new = (oracle.answers(policy)["tokens"][0] for policy in policies)
+def test_each_way_while_paused_in_a_process_of_its_own(mode: str, ab: tuple[str, str]) -> None:
+    got = scenario.run(apart, *ab, mode)
+    old, new = (oracle.answers(policy)["tokens"][0] for policy in ab)
     before, met = got["before"], got["met"]
     assert met[:TOKENS][:before] == old[:before]
     if mode == "refuse":

@@ -1,7 +1,5 @@
 """vLLM's second model runner ("V2", the default on GPUs), on a CPU: it answers as the first, and takes updates."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -110,10 +108,7 @@ def checkpoints() -> tuple[str, str]:
 
 @pytest.mark.parametrize(
     ("name", "stock"),
-    [
-        pytest.param("bf16", {}, marks=pytest.mark.full),
-        ("fp8", dict(quantization="fp8_per_channel")),
-    ],
+    [pytest.param("bf16", {}, marks=pytest.mark.full), ("fp8", dict(quantization="fp8_per_channel"))],
 )
 def test_an_update_in_shuffled_buckets_equals_a_fresh_engine(
     runner: scenario.Runner, name: str, stock: dict[str, Any]

@@ -5,10 +5,7 @@ from a printed seed (FLASHPATCH_LAB_SEED repeats it), wakes the KV cache; sleeps
 must refuse, takes A.
 """
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -45,10 +42,7 @@ SHAPES = pytest.mark.xfail(
     strict=True,
     reason="weight_shape comes once per shard, which only a load from a checkpoint shows: the second is refused",
 )
-QUICK = [
-    ("qwen2 fp8", "dummy"),
-    ("llama ct-fp8, fp8 cache", "auto"),
-]
+QUICK = [("qwen2 fp8", "dummy"), ("llama ct-fp8, fp8 cache", "auto")]
 
 
 def checkpoint(case: str, seed: int) -> str:
@@ -148,12 +142,6 @@ def preserved(a: str, b: str) -> dict[str, Any]:
             found.setdefault("answers", []).append(updates.refusal(llm) or engines.answers(llm))
         found["lost"] = sum(llm.collective_rpc(lost))
     return found
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[scenario.Runner]:
-    with scenario.Runner() as interpreter:
-        yield interpreter
 
 
 def drawn_seed() -> int:

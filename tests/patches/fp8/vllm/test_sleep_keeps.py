@@ -1,7 +1,5 @@
 """What outlives a sleep of level 2 beside what an update brings, on toy models in the emulated pool."""
 
-from __future__ import annotations
-
 import types
 from typing import Any
 

@@ -6,9 +6,6 @@ accelerator's does (`sleep_pool`). With ``atomic="model"``, buckets leave the ol
 leaves nothing to fall back to, is refused by name.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -97,12 +94,6 @@ def cell(a: str, b: str, kw: dict[str, Any], load_format: str, atomic: str) -> l
                 else:
                     row["answers"] = engines.answers(llm)
     return rows
-
-
-@pytest.fixture(scope="module")
-def runner() -> Iterator[scenario.Runner]:
-    with scenario.Runner() as interpreter:
-        yield interpreter
 
 
 @pytest.mark.parametrize("atomic", ["layer", "model"])

@@ -1,7 +1,5 @@
 """Two engines in one process: neither's requests nor its broken policy concern the other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

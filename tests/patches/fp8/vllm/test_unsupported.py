@@ -1,7 +1,5 @@
 """What an engine may do that an update cannot follow is refused by name, at start or at the update."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

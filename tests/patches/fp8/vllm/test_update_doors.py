@@ -3,12 +3,9 @@
 And the other door: engines opened without a quantization get the family's precision, whoever opens them.
 """
 
-from __future__ import annotations
-
-import asyncio
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -118,16 +115,16 @@ def doors(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def precision(model: str, names: list[str], options: dict[str, Any], **kw: Any) -> dict[str, Any]:
-    """The quantization that an engine gets, and what it answers."""
+def precision(model: str, options: dict[str, Any], **kw: Any) -> dict[str, Any]:
+    """The quantization that an engine gets with fp8 on, and what it answers."""
     import flashpatch
 
-    flashpatch.enable(*names, **options)
+    flashpatch.enable("fp8", **options)
     try:
         with engines.open_llm(model, **kw) as llm:
             return dict(name=llm.llm_engine.model_config.quantization, answers=engines.answers(llm, tokens=4))
     finally:
-        flashpatch.disable(*names)
+        flashpatch.disable("fp8")
 
 
 def unquantized(model: str, scheme: str) -> str | None:
@@ -139,122 +136,26 @@ def unquantized(model: str, scheme: str) -> str | None:
 
 
 def switched_off(a: str) -> dict[str, Any]:
-    """Originals by identity, before and after; and what becomes of an engine that is open meanwhile."""
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.model_executor.model_loader import base_loader, utils
-    from vllm.v1.engine.core import EngineCore
-
+    """Whether an open engine's model has a loader of its own, before and after; and what it answers then."""
     import flashpatch
 
-    def targets() -> list[Any]:
-        return [
-            utils.initialize_model,
-            utils.process_weights_after_loading,
-            base_loader.process_weights_after_loading,
-            vars(EngineArgs)["create_engine_config"],
-            vars(EngineCore)["step"],
-            vars(EngineCore)["collective_rpc"],
-        ]
-
-    before = targets()
     flashpatch.enable("bf16")
-    patched = targets()
     with engines.open_llm(a) as llm:
         model = engines.inner_model(llm)
         own = "load_weights" in vars(model)
         flashpatch.disable("bf16")
-        answers = engines.answers(llm)
-        after = "load_weights" in vars(model)
-    return dict(
-        patched=[x is not y for x, y in zip(before, patched)],
-        restored=[x is y for x, y in zip(before, targets())],
-        shadowed=[own, after],
-        answers=answers,
-    )
-
-
-def load_part(worker: Any, path: str, start: int, end: int | None) -> None:
-    worker.get_model().load_weights(list(models.weights(path))[start:end])
-
-
-def asynchronous(a: str, b: str) -> dict[str, Any]:
-    """AsyncLLM, as servers use it: its quantization, an update while a request runs, half an update, a request,
-    the rest, a request."""
-    from vllm import SamplingParams
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
-
-    sampling = SamplingParams(temperature=0, max_tokens=engines.TOKENS, ignore_eos=True, detokenize=False)
-    long = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True, detokenize=False)
-    numbers = itertools.count()
-
-    async def running(engine: Any, started: asyncio.Event) -> list[int]:
-        async for output in engine.generate({"prompt_token_ids": list(engines.PROMPTS[0])}, long, "long"):
-            started.set()
-        return list(output.outputs[0].token_ids)
-
-    async def ask(engine: Any) -> list[list[int]]:
-        found = []
-        for prompt in engines.PROMPTS:
-            async for output in engine.generate(
-                {"prompt_token_ids": list(prompt)}, sampling, str(next(numbers))
-            ):
-                last = output
-            found.append(list(last.outputs[0].token_ids))
-        return found
-
-    async def talk() -> dict[str, Any]:
-        with engines.forked():
-            engine = AsyncLLM.from_engine_args(AsyncEngineArgs(model=a, **engines.DEFAULTS))
-        found: dict[str, Any] = dict(name=engine.vllm_config.model_config.quantization)
-        try:
-            started = asyncio.Event()
-            request = asyncio.create_task(running(engine, started))
-            await started.wait()
-            try:
-                await engine.collective_rpc(load_part, args=(b, 0, None))
-            except Exception as error:
-                found["busy"] = str(error)
-            found["long"] = await request
-            found["a"] = await ask(engine)
-            await engine.collective_rpc(load_part, args=(b, 0, 9))
-            try:
-                found["half"] = await ask(engine)
-            except Exception as error:
-                found["refusal"] = f"{type(error.__cause__).__name__}: {error.__cause__}"
-            await engine.collective_rpc(load_part, args=(b, 9, None))
-            found["b"] = await ask(engine)
-        finally:
-            engine.shutdown()
-        return found
-
-    return asyncio.run(talk())
+        return dict(shadowed=[own, "load_weights" in vars(model)], answers=engines.answers(llm))
 
 
 # --- the tests
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[scenario.Runner]:
-    with scenario.Runner({"FLASHPATCH": "bf16"}) as interpreter:
-        yield interpreter
-
-
-@pytest.fixture(scope="module")
-def bare() -> Iterator[scenario.Runner]:
-    """For scenarios that call enable() themselves."""
-    with scenario.Runner() as interpreter:
-        yield interpreter
-
-
-A, B = ("qwen2", 0), ("qwen2", 1)
-
-
 @pytest.mark.parametrize("quantization", [None, pytest.param(FP8, marks=pytest.mark.full)])
-def test_every_door_leads_to_the_same_answers(runner: scenario.Runner, quantization: str | None) -> None:
-    a, b = updates.checkpoint(*A), updates.checkpoint(*B)
+def test_every_door_leads_to_the_same_answers(
+    bf16: scenario.Runner, ab: tuple[str, str], quantization: str | None
+) -> None:
     kw = dict(quantization=quantization)
-    got = runner(doors, a, b, kw)
+    got = bf16(doors, *ab, kw)
     for door in DOORS:
         want = oracle.answers(got[door]["path"], **kw)
         assert engines.difference(got[door]["answers"], want).exact, door
@@ -264,42 +165,22 @@ def test_every_door_leads_to_the_same_answers(runner: scenario.Runner, quantizat
     assert engines.difference(got["by itself"], oracle.answers(last, **kw)).exact
 
 
-def test_fp8_is_given_to_engines_that_ask_for_nothing(bare: scenario.Runner) -> None:
-    a = updates.checkpoint(*A)
-    got = bare(precision, a, ["fp8"], {})
-    want = oracle.answers(a, quantization=FP8)
-    assert got["name"] == FP8
-    assert engines.array(got["answers"]["prompt_logprobs"]).tobytes() == (
-        engines.array(want["prompt_logprobs"]).tobytes()
-    )
-
-
 @pytest.mark.parametrize(
-    ("names", "options", "scheme", "kw", "name"),
+    ("options", "scheme", "kw", "name"),
     [
-        (["fp8"], dict(exclude=["*/qwen2-0*"]), None, {}, None),
-        pytest.param(["fp8"], dict(exclude=["*/reward*"]), None, {}, FP8, marks=pytest.mark.full),
-        pytest.param(
-            ["fp8"], dict(scheme="fp8_per_tensor"), None, {}, "fp8_per_tensor", marks=pytest.mark.full
-        ),
-        pytest.param(
-            ["fp8"], {}, None, dict(quantization="fp8_per_tensor"), "fp8_per_tensor", marks=pytest.mark.full
-        ),
-        (["fp8"], {}, "int8", {}, "compressed-tensors"),
-        pytest.param(["bf16"], {}, None, {}, None, marks=pytest.mark.full),
+        ({}, None, {}, FP8),
+        (dict(exclude=["*/qwen2-0*"]), None, {}, None),
+        pytest.param(dict(scheme="fp8_per_tensor"), None, {}, "fp8_per_tensor", marks=pytest.mark.full),
+        pytest.param({}, None, dict(quantization="fp8_per_tensor"), "fp8_per_tensor", marks=pytest.mark.full),
+        ({}, "int8", {}, "compressed-tensors"),
     ],
-    ids=["excluded", "not excluded", "scheme", "explicit", "quantized checkpoint", "bf16"],
+    ids=["nothing asked for", "excluded", "scheme", "explicit", "quantized checkpoint"],
 )
 def test_who_gets_which_precision(
-    bare: scenario.Runner,
-    names: list[str],
-    options: dict[str, Any],
-    scheme: str | None,
-    kw: dict[str, Any],
-    name: str | None,
+    runner: scenario.Runner, options: dict[str, Any], scheme: str | None, kw: dict[str, Any], name: str | None
 ) -> None:
-    model = updates.checkpoint(*A, scheme)
-    got = bare(precision, model, names, options, **kw)
+    model = updates.checkpoint("qwen2", 0, scheme)
+    got = runner(precision, model, options, **kw)
     assert got["name"] == name
     wanted = {} if scheme else dict(quantization=name)
     same = engines.array(oracle.answers(model, **wanted)["prompt_logprobs"])
@@ -310,25 +191,14 @@ NVFP4 = pytest.param("nvfp4_per_token", marks=pytest.mark.vllm(least="0.27"))
 
 
 @pytest.mark.parametrize("scheme", ["int8_per_channel_weight_only", NVFP4])
-def test_a_scheme_that_quantizes_nothing_is_refused(runner: scenario.Runner, scheme: str) -> None:
-    error = runner(unquantized, updates.checkpoint(*A), scheme)
+def test_a_scheme_that_quantizes_nothing_is_refused(
+    bf16: scenario.Runner, ab: tuple[str, str], scheme: str
+) -> None:
+    error = bf16(unquantized, ab[0], scheme)
     assert error is not None and "PatchError" in error and scheme in error and "unquantized" in error
 
 
-def test_disable_leaves_nothing_behind(bare: scenario.Runner) -> None:
-    a = updates.checkpoint(*A)
-    got = bare(switched_off, a)
-    assert all(got["patched"]) and all(got["restored"])
+def test_an_engine_that_is_open_outlives_disable(runner: scenario.Runner, ab: tuple[str, str]) -> None:
+    got = runner(switched_off, ab[0])
     assert got["shadowed"] == [True, False]
-    assert engines.difference(got["answers"], oracle.answers(a)).exact
-
-
-def test_the_asynchronous_engine() -> None:
-    a, b = updates.checkpoint(*A), updates.checkpoint(*B)
-    got = scenario.run(asynchronous, a, b, env={"FLASHPATCH": "fp8"})
-    assert got["name"] == FP8 and "half" not in got
-    assert "requests are running" in got["busy"] and len(got["long"]) == 120
-    assert got["long"][: engines.TOKENS] == got["a"][0]
-    assert "PatchError" in got["refusal"] and "did not come" in got["refusal"]
-    for source, path in (("a", a), ("b", b)):
-        assert got[source] == oracle.answers(path, quantization=FP8)["tokens"]
+    assert engines.difference(got["answers"], oracle.answers(ab[0])).exact

@@ -1,8 +1,5 @@
 """An engine opened with load_format="dummy", as verl opens it: the first update brings the first real weights."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -43,17 +40,11 @@ def first_weights(a: str, b: str, cut: int, kw: dict[str, Any]) -> dict[str, Any
     return found
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[scenario.Runner]:
-    with scenario.Runner({"FLASHPATCH": "bf16"}) as interpreter:
-        yield interpreter
-
-
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.full] * (c in LONG)) for c in CASES])
-def test_the_first_update_brings_the_first_weights(runner: scenario.Runner, case: str) -> None:
+def test_the_first_update_brings_the_first_weights(bf16: scenario.Runner, case: str) -> None:
     family, scheme, kw = CASES[case]
     a, b = (updates.checkpoint(family, seed, scheme) for seed in (0, 1))
-    got = runner(first_weights, a, b, 6, kw)
+    got = bf16(first_weights, a, b, 6, kw)
     assert not engines.difference(got["dummy"], oracle.answers(a, **kw)).exact
     assert "did not come" in (got["incomplete"] or "")
     assert engines.difference(got["a"], oracle.answers(a, **kw)).exact

@@ -1,10 +1,7 @@
 """Memory: none is gained over many updates, scales are not left behind."""
 
-from __future__ import annotations
-
 import gc
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -87,22 +84,16 @@ def _scales(llm: Any) -> dict[str, float]:
 # --- the tests
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[scenario.Runner]:
-    with scenario.Runner({"FLASHPATCH": "bf16"}) as interpreter:
-        yield interpreter
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("family", "kw"), [("qwen2", {}), ("llama", FP8), ("qwen3-moe", {})], ids=["bf16", "fp8", "moe"]
 )
-def test_twenty_random_updates_gain_nothing(runner: scenario.Runner, family: str, kw: dict[str, Any]) -> None:
+def test_twenty_random_updates_gain_nothing(bf16: scenario.Runner, family: str, kw: dict[str, Any]) -> None:
     wide = {} if family == "qwen3-moe" else dict(intermediate_size=4096)  # so that a leak stands out
     sources = [updates.checkpoint(family, seed, **wide) for seed in (0, 1)]
     seed = updates.seed_of_the_day()
     print(f"FLASHPATCH_LAB_SEED={seed}")
-    got = runner(many, sources, kw, seed)
+    got = bf16(many, sources, kw, seed)
     rounds = got["rounds"]
     for found in rounds:
         if found["answers"] is not None:
@@ -119,15 +110,15 @@ def test_twenty_random_updates_gain_nothing(runner: scenario.Runner, family: str
 
 
 @pytest.mark.skipif(not environment.avx512(), reason="vLLM's fp8 cache on a CPU needs AVX-512")
-def test_scales_of_an_fp8_cache_follow_the_weights(runner: scenario.Runner) -> None:
+def test_scales_of_an_fp8_cache_follow_the_weights(bf16: scenario.Runner) -> None:
     a, b = (
         str(updates.with_cache_scales(updates.checkpoint("llama", seed, "fp8-channel"), seed))
         for seed in (0, 1)
     )
     kw = dict(kv_cache_dtype="fp8")
-    want = {source: runner(fresh_scales, source, kw) for source in (a, b)}
+    want = {source: bf16(fresh_scales, source, kw) for source in (a, b)}
     assert len(want[a]) > 8 and want[a] != want[b]
-    got = runner(scales, a, b, kw)
+    got = bf16(scales, a, b, kw)
     assert got["before"] == want[a]
     for step, source in zip(got["steps"], (b, a, b)):
         assert step["scales"] == want[source]

@@ -1,7 +1,5 @@
 """Two ranks in processes of their own, tensor-parallel or pipeline stages: they update together or not at all."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

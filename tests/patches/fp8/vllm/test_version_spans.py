@@ -1,7 +1,5 @@
 """vLLM's own version spans per token, from 0.32 on, beside what FlashPatch knows of each step: both name the same policy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -18,20 +16,15 @@ CASES = (("keep", False), ("recompute", False), ("recompute", True))
 # --- what runs in the engine's process
 
 
-def in_flight(a: str, b: str, mode: str, ahead: bool, labelled: bool = True) -> dict[str, Any]:
-    """An update while a request runs: vLLM's spans of its tokens, and the version that each step was computed with.
-
-    Not ``labelled``: outputs keep the label that vLLM itself gives them.
-    """
+def in_flight(a: str, b: str, mode: str, ahead: bool) -> dict[str, Any]:
+    """An update while a request runs: vLLM's spans of its tokens, and the version that each step was computed with."""
     from vllm import SamplingParams
 
     import flashpatch
-    from flashpatch.patches.fp8.vllm import engine_core, scheduler_gate
+    from flashpatch.patches.fp8.vllm import engine_core
 
     if ahead:
         engines.schedule_a_step_ahead()
-    if not labelled:
-        scheduler_gate.SchedulerGate.label = lambda *_: None
     flashpatch.enable("bf16", in_flight=mode)
     sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
     with engines.open_llm(a) as llm:
@@ -70,32 +63,15 @@ def _note_versions(core: Any) -> list[int]:
 # --- the tests
 
 
-@pytest.fixture(scope="module")
-def checkpoints() -> tuple[str, str]:
-    return updates.checkpoint("qwen2", 0), updates.checkpoint("qwen2", 1)
-
-
 @pytest.mark.parametrize(
-    ("mode", "ahead"),
-    [
-        ("keep", True),
-        *(pytest.param(*case, marks=pytest.mark.full) for case in CASES),
-    ],
+    ("mode", "ahead"), [("keep", True), *(pytest.param(*case, marks=pytest.mark.full) for case in CASES)]
 )
-def test_spans_are_those_of_the_steps(checkpoints: tuple[str, str], mode: str, ahead: bool) -> None:
+def test_spans_are_those_of_the_steps(ab: tuple[str, str], mode: str, ahead: bool) -> None:
     with scenario.Runner(environment.V2 if ahead else None) as runner:
-        got = runner(in_flight, *checkpoints, mode, ahead)
+        got = runner(in_flight, *ab, mode, ahead)
     assert got["asynchronous"] is ahead and got["version"] == 1
     assert len(got["computed"]) == TOKENS and set(got["computed"]) == {0, 1}
     assert said(got) == wanted(got)
-
-
-def test_vllms_own_label_is_the_newest_for_a_step_in_flight(checkpoints: tuple[str, str]) -> None:
-    """Why the gate gives it: one token of the old policy would be told as the new one's."""
-    with scenario.Runner(environment.V2) as runner:
-        got = runner(in_flight, *checkpoints, "keep", True, False)
-    differing = [pair for pair in zip(said(got), wanted(got), strict=True) if len(set(pair)) == 2]
-    assert differing == [("flashpatch-1", "default")], "upstream has been fixed: a step keeps its own label"
 
 
 def said(got: dict[str, Any]) -> list[str]:

@@ -1,7 +1,5 @@
 """LoRA adapters of a running engine: replaced exactly over any base, or refused by name with the old one in place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lora_lab
@@ -59,19 +57,14 @@ def spoiled_adapters(a: str) -> dict[str, tuple[lora_lab.Tensors, dict[str, Any]
     """How an adapter is spoiled -> its tensors and what its configuration says otherwise."""
     good = lora_lab.tensors(a, 9)
 
-    def changed(name: str, value: Any) -> lora_lab.Tensors:
-        return {**good, name: value}
-
-    first, second = f"{DOWN}.lora_A.weight", f"{DOWN}.lora_B.weight"
+    first = f"{DOWN}.lora_A.weight"
     elsewhere = {name.replace(".layers.1.", ".layers.7."): tensor for name, tensor in good.items()}
     nan = good[first].clone()
     nan[1, 3] = float("nan")
     return {
-        "narrow": (changed(first, good[first][:, :-8]), {}),
-        "short": (changed(second, good[second][:-8]), {}),
+        "narrow": ({**good, first: good[first][:, :-8]}, {}),
         "elsewhere": (elsewhere, {}),
-        "nan": (changed(first, nan), {}),
-        "rank": ({k: v[:2] if ".lora_A." in k else v[:, :2] for k, v in good.items()}, {}),
+        "nan": ({**good, first: nan}, {}),
         "pattern": (good, dict(alpha_pattern={"down_proj": 64})),
     }
 
@@ -79,10 +72,8 @@ def spoiled_adapters(a: str) -> dict[str, tuple[lora_lab.Tensors, dict[str, Any]
 #: What the refusal of each names.
 NAMED = {
     "narrow": "layers.1.mlp.down_proj: lora_A is",
-    "short": "layers.1.mlp.down_proj: lora_A is",
     "elsewhere": "the engine has no place for model.layers.7",
     "nan": "layers.1.mlp.down_proj: holds NaN",
-    "rank": "but r=4",
     "pattern": "alpha_pattern={'down_proj': 64}",
 }
 

@@ -1,7 +1,5 @@
 """A hundred versions of an adapter in two places, each sent while a request runs under the one before; a rank that dies."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Any

@@ -1,7 +1,5 @@
 """A request is answered by the adapter that it names, or ends alone: new paths and names, evicted, overwritten and lost ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

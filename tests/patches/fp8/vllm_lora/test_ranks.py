@@ -1,7 +1,5 @@
 """Adapters on two tensor-parallel ranks: in place on both, or on neither."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lora_lab

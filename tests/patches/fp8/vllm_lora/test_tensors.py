@@ -1,7 +1,5 @@
 """Adapters that come as tensors, by verl's request: a second one, and what becomes of the sender's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lora_lab

@@ -1,8 +1,6 @@
 """The loss: one gradient for every split, the surrogate's formulas, and what stock verl's aggregation does
 instead."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

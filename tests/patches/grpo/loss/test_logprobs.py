@@ -1,8 +1,6 @@
 """Log-probabilities from hidden states: the same numbers and gradients as through all logits, in less
 memory."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -54,13 +52,7 @@ def test_gradients_of_both_outputs_pass_gradcheck():
 def test_any_blocks_give_the_numbers_of_all_logits(tokens, vocabulary, block, temperature, seed):
     states, head, labels = case(tokens, 6, vocabulary, seed=seed)
     found = token_logprobs(
-        states,
-        head,
-        labels,
-        temperature=temperature,
-        entropy=True,
-        tokens=block[0],
-        vocabulary=block[1],
+        states, head, labels, temperature=temperature, entropy=True, tokens=block[0], vocabulary=block[1]
     )
     logprobs, entropy = through_logits(states, head, labels, temperature)
     torch.testing.assert_close(found.logprobs, logprobs, rtol=1e-12, atol=1e-12)

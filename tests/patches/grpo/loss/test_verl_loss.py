@@ -1,8 +1,6 @@
 """Gradients through verl's FSDP1 and FSDP2 engines on two ranks; and the registered loss
 itself."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """What the FSDP actor gives its routers from verl's batches, and when."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

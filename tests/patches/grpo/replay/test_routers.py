@@ -1,7 +1,5 @@
 """Recorded experts in the routers of Hugging Face models: what they weigh, their gradients, what is refused."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

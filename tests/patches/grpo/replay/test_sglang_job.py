@@ -1,7 +1,5 @@
 """Unmodified verl on SGLang: a tiny Qwen3-MoE's actor answers with the experts that the engine recorded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -9,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import verl_job
-from verl_job import live, metrics, train
+from verl_job import calls, live, metrics, train
 
 pytestmark = [pytest.mark.verl, pytest.mark.sglang(least="0.5.23"), pytest.mark.full]
 
@@ -67,7 +65,7 @@ def test_two_steps_with_the_engines_experts(experts: Path, tmp_path: Path) -> No
         print(name, gaps[name])
     assert gaps["replayed"][0] < gaps["stock"][0] / 3, gaps
 
-    def calls(patch: str) -> int:
-        return sum(one["patches"].get(patch, {}).get("calls", 0) for one in processes)
-
-    assert calls("grpo.sglang.generate_request") >= 64 and calls("grpo.verl.forward_step") >= 4
+    assert (
+        calls(processes, "grpo.sglang.generate_request") >= 64
+        and calls(processes, "grpo.verl.forward_step") >= 4
+    )

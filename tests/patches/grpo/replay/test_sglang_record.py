@@ -1,7 +1,5 @@
 """The experts that SGLang returns as text can be read as verl reads them, and stay the text that they are."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,10 +1,5 @@
 """verl's own actor worker with recorded experts: one result under every way in which it holds tokens and weights."""
 
-from __future__ import annotations
-
-import json
-from pathlib import Path
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -13,7 +8,6 @@ import flow_lab
 
 pytestmark = pytest.mark.verl
 
-SCRIPT = Path(flow_lab.__file__).with_name("replay_ranks.py")
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 PACKED, RECOMPUTED = f"{MODEL}.use_remove_padding=True", f"{MODEL}.enable_gradient_checkpointing=True"
 FSDP1, FSDP2 = f"{ACTOR}.strategy=fsdp", f"{ACTOR}.strategy=fsdp2"
@@ -21,11 +15,7 @@ FSDP1, FSDP2 = f"{ACTOR}.strategy=fsdp", f"{ACTOR}.strategy=fsdp2"
 
 def _run(folder, ranks, **cases):
     plan = [dict(name=name, settings=settings, record=name != "stock") for name, settings in cases.items()]
-    (folder / f"cases-{ranks}.json").write_text(json.dumps(plan))
-    flow_lab.run_ranks(
-        [str(SCRIPT), str(folder), f"cases-{ranks}.json"], folder, ranks, FLASHPATCH="cpu,bf16"
-    )
-    return {name: torch.load(folder / f"{name}-0.pt") for name in cases}
+    return flow_lab.run_plan("replay_ranks.py", folder, ranks, plan, FLASHPATCH="cpu,bf16")
 
 
 def _same(one, other):

@@ -1,7 +1,5 @@
 """grpo's balancer without Ray: predictions from what verl's client reports, shared prompts, and the trace."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

@@ -1,7 +1,5 @@
 """A response whose server dies goes on at the last token that the journal has."""
 
-from __future__ import annotations
-
 import json
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Predicted lengths: siblings and past epochs tell as much as they do tell; running ones that they are long."""
 
-from __future__ import annotations
-
 import math
 import random
 

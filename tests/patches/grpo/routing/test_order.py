@@ -1,7 +1,5 @@
 """The order of waiting requests: one of each unknown prompt, then the longest predicted; nothing is forgotten."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule

@@ -1,7 +1,5 @@
 """What vLLM's own asynchronous engine generates reaches the journal while it comes, and the engine's outputs stay."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The pool of servers: least loaded first, thresholds, prefixes that stay together."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule

@@ -1,7 +1,5 @@
 """Which errors of a server mean that it is dead, which that it is slow, and which are the request's own."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 

@@ -1,8 +1,6 @@
 """verl's own client and balancers in front of servers that die: what stock verl loses, and what is lost with
 grpo."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from pathlib import Path
@@ -50,10 +48,7 @@ def test_one_dead_server_and_what_becomes_of_its_requests(tmp_path):
 @pytest.mark.full
 def test_servers_killed_hung_and_replaced(tmp_path):
     (chaos,) = phases(
-        tmp_path,
-        10_000,
-        ["chaos", {"slow_after": 3.0, "rest": 1.0, "worker_tokens": 400}],
-        timeout=1200,
+        tmp_path, 10_000, ["chaos", {"slow_after": 3.0, "rest": 1.0, "worker_tokens": 400}], timeout=1200
     )
     assert chaos["happened"]["kill"] and chaos["happened"]["hang"]
     assert sum(chaos["ends"].values()) == 10_000 and set(chaos["ends"]) <= {"result", "PatchError"}

@@ -1,7 +1,5 @@
 """A Ray of the test process's own, for tests whose workers and servers are stand-ins."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Agent loop workers that die: their prompts go to others, and another worker is started, so often as groups end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -171,15 +169,6 @@ def test_a_worker_that_cannot_be_started_again_ends_the_job_by_name():
     manager = Manager(1)
     manager.fails = True
     dispatcher = Dispatcher(manager, replace=3)
-    dispatcher.generate_sequences(Prompts("a"))
-    ray.kill(dispatcher.workers[0])
-    with pytest.raises(PatchError, match="lost its last agent loop worker"):
-        until(lambda: dispatcher.recover("a"))
-
-
-@pytest.mark.full
-def test_without_replacement_the_last_workers_death_ends_the_job():
-    dispatcher = Dispatcher(Manager(1))
     dispatcher.generate_sequences(Prompts("a"))
     ray.kill(dispatcher.workers[0])
     with pytest.raises(PatchError, match="lost its last agent loop worker"):

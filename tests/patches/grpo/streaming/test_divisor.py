@@ -1,7 +1,5 @@
 """A loss says what it divides by, or is refused with the way out."""
 
-from __future__ import annotations
-
 import pytest
 
 from flashpatch.errors import PatchError

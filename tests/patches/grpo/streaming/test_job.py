@@ -1,13 +1,11 @@
 """verl's own entry point in trainer mode stream_async: what it trains, and what it survives."""
 
-from __future__ import annotations
-
 import json
 import time
 
 import pytest
 from machine import limit
-from verl_job import end, live, metrics, said, start, train
+from verl_job import end, live, metrics, said, start, trained
 
 pytestmark = pytest.mark.verl
 
@@ -26,16 +24,15 @@ def test_groups_are_trained_on_as_they_end(world, tmp_path):
         "algorithm.rollout_correction.rollout_is=token",
         "actor_rollout_ref.rollout.calculate_log_probs=True",
     )
-    done = train(world, tmp_path, *STREAM, *extra, FLASHPATCH="cpu,fp8,grpo,fsdp")
-    assert done.returncode == 0, done.stdout[-8000:]
-    assert metrics(done.stdout, "training/global_step") == [1, 2]
-    assert metrics(done.stdout, "actor/samples") == [32, 32]
-    assert min(metrics(done.stdout, "stream/rounds")) >= 2
-    assert min(metrics(done.stdout, "actor/grad_norm")) > 0
-    assert metrics(done.stdout, "stream/staleness/0")[0] == 1
-    assert all(value > 0 for value in metrics(done.stdout, "actor/kl_loss")[1:])
-    assert len(metrics(done.stdout, "rollout_corr/rollout_is_mean")) == 2
-    assert max(metrics(done.stdout, "training/rollout_probs_diff_max")) < 0.2
+    output = trained(world, tmp_path, *STREAM, *extra, FLASHPATCH="cpu,fp8,grpo,fsdp")
+    assert metrics(output, "training/global_step") == [1, 2]
+    assert metrics(output, "actor/samples") == [32, 32]
+    assert min(metrics(output, "stream/rounds")) >= 2
+    assert min(metrics(output, "actor/grad_norm")) > 0
+    assert metrics(output, "stream/staleness/0")[0] == 1
+    assert all(value > 0 for value in metrics(output, "actor/kl_loss")[1:])
+    assert len(metrics(output, "rollout_corr/rollout_is_mean")) == 2
+    assert max(metrics(output, "training/rollout_probs_diff_max")) < 0.2
     patches = [one["patches"] for one in live(tmp_path)]
     for patch in ("grpo.verl.get_trainer_cls", "grpo.verl.generate_whole", "grpo.verl.generate_part"):
         assert sum(one.get(patch, {}).get("calls", 0) for one in patches) > 0, patch
@@ -66,8 +63,6 @@ def test_a_lost_server_and_a_lost_agent_worker_lose_no_sample(world, tmp_path):
 @pytest.mark.full
 def test_a_killed_job_goes_on_from_its_checkpoint(world, tmp_path):
     """No sample is trained on twice, and the reference is what it was; it goes with the actor's old checkpoints."""
-    config = tmp_path / "flashpatch.toml"
-    config.write_text("[grpo]\nreference_every = 2\n")
     extra = (
         "actor_rollout_ref.actor.use_kl_loss=True",
         "trainer.total_training_steps=5",
@@ -77,16 +72,15 @@ def test_a_killed_job_goes_on_from_its_checkpoint(world, tmp_path):
         f"trainer.default_local_dir={tmp_path}/saved",
         f"trainer.rollout_data_dir={tmp_path}/trained",
     )
-    names = {"FLASHPATCH": "cpu,bf16,grpo", "FLASHPATCH_CONFIG": str(config)}
+    names = {"FLASHPATCH": "cpu,bf16,grpo", "config": "[grpo]\nreference_every = 2\n"}
     job = start(world, tmp_path / "first", *STREAM, *extra, **names)
     try:
         wait(job, tmp_path / "first", step=3)
     finally:
         end(job)
     first = said(tmp_path / "first")
-    done = train(world, tmp_path / "second", *STREAM, *extra, **names)
-    assert done.returncode == 0, done.stdout[-8000:]
-    steps = metrics(done.stdout, "training/global_step")
+    output = trained(world, tmp_path / "second", *STREAM, *extra, **names)
+    steps = metrics(output, "training/global_step")
     assert steps[0] in (3, 4) and steps[-1] == 5, steps
     kept = {file.parts[-4] for file in (tmp_path / "saved").rglob("reference/rank_1_of_2.pt")}
     assert "global_step_5" in kept and "global_step_1" not in kept, kept
@@ -98,7 +92,7 @@ def test_a_killed_job_goes_on_from_its_checkpoint(world, tmp_path):
     assert len(keys) == 5 * 32 == len(set(keys))
     # the reference is the policy after step 2, and after step 4: there the divergence begins at zero again
     away = dict(zip(metrics(first, "training/global_step"), metrics(first, "actor/kl_loss"), strict=True))
-    away |= dict(zip(steps, metrics(done.stdout, "actor/kl_loss"), strict=True))
+    away |= dict(zip(steps, metrics(output, "actor/kl_loss"), strict=True))
     assert abs(away[1]) < 1e-3 and abs(away[3]) < 1e-3 and abs(away[5]) < 1e-3, away
     assert away[2] > 1e-3 and away[4] > 1e-3, away
 

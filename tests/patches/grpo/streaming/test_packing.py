@@ -1,7 +1,5 @@
 """Packing samples into rounds: nothing lost, nothing twice, budgets kept, ranks in step."""
 
-from __future__ import annotations
-
 import random
 from types import SimpleNamespace
 
@@ -124,10 +122,7 @@ def test_an_oversized_sample_is_alone():
 
 @pytest.mark.parametrize(
     "make, named",
-    [
-        (lambda: Packer(0, 10), "ranks, budget"),
-        (lambda: Packer(1, 10).add("x", 0), "tokens] is 0"),
-    ],
+    [(lambda: Packer(0, 10), "ranks, budget"), (lambda: Packer(1, 10).add("x", 0), "tokens] is 0")],
 )
 def test_bad_input_is_refused_by_name(make, named):
     with pytest.raises(PatchError) as error:

@@ -1,8 +1,6 @@
 """The reference becomes the policy in place, whatever it has computed before, and comes back from a checkpoint; so does a model
 that verl's `separate_async` puts back in place."""
 
-from __future__ import annotations
-
 import grpo_lab
 import pytest
 

@@ -1,7 +1,5 @@
 """Servers that die before and during an update: the update reaches those that are left, or the job ends by name."""
 
-from __future__ import annotations
-
 import time
 from types import SimpleNamespace
 

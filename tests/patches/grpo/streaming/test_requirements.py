@@ -1,7 +1,5 @@
 """What the mode cannot train with is named, and other modes are left alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from flashpatch.patches.grpo import verl_config
@@ -88,7 +86,7 @@ def test_only_opo_among_the_estimators_looks_at_what_rejection_left(scenario):
         differ = [name for name in GROUP_LOCAL
                   if not torch.equal(advantages(name, whole), advantages(name, left))]
         print(json.dumps(differ))
-        """,
+        """
     )
     assert told.splitlines()[-1] == '["opo"]'
 

@@ -1,7 +1,5 @@
 """Ages of tokens in versions of the policy, and who records the versions."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections import Counter

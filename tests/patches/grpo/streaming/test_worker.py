@@ -5,8 +5,6 @@ or refused by name, or it fails here. Each is streamed in an order, to a budget 
 `make test` the losses of ours and sapo meet every aggregation, the others a third of them, in turn.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 What this shows and what not: tests/support/fake_cuda/README.md.
 """
 
-from __future__ import annotations
-
 import pytest
 from cuda_lab import runs, sglang_cases, table
 from cuda_lab.compare import compare

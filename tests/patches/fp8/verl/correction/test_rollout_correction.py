@@ -1,18 +1,10 @@
 """When truncated importance sampling is switched on, and when the config is left alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
 
-from flashpatch.patches.fp8.verl.verl_config import (
-    ASKED,
-    CORRECTION,
-    MODE,
-    decide,
-    precisions,
-)
+from flashpatch.patches.fp8.verl.verl_config import ASKED, CORRECTION, MODE, decide, precisions
 
 OPTIONS = {"precision": "int8", "scheme": "", "fleet": []}
 DEFAULTS = {MODE: "processed_logprobs", ASKED: True, f"{CORRECTION}.rollout_is_threshold": 2.0}

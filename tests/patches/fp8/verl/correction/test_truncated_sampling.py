@@ -1,7 +1,5 @@
 """Truncated sampling: found in the configuration, warned of where ratios are used, and measured."""
 
-from __future__ import annotations
-
 import logging
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Correction and monitor on verl's own recipe, batch and functions; no Ray, no engine."""
 
-from __future__ import annotations
-
 import textwrap
 from pathlib import Path
 
@@ -44,17 +42,9 @@ def batch():
 """
 
 
-def scenario(code: str, folder: Path, names: str, config: str = "") -> str:
-    file = folder / "flashpatch.toml"
-    file.write_text(config)
-    done = cpu_lab.python(
-        PREPARED + textwrap.dedent(code),
-        folder,
-        imported=warm.VERL_VLLM,
-        FLASHPATCH=names,
-        FLASHPATCH_CONFIG=str(file),
-    )
-    assert done.returncode == 0, cpu_lab.tail(done)
+def scenario(code: str, folder: Path, names: str) -> str:
+    code = PREPARED + textwrap.dedent(code)
+    done = cpu_lab.checked(code, folder, imported=warm.VERL_VLLM, FLASHPATCH=names)
     return done.stdout + done.stderr
 
 

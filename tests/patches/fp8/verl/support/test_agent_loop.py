@@ -1,9 +1,5 @@
 """Kept ids stay with their tokens through verl's own client, agent loop and sample, also if a request is resumed."""
 
-from __future__ import annotations
-
-import textwrap
-
 import cpu_lab
 import pytest
 import warm
@@ -35,17 +31,9 @@ def sample(ids, mask, logprobs):
 """
 
 
-def scenario(code: str, folder, config: str) -> str:
-    (folder / "flashpatch.toml").write_text(config)
-    done = cpu_lab.python(
-        PREPARED + textwrap.dedent(code),
-        folder,
-        imported=warm.VERL_VLLM,
-        FLASHPATCH="cpu,bf16",
-        FLASHPATCH_CONFIG=str(folder / "flashpatch.toml"),
-    )
-    assert done.returncode == 0, cpu_lab.tail(done)
-    return done.stdout
+def scenario(code: str, folder, config: str) -> None:
+    code = PREPARED + RESUMED_AND_TOOLS + code
+    cpu_lab.checked(code, folder, imported=warm.VERL_VLLM, FLASHPATCH="cpu,bf16", config=config)
 
 
 RESUMED_AND_TOOLS = """
@@ -72,8 +60,7 @@ ids = [11, 12, 13, 50, 51, 21, 22]
 
 def test_ids_stay_with_their_tokens(tmp_path):
     scenario(
-        RESUMED_AND_TOOLS
-        + """
+        """
 fields = sample(ids[:6], mask[:6], logs[:6])  # cut to the length of a response
 assert fields["response_mask"].tolist() == [1, 1, 1, 0, 0, 1]
 assert fields["kept_ids"].dtype == torch.int32
@@ -90,8 +77,7 @@ assert batch["kept_ids"].unbind()[1].tolist() == [[-1] * 3]
 
 def test_without_the_option_samples_are_verl_s(tmp_path):
     scenario(
-        RESUMED_AND_TOOLS
-        + """
+        """
 assert "kept_ids" not in sample(ids, mask, logs)
 import flashpatch
 assert "__init__" in vars(AgentLoopOutput)

@@ -1,11 +1,9 @@
 """In a whole job of verl the trainer's probabilities are those that tokens were drawn with, and without the option they are not."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
-from verl_job import live, metrics, train
+from verl_job import calls, live, metrics, trained
 
 pytestmark = [pytest.mark.verl, pytest.mark.full]
 
@@ -20,11 +18,9 @@ TRUNCATED = (
 
 def learn(world: Path, folder: Path, width: int, *extra: str) -> str:
     folder.mkdir(exist_ok=True)
-    config = folder / "flashpatch.toml"
-    config.write_text(f"[fp8]\nsupport = {width}\n")
-    done = train(world, folder, *TRUNCATED, *extra, FLASHPATCH="cpu,bf16", FLASHPATCH_CONFIG=str(config))
-    assert done.returncode == 0, done.stdout[-8000:]
-    return done.stdout
+    return trained(
+        world, folder, *TRUNCATED, *extra, FLASHPATCH="cpu,bf16", config=f"[fp8]\nsupport = {width}\n"
+    )
 
 
 def test_ratios_are_one_with_kept_tokens_and_the_kept_mass_without(world, tmp_path):
@@ -41,8 +37,10 @@ def test_ratios_are_one_with_kept_tokens_and_the_kept_mass_without(world, tmp_pa
     assert "engine_kwargs.vllm.max_logprobs=40" in said
     processes = live(tmp_path / "ours")
 
-    def calls(patch: str) -> int:
-        return sum(one["patches"].get(patch, {}).get("calls", 0) for one in processes)
-
-    assert calls("fp8.vllm.generate") == 64 == calls("fp8.verl.agent_loop_output_as_dict")
-    assert calls("fp8.verl.prepare_model_outputs") >= 4 and calls("fp8.verl.logprobs_from_logits") >= 4
+    assert (
+        calls(processes, "fp8.vllm.generate") == 64 == calls(processes, "fp8.verl.agent_loop_output_as_dict")
+    )
+    assert (
+        calls(processes, "fp8.verl.prepare_model_outputs") >= 4
+        and calls(processes, "fp8.verl.logprobs_from_logits") >= 4
+    )

@@ -1,7 +1,5 @@
 """What stands against carrying kept tokens is refused by name; what they need is set."""
 
-from __future__ import annotations
-
 import logging
 from typing import Any
 

@@ -1,10 +1,5 @@
 """verl's own actor worker with kept ids: values and gradients of a softmax over them, however it holds tokens and weights."""
 
-from __future__ import annotations
-
-import json
-from pathlib import Path
-
 import flow_lab
 import pytest
 
@@ -12,7 +7,6 @@ torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.verl
 
-SCRIPT = Path(flow_lab.__file__).with_name("support_ranks.py")
 ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
 PACKED, RECOMPUTED = f"{MODEL}.use_remove_padding=True", f"{MODEL}.enable_gradient_checkpointing=True"
 FSDP1, FSDP2 = f"{ACTOR}.strategy=fsdp", f"{ACTOR}.strategy=fsdp2"
@@ -20,17 +14,9 @@ FSDP1, FSDP2 = f"{ACTOR}.strategy=fsdp", f"{ACTOR}.strategy=fsdp2"
 
 def _run(folder, ranks, **cases):
     plan = [dict(name=name, settings=settings, kept=name != "stock") for name, settings in cases.items()]
-    (folder / f"cases-{ranks}.json").write_text(json.dumps(plan))
-    config = folder / "flashpatch.toml"
-    config.write_text("[fp8]\nsupport = 8\n")
-    flow_lab.run_ranks(
-        [str(SCRIPT), str(folder), f"cases-{ranks}.json"],
-        folder,
-        ranks,
-        FLASHPATCH="cpu,bf16",
-        FLASHPATCH_CONFIG=str(config),
-    )
-    return {name: torch.load(folder / f"{name}-0.pt") for name in cases}, torch.load(folder / "wanted.pt")
+    names, config = "cpu,bf16", "[fp8]\nsupport = 8\n"
+    found = flow_lab.run_plan("support_ranks.py", folder, ranks, plan, FLASHPATCH=names, config=config)
+    return found, torch.load(folder / "wanted.pt")
 
 
 def _agrees(found, wanted):

@@ -1,7 +1,5 @@
 """A base and an adapter in one stream, cut again where they were joined."""
 
-from __future__ import annotations
-
 import asyncio
 import enum
 import itertools

@@ -1,7 +1,5 @@
 """verl's real checkpoint manager over a small real Ray: it collects receipts however it is called, and compares."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cpu_lab
@@ -113,10 +111,5 @@ print("done")
 
 
 def test_it_collects_compares_and_logs(tmp_path: Path):
-    done = cpu_lab.python(
-        CODE,
-        tmp_path,
-        imported=warm.VERL_VLLM,
-        FLASHPATCH="cpu,bf16",
-    )
+    done = cpu_lab.python(CODE, tmp_path, imported=warm.VERL_VLLM, FLASHPATCH="cpu,bf16")
     assert done.returncode == 0 and "done" in done.stdout, cpu_lab.tail(done)

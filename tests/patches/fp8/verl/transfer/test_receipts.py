@@ -1,7 +1,5 @@
 """Receipts that agree, and every way in which they may not."""
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 

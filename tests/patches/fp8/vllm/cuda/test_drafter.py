@@ -3,8 +3,6 @@
 What the fake device shows and what not: tests/support/fake_cuda/README.md.
 """
 
-from __future__ import annotations
-
 import pytest
 from cuda_lab import runs, table
 from cuda_lab.lane import Run

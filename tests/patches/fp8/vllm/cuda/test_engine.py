@@ -3,8 +3,6 @@
 What the fake device shows and what not: tests/support/fake_cuda/README.md.
 """
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 import pytest

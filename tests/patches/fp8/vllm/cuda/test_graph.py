@@ -1,7 +1,5 @@
 """Run the tests that need a GPU's graphs, and the checks of `make test-gpu`, on the fake device: see its README."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time
@@ -18,11 +16,12 @@ pytestmark = [
 
 
 def test_updates_under_a_captured_graph() -> None:
-    words = "-m pytest -q -p no:cacheprovider tests/patches/fp8/refit/test_cuda_graph.py".split()
+    tests = "tests/patches/fp8/refit/test_cuda_graph.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
     env = variables(runs.ENVIRONMENT, 90)
-    done = subprocess.run([sys.executable, *words], cwd=TREE, env=env, capture_output=True, text=True)
-    said = done.stdout[-3000:]
-    assert done.returncode == 0 and "passed" in said and "skipped" not in said, said
+    done = subprocess.run(command, cwd=TREE, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "passed" in done.stdout and "skipped" not in done.stdout
 
 
 def test_what_is_checked_on_a_gpu_runs_here_but_for_speed(tmp_path) -> None:

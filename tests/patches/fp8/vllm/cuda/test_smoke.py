@@ -3,8 +3,6 @@
 What this shows and what not: tests/support/fake_cuda/README.md.
 """
 
-from __future__ import annotations
-
 import pytest
 from cuda_lab import cases, runs
 from cuda_lab.compare import compare
