@@ -31,9 +31,9 @@ class Table:
     notes: Sequence[str] = ()
 
 
-def emit(data: Any, tables: Iterable[Table], as_json: bool, stream: TextIO | None = None) -> None:
-    """Print ``data`` as JSON, or else ``tables``, to ``stream`` or standard output. Obey NO_COLOR."""
-    stream = stream or sys.stdout
+def emit(data: Any, tables: Iterable[Table], as_json: bool) -> None:
+    """Print ``data`` as JSON, or else ``tables``. Obey NO_COLOR."""
+    stream = sys.stdout
     if as_json:
         stream.write(json.dumps(data, indent=2) + "\n")
         return

@@ -41,18 +41,16 @@ def longest_first(sizes: Sequence[int], parts: int) -> Parts:
     return found
 
 
-def level(
-    sizes: Sequence[int], division: Parts, target: int = 0, rounds: int = 12, partners: int = 4
-) -> Parts:
+def level(sizes: Sequence[int], division: Parts, target: int = 0) -> Parts:
     """Move or swap items between full and empty parts until no part is above ``target``.
 
     In each round the fullest part meets the emptiest, the next fullest the next emptiest, and so on. When
-    nothing can be gained so, each meets another partner, at most ``partners`` in turn.
+    nothing can be gained so, each meets another partner, at most four in turn.
     """
     parts = [sorted(part, key=sizes.__getitem__) for part in division]
     loads = [sum(map(sizes.__getitem__, part)) for part in parts]
     half, shift = len(parts) // 2, 0
-    for _ in range(rounds):
+    for _ in range(12):
         order = sorted(range(len(parts)), key=loads.__getitem__)
         gained = False
         for at in range(half):
@@ -61,7 +59,7 @@ def level(
                 break
             gained = _exchange(sizes, parts, loads, full, other) or gained
         shift = 0 if gained else shift + 1
-        if shift >= min(partners, half):
+        if shift >= min(4, half):
             break
     return parts
 
