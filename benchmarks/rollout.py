@@ -112,10 +112,10 @@ def _measure(
 def _models(model: Path, folder: Path, int8: bool) -> None:
     """Write the checkpoints that engines are opened on into ``folder``: ``bf16``, and ``int8`` if it is wanted."""
     if str(model) == "350M":
-        from reloading import models
+        import random_models
 
-        [size] = [size for size in models.SIZES if size.name == "350M"]
-        models.write(size, folder / "bf16")
+        [size] = [size for size in random_models.SIZES if size.name == "350M"]
+        random_models.write(size, folder / "bf16")
     else:
         (folder / "bf16").symlink_to((model / "model").resolve())
     if int8:

@@ -1,7 +1,7 @@
 """Write this process's row in the ledger: its roles, and the state and call count of its patches.
 
 The row is written at `boot`, in a forked child at its first role, note, event or call; at a patch's first call, and from
-then on at most once a second; a change that falls between two writes is written by the writer's thread, so an idle process loses nothing, and engines that die by
+then on at most once a second, in the writer's thread alone, so a step waits for nothing, an idle process loses nothing, and engines that die by
 SIGKILL lose at most the last second; after an event, a tenth of one. No failure to write reaches the caller: it is logged once and kept in
 `problem`. Everything here may be called from any thread and, by the engine, under the engine's own lock.
 """
@@ -77,7 +77,7 @@ class _Row:
         if self._due <= due:
             return
         self.watch_exit()
-        if due <= time.monotonic() or not self._write_later(due):
+        if now or not self._last or not self._write_later(due):
             self._write()
 
     def flush(self) -> None:

@@ -138,7 +138,7 @@ class Recorder:
                 return
             if self._queue.qsize() >= _MAX_WAITING:
                 raise RuntimeError("captured rows come faster than they can be stored")
-            captured = sum(end - start for _, start, end in spans)
+            captured = sum([end - start for _, start, end in spans])
             self._spent[self.version] += captured
             self.counts["rows"] += captured
             self._put(self._device_copy.copy_rows(spans, at, ids, positions, hidden, auxiliary, self.version))

@@ -194,10 +194,10 @@ def relative_error(w: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> flo
     """
     step = -(-w.shape[0] // _ROWS)
     rows, q = w.detach()[::step].float(), q[::step]
-    size = torch.linalg.vector_norm(rows)
-    values = e4m3.decode(q, torch.empty_like(rows)) if q.dtype is quantize.FP8 else q.float()
-    gap = torch.linalg.vector_norm(rows - values * (scale[::step] if len(scale) > 1 else scale))
-    return float(gap / size) if size > 0 else 0.0
+    values = e4m3.decode(q, torch.empty_like(rows)) if q.is_cpu and q.dtype is quantize.FP8 else q.float()
+    gap = torch.addcmul(rows, values, scale[::step] if len(scale) > 1 else scale, value=-1)
+    error, size = torch.stack([torch.linalg.vector_norm(one) for one in (gap, rows)]).tolist()
+    return error / size if size > 0 else 0.0
 
 
 def expected_error(w: torch.Tensor, form: str, granularity: str) -> float:
@@ -214,7 +214,7 @@ def expected_error(w: torch.Tensor, form: str, granularity: str) -> float:
     if granularity == "channel":
         amax = rows.abs().amax(1, keepdim=True)
     else:
-        amax = torch.stack(torch.aminmax(w)).float().abs().max().view(1, 1)
+        amax = quantize.row_amax(w).max().float().view(1, 1)
     scale = torch.where(amax > 0, amax / quantize.LARGEST[dtype], 1.0)
     return relative_error(rows, quantize.rounded_to(rows, scale, dtype), scale)
 

@@ -182,7 +182,7 @@ class ManagedModel:
 
     def commit_if_complete(self, more: bool = False) -> None:
         """Commit an update that nobody opened by name, if it is complete; ``more``: no step follows, so tensors may."""
-        with nullcontext() if self.inside_load else self.turns.step():
+        with nullcontext() if self.inside_load else self.turns.step:
             waits = self.state == "open" and not (self._update.session or self.inside_load or self.asleep)
             waits = waits and not (more and any(layer.waits for layer in self.layers))
             complete = waits and self._update.names.whole(more) and not self._update.missing(partial=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.patches.fp8.refit import update_events
@@ -14,17 +14,19 @@ if TYPE_CHECKING:
 
     from flashpatch.patches.fp8.refit.managed_model import ManagedModel
 
+    _Entry = tuple[Callable[[], ManagedModel | None], Callable[[], Any]]  # a model, and what owns it
+
 # A managed model refers to its model, so only the model itself (by its load_weights) may hold it.
-_models: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[ManagedModel]] = weakref.WeakKeyDictionary()
-_owners: weakref.WeakKeyDictionary[torch.nn.Module, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+_models: weakref.WeakKeyDictionary[torch.nn.Module, _Entry] = weakref.WeakKeyDictionary()
+_known: list[_Entry] = []  # the same, to be gone through several times a step
 _constructing: list[weakref.ref[Any]] = []
 
 
 def add(model: torch.nn.Module, managed: ManagedModel) -> None:
     """Register ``model``: from now on its ``load_weights`` is part of an update."""
     original = model.load_weights
-    _models[model] = weakref.ref(managed)
-    _owners[model] = constructing_runner()
+    _models[model] = weakref.ref(managed), constructing_runner()
+    _known[:] = _models.values()
     model.load_weights = _managed_load(managed, original)
 
 
@@ -33,7 +35,7 @@ def get(model: torch.nn.Module) -> ManagedModel | None:
     it is not registered."""
     while hasattr(type(model), "unwrap"):
         model = model.unwrap()
-    return _models.get(model, lambda: None)()
+    return _models[model][0]() if model in _models else None
 
 
 @contextmanager
@@ -54,17 +56,15 @@ def constructing_runner() -> Callable[[], Any]:
 def all_models(runner: Any = None) -> list[ManagedModel]:
     """Return the managed models that are alive; ``runner``: without those of another model runner, closed ones included."""
     found = []
-    for model, reference in list(_models.items()):
-        managed, owner = reference(), _owners[model]
-        has_owner = isinstance(owner, weakref.ref)
-        if managed is not None and (runner is None or not has_owner or owner() is runner):
-            found.append(managed)
-    return found
+    for reference, owner in _known:
+        if runner is None or not isinstance(owner, weakref.ref) or owner() is runner:
+            found.append(reference())
+    return [managed for managed in found if managed is not None]
 
 
 def owner(model: torch.nn.Module) -> Any:
     """Return the model runner that ``model`` belongs to, None if it is not known."""
-    return _owners.get(model, lambda: None)()
+    return _models[model][1]() if model in _models else None
 
 
 def change_count(runner: Any) -> int:
@@ -84,13 +84,15 @@ def version(runner: Any) -> int:
     return max((m.version for m in all_models(runner) if m.adapter.role == "target"), default=0)
 
 
-@contextmanager
-def in_use(runner: Any) -> Iterator[None]:
+def in_use(runner: Any) -> AbstractContextManager:
     """Within, no update of a model of ``runner`` goes on in another thread; nothing if it is None."""
+    turns = [managed.turns.step for managed in all_models(runner)] if runner is not None else []
+    if len(turns) == 1:
+        return turns[0]  # every step comes here
     with ExitStack() as stack:
-        for managed in all_models(runner) if runner is not None else ():
-            stack.enter_context(managed.turns.step())
-        yield
+        for turn in turns:
+            stack.enter_context(turn)
+        return stack.pop_all()
 
 
 def restore_load_weights() -> None:
@@ -100,7 +102,7 @@ def restore_load_weights() -> None:
         if (managed := get(model)) is not None:
             managed.remove_hooks()
     _models.clear()
-    _owners.clear()
+    _known.clear()
 
 
 def end_first_loads(runner: Any = None) -> None:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 import torch
 
 
 class Turns:
-    """The turns of one model."""
+    """The turns of one model; within ``step`` no update goes on in another thread: a step computes, or decides what to."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        self.step = threading.RLock()
         self._updating: int | None = None  # the thread of the call of an update that is under way
-
-    def step(self) -> AbstractContextManager:
-        """Within, no update goes on in another thread: a step computes, or decides what to compute."""
-        return self._lock
 
     def refusal(self, reads: bool) -> tuple[str, str] | None:
         """Return why no call of an update may begin now, with what to do about it; None if one may, in its turn.
@@ -35,7 +31,7 @@ class Turns:
     @contextmanager
     def update(self) -> Iterator[None]:
         """Within, no step and no other call of an update goes on in another thread."""
-        with self._lock:
+        with self.step:
             self._updating = threading.get_ident()
             try:
                 yield

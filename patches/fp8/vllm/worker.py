@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
@@ -28,6 +27,7 @@ logger = logging.getLogger("flashpatch.fp8")
 
 _kept: weakref.WeakKeyDictionary[Any, list[tuple[Any, Any]]] = weakref.WeakKeyDictionary()  # by model runner
 _saved: weakref.WeakKeyDictionary[Any, HostCopies] = weakref.WeakKeyDictionary()  # by model runner
+_checked: set[tuple[int, int]] = set()  # model runner and scheduled step, by identity, of those that run now
 
 WORKER = "vllm.v1.worker.gpu_worker:Worker"
 
@@ -64,8 +64,7 @@ def worker_load_model(original, self, *args: Any, **kwargs: Any):
 )
 def worker_execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
     """Check one flag per model and compare versions before each step, and keep updates out of it."""
-    with _one_whole_policy(self.model_runner, scheduler_output):
-        return original(self, scheduler_output, *args, **kwargs)
+    return _on_one_whole_policy(self.model_runner, original, self, scheduler_output, *args, **kwargs)
 
 
 _runners = Patches(
@@ -87,9 +86,8 @@ _runners = Patches(
     one_of="fp8.vllm.model_runner_v2_execute_model",
 )
 def model_runner_execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
-    """Make the same check before the model runner's step."""
-    with _one_whole_policy(self, scheduler_output):
-        return original(self, scheduler_output, *args, **kwargs)
+    """Make the same check before the model runner's step, unless its worker has just made it."""
+    return _on_one_whole_policy(self, original, self, scheduler_output, *args, **kwargs)
 
 
 def stamp(scheduler_output: Any, version: int) -> None:
@@ -97,16 +95,15 @@ def stamp(scheduler_output: Any, version: int) -> None:
     scheduler_output.flashpatch_version = version
 
 
-@contextmanager
-def _one_whole_policy(runner: Any, scheduler_output: Any) -> Iterator[None]:
+def _on_one_whole_policy(runner: Any, original, self, step: Any, *args: Any, **kwargs: Any):
     """Keep updates out of a step; raise if it would compute on weights other than the whole policy it was scheduled for.
 
     A step without tokens only names the requests that have ended; it computes nothing. One without a stamp is of an
     engine core that has no gate, and so knows of no update.
     """
-    if not scheduler_output.total_num_scheduled_tokens:
-        yield
-        return
+    running = id(runner), id(step)
+    if not step.total_num_scheduled_tokens or running in _checked:
+        return original(self, step, *args, **kwargs)
     with model_registry.in_use(runner):
         broken = model_registry.first_unservable(runner)
         if broken is not None:
@@ -115,7 +112,7 @@ def _one_whole_policy(runner: Any, scheduler_output: Any) -> Iterator[None]:
                 patch=patches.of(worker_execute_model).id,
                 advice="Send a complete update.",
             )
-        believed, held = getattr(scheduler_output, "flashpatch_version", 0), model_registry.version(runner)
+        believed, held = getattr(step, "flashpatch_version", 0), model_registry.version(runner)
         if held != believed:
             raise PatchError(
                 f"this rank holds version {held} of the policy, and the engine core schedules for version {believed}, "
@@ -124,7 +121,11 @@ def _one_whole_policy(runner: Any, scheduler_output: Any) -> Iterator[None]:
                 advice="Update weights in a call of collective_rpc, not in a thread of the worker, with FlashPatch on in "
                 "the engine core too.",
             )
-        yield
+        _checked.add(running)
+        try:
+            return original(self, step, *args, **kwargs)
+        finally:
+            _checked.discard(running)
 
 
 def report(worker: Any, before_step: bool = False, named: Collection[int] = ()) -> list[Policy]:

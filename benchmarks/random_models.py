@@ -28,11 +28,6 @@ class Size:
     vocab: int
     experts: int = 0
 
-    @property
-    def precisions(self) -> tuple[str, ...]:
-        """Precisions that vLLM has on a CPU: experts only in bf16."""
-        return ("bf16",) if self.experts else ("bf16", "fp8")
-
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, shape) of every tensor in the model's own order, in which trainers send them."""
         kv = self.hidden // self.heads * self.kv_heads
@@ -58,16 +53,6 @@ class Size:
         yield "model.norm.weight", (self.hidden,)
         yield "lm_head.weight", (self.vocab, self.hidden)
 
-    @property
-    def parameters(self) -> int:
-        total = 0
-        for _, shape in self.shapes():
-            count = 1
-            for edge in shape:
-                count *= edge
-            total += count
-        return total
-
 
 SIZES = (
     Size("50M", hidden=512, intermediate=1536, layers=11, heads=8, kv_heads=2, vocab=16384),
@@ -82,13 +67,18 @@ def write(size: Size, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True)
+    configure(size, folder)
     generator = torch.Generator().manual_seed(0)
     tensors = {}
     for name, shape in size.shapes():
         tensor = torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.08, generator=generator)
         tensors[name] = tensor.add_(1) if "norm" in name else tensor
     save_file(tensors, folder / FILE, metadata={"format": "pt"})
+
+
+def configure(size: Size, folder: Path) -> None:
+    """Write the configuration alone, for an engine that draws its weights itself."""
+    folder.mkdir(parents=True)
     config = {
         "architectures": ["Qwen2ForCausalLM"],
         "model_type": "qwen2",
@@ -124,27 +114,6 @@ def write(size: Size, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
-class Policies:
-    """Two policies out of one checkpoint: as it is, and with the order of its layers reversed.
-
-    The file is mapped, so several processes share its memory; `resident` brings all of it in.
-    """
-
-    def __init__(self, size: Size, folder: Path) -> None:
-        from safetensors.torch import load_file
-
-        tensors = load_file(folder / FILE)
-        self.straight = [(name, tensors[name]) for name, _ in size.shapes()]
-        self.reversed = [(name, tensors[_mirror(name, size.layers)]) for name, _ in size.shapes()]
-
-    def resident(self) -> None:
-        """Read one byte of each page."""
-        import torch
-
-        for _, tensor in self.straight:
-            tensor.view(torch.uint8).flatten()[::4096].sum()
-
-
 def buckets(policy: list[tuple[str, torch.Tensor]], limit: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
     """Cut between tensors, wherever ``limit`` bytes are full; a larger tensor is a bucket of its own."""
     bucket, held = [], 0
@@ -155,10 +124,3 @@ def buckets(policy: list[tuple[str, torch.Tensor]], limit: int) -> Iterator[list
         bucket.append((name, tensor))
         held += tensor.nbytes
     yield bucket
-
-
-def _mirror(name: str, layers: int) -> str:
-    if not name.startswith(_PART):
-        return name
-    number, _, rest = name.removeprefix(_PART).partition(".")
-    return f"{_PART}{layers - 1 - int(number)}.{rest}"

@@ -1,0 +1,60 @@
+"""Engines on models that are a configuration alone, with random weights."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from random_models import SIZES, Size, configure
+
+MODELS = {
+    "steps": Size("steps", hidden=128, intermediate=256, layers=2, heads=2, kv_heads=1, vocab=512),
+    # Two of Qwen2.5-7B's 28 layers, and a tenth of its vocabulary.
+    "7B": Size("7B", hidden=3584, intermediate=18944, layers=2, heads=28, kv_heads=4, vocab=15206),
+    "half": Size("half", hidden=1792, intermediate=9472, layers=2, heads=14, kv_heads=2, vocab=7603),
+    "moe": SIZES[-1],
+}
+
+
+def opened(folder: Path, name: str, precision: str, **more: Any) -> Any:
+    """Open an engine: in bf16, in fp8, or in int8 as stock opens a W8A8 checkpoint."""
+    import vllm
+    from cuda_lab import engine
+    from vllm.model_executor.models import registry
+
+    # vLLM inspects architectures in a subprocess only to keep CUDA uninitialised in this one.
+    registry._run_in_subprocess = lambda function: function()
+    arguments = {**engine.ENGINE, **more, "enforce_eager": True, "load_format": "dummy"}
+    del arguments["max_logprobs"]
+    if precision == "fp8":
+        arguments["quantization"] = "fp8_per_tensor"
+    if precision == "W8A8":
+        from flashpatch.patches.fp8.vllm import int8_config
+
+        arguments["hf_overrides"] = {"quantization_config": int8_config.configuration()}
+    if precision in ("int8", "W8A8") and os.environ.get("FAKE_CUDA"):
+        from vllm.v1.worker import gpu_worker
+
+        # The fake device has no products of int8, so nothing is run.
+        gpu_worker.Worker.compile_or_warm_up_model = lambda worker: gpu_worker.CompilationTimes(0.0, 0.0)
+        gpu_worker.Worker.determine_available_memory = lambda worker: engine.ENGINE["kv_cache_memory_bytes"]
+    if not (folder / name).exists():
+        configure(MODELS[name], folder / name)
+    return vllm.LLM(str(folder / name), **arguments)
+
+
+def policy(name: str, precision: str) -> list[tuple[str, Any]]:
+    """Return random tensors by name in the device's memory, as trainers send them; for W8A8 int8 with scales."""
+    import torch
+
+    source, found = torch.randn(1 << 20) / 50, []
+    for path, shape in MODELS[name].shapes():
+        count = torch.Size(shape).numel()
+        values = source.repeat(-(-count // source.numel()))[:count].view(shape).bfloat16().cuda()
+        if precision == "W8A8" and path.endswith("proj.weight"):
+            found.append((path, (values * 500).to(torch.int8)))
+            found.append((f"{path}_scale", torch.full((shape[0], 1), 0.002, device="cuda")))
+        else:
+            found.append((path, values))
+    return found

@@ -1,1 +1,0 @@
-"""Parts of reload.py: what one weight update costs."""
