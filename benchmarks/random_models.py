@@ -28,6 +28,11 @@ class Size:
     vocab: int
     experts: int = 0
 
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Precisions that vLLM has on a CPU: experts only in bf16."""
+        return ("bf16",) if self.experts else ("bf16", "fp8")
+
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """(name, shape) of every tensor in the model's own order, in which trainers send them."""
         kv = self.hidden // self.heads * self.kv_heads
@@ -52,6 +57,16 @@ class Size:
             yield f"{at}post_attention_layernorm.weight", (self.hidden,)
         yield "model.norm.weight", (self.hidden,)
         yield "lm_head.weight", (self.vocab, self.hidden)
+
+    @property
+    def parameters(self) -> int:
+        total = 0
+        for _, shape in self.shapes():
+            count = 1
+            for edge in shape:
+                count *= edge
+            total += count
+        return total
 
 
 SIZES = (
@@ -114,6 +129,27 @@ def configure(size: Size, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=1))
 
 
+class Policies:
+    """Two policies out of one checkpoint: as it is, and with the order of its layers reversed.
+
+    The file is mapped, so several processes share its memory; `resident` brings all of it in.
+    """
+
+    def __init__(self, size: Size, folder: Path) -> None:
+        from safetensors.torch import load_file
+
+        tensors = load_file(folder / FILE)
+        self.straight = [(name, tensors[name]) for name, _ in size.shapes()]
+        self.reversed = [(name, tensors[_mirror(name, size.layers)]) for name, _ in size.shapes()]
+
+    def resident(self) -> None:
+        """Read one byte of each page."""
+        import torch
+
+        for _, tensor in self.straight:
+            tensor.view(torch.uint8).flatten()[::4096].sum()
+
+
 def buckets(policy: list[tuple[str, torch.Tensor]], limit: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
     """Cut between tensors, wherever ``limit`` bytes are full; a larger tensor is a bucket of its own."""
     bucket, held = [], 0
@@ -124,3 +160,10 @@ def buckets(policy: list[tuple[str, torch.Tensor]], limit: int) -> Iterator[list
         bucket.append((name, tensor))
         held += tensor.nbytes
     yield bucket
+
+
+def _mirror(name: str, layers: int) -> str:
+    if not name.startswith(_PART):
+        return name
+    number, _, rest = name.removeprefix(_PART).partition(".")
+    return f"{_PART}{layers - 1 - int(number)}.{rest}"

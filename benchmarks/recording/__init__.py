@@ -1,1 +1,0 @@
-"""Engines whose decode steps `record_trace.py` times under fixed arms."""

@@ -1,0 +1,1 @@
+"""Parts of reload.py: what one weight update costs."""
