@@ -149,7 +149,7 @@ class Arrival:
         elif self._done:
             self._refuse_or_report([f"{name} arrived after all announced tensors"])
         else:
-            future = self._background.submit(tensor.nbytes, self._fingerprint, tensor)
+            future = self._background.submit(tensor, self._fingerprint, tensor)
             self._pending[name] = tuple(tensor.shape), str(tensor.dtype), future
 
     def _read(self, message: Any, name: str, tensor: Any) -> dict[str, Any] | None:

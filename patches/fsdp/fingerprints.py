@@ -110,11 +110,18 @@ class Background:
         self._pool: ThreadPoolExecutor | None = None
         self.seconds = 0.0
 
-    def submit(self, size: int, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """Run ``function(*args)``, which reads ``size`` bytes."""
-        if size >= _SMALL:
+    def submit(self, tensor: Any, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """Run ``function(*args)``, which reads as much as ``tensor``; on the caller's stream, which alone waits for a sender."""
+        if tensor.nbytes >= _SMALL:
+            from flashpatch.patches._shared import streams
+
+            def read() -> Any:
+                with streams.on(stream, tensor.device):
+                    return self._timed(function, *args)
+
+            stream = streams.current(tensor.device)
             self._pool = self._pool or ThreadPoolExecutor(1, thread_name_prefix="flashpatch-audit")
-            return self._pool.submit(self._timed, function, *args)
+            return self._pool.submit(read)
         done: Future[Any] = Future()
         done.set_result(self._timed(function, *args))
         return done

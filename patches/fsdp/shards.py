@@ -20,7 +20,7 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared import fingerprint
+from flashpatch.patches._shared import fingerprint, streams
 
 _CHUNK = 1 << 20  # elements of a block that is not consecutive, laid out at once
 GATE_UP, DOWN = ".mlp.experts.gate_up_proj", ".mlp.experts.down_proj"
@@ -100,6 +100,7 @@ def own(module: torch.nn.Module, at: Place) -> dict[str, Own]:
     Raises:
         PatchError: an entry is distributed in a way that this audit does not know.
     """
+    streams.settle()
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     if isinstance(module, FullyShardedDataParallel):

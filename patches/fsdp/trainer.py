@@ -160,7 +160,7 @@ class ShardFingerprints:
                 self._misshapen.append(f"{name} is exported as {list(tensor.shape)}, not {list(part.shape)}")
             mine = self._entries[part.of]
             where = part.begin, part.end, tensor.dtype, tensor.device
-            future = self._background.submit(tensor.nbytes, mine.sums, *where)
+            future = self._background.submit(tensor, mine.sums, *where)
             self._sent[name] = part, str(tensor.dtype), future
 
     def table(self) -> dict[str, Any]:

@@ -10,7 +10,10 @@ import torch
 
 from flashpatch.patches.eagle.capture.host_buffers import Request, Rows
 
-_MAX_PINNED = 1 << 30  # bytes of the pinned buffers for steps that are being copied from an accelerator
+_MAX_PINNED = (
+    1 << 30
+)  # bytes of the pinned buffers for steps that are being copied, if two of the largest need no more
+_LARGE = 64 << 20  # bytes; a large buffer is of a multiple of them
 
 
 @dataclass
@@ -101,12 +104,13 @@ class DeviceCopy:
         for index, pinned in enumerate(self._pinned):
             if pinned.numel() >= needed:
                 return self._pinned.pop(index)
-        size = max(1 << 16, 1 << (needed - 1).bit_length())
-        while (
-            self._pinned and self._allocated + size > _MAX_PINNED
-        ):  # too small: a larger one takes its place
+        size = (
+            max(1 << 16, 1 << (needed - 1).bit_length()) if needed < _LARGE else -(-needed // _LARGE) * _LARGE
+        )
+        most = max(_MAX_PINNED, 2 * size)  # a step of long prompts is copied while the one before is stored
+        while self._pinned and self._allocated + size > most:  # too small: a larger one takes its place
             self._allocated -= self._pinned.pop(0).numel()
-        if self._allocated and self._allocated + size > _MAX_PINNED:
+        if self._allocated + size > most:
             raise RuntimeError("captured rows come faster than they can be stored")
         self._allocated += size
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)

@@ -247,6 +247,8 @@ class Coordinator:
         if name == "ready" or self.ends_slice(event):
             self._enter("idle")
             if name == "ready":
+                if not self.settings.device:  # Ray hides every accelerator from a driver
+                    logger.warning("no device is named: the drafter is trained on %s", event.get("device"))
                 for command in self._standing.values():
                     self._send(command)
             if self._next_slice:

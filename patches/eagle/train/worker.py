@@ -94,7 +94,8 @@ class Worker:
 
     def run(self) -> None:
         """Execute commands until one is to exit."""
-        self._report({"event": "ready", "step": self.trainer.count, "resumed": self.resumed})
+        where = {"resumed": self.resumed, "device": str(self.device)}
+        self._report({"event": "ready", "step": self.trainer.count, **where})
         while True:
             command = self._commands.get()
             try:

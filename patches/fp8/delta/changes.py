@@ -34,7 +34,7 @@ def encode(old: torch.Tensor, new: torch.Tensor, some: bool = False) -> tuple[in
     """Return how many values differ, and a patch that makes ``old`` the ``new``; None if there is none to make, or ``new``
     whole is not larger.
 
-    Beside the patch it takes the memory of some `_CHUNK` values, however many differ.
+    Beside the patch it takes the memory of some `_at_once` values, however many differ.
 
     Args:
         old: ``(n,)`` integers, see `bits`, on any device.
@@ -45,37 +45,43 @@ def encode(old: torch.Tensor, new: torch.Tensor, some: bool = False) -> tuple[in
 
     def found() -> Iterator[torch.Tensor]:
         """Yield the gap before each value that differs, of a chunk at a time."""
-        last = -1
-        for at in range(0, new.numel(), _CHUNK):
-            positions = _nonzero(old[at : at + _CHUNK].to(new.device) != new[at : at + _CHUNK])
+        last = torch.full((1,), -1, device=new.device)
+        for at in range(0, new.numel(), step):
+            positions = _nonzero(old[at : at + step].to(new.device) != new[at : at + step])
             if positions.numel():
-                yield torch.diff(positions.add_(at), prepend=positions.new_tensor([last])) - 1
-                last = int(positions[-1])
+                yield torch.diff(positions.add_(at), prepend=last) - 1
+                last = positions[-1:].clone()
 
-    changed, fill, kept = 0, dict.fromkeys(_BITS, 0), []
+    changed, kept, step = 0, [], _at_once(new.device)
+    more = torch.zeros(len(_BITS), dtype=torch.int64, device=new.device)
     for gaps in found():
         changed += gaps.numel()
-        for width, size in _BITS.items():
-            fill[width] += int((gaps >> size).sum())
+        more += torch.stack([(gaps >> size).sum() for size in _BITS.values()])
         if changed * gaps.itemsize <= new.nbytes // 4:  # else they are looked for again
             kept.append(gaps)
     if some and not changed:
         kept = [torch.zeros(1, dtype=torch.int64, device=new.device)]
     sent = changed or len(kept)
+    fill = dict(zip(_BITS, more.tolist(), strict=True))
     width = min(fill, key=lambda one: (sent + fill[one]) * (one + new.itemsize))
     count = sent + fill[width]
     if not sent or _size(width, count, new.itemsize) >= new.nbytes:
         return changed, None
     data = torch.zeros(_size(width, count, new.itemsize), dtype=torch.uint8, device=new.device)
     values, short = _parts(data, width, count, new.dtype)
-    at, last = 0, -1
+    at, last = 0, torch.full((), -1, device=new.device)
     for gaps in kept if sum(map(len, kept)) == sent else found():
         gaps = _filled(gaps, _BITS[width])
         positions = (gaps + 1).cumsum(0).add_(last)
         here = slice(at, at + gaps.numel())
         values[here], short[here] = new[positions], gaps.to(short.dtype)
-        at, last = here.stop, int(positions[-1])
+        at, last = here.stop, positions[-1]
     return changed, (width, count, data)
+
+
+def _at_once(device: torch.device) -> int:
+    """Return how many values are compared at once: an accelerator is launched, and waited for, for each such part."""
+    return _CHUNK if device.type == "cpu" else 1 << 24
 
 
 def _nonzero(mask: torch.Tensor) -> torch.Tensor:

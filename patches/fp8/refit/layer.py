@@ -106,7 +106,7 @@ class Layer:
             state: which containers belong to which layer.
             held: the tensors that it loaded into, by identity of their description.
         """
-        for param in self.params if self.deferred else ():
+        for param in self.scales():
             if param.expected is not None and param.expected.covered:
                 param.loaded = param.copy_small(held[id(param)])
         if all(param.live() is held[id(param)] for param in self.params):
@@ -127,6 +127,14 @@ class Layer:
             if isinstance(before, dict) and identity in now
             for key, value in before.items()
             if value is None and isinstance(now[identity][1].get(key), float)
+        ]
+
+    def scales(self) -> list[PristineParam]:
+        """Return what scales a KV cache, or activations, for which a neighbour may round its output."""
+        return [
+            param
+            for param in self.params
+            if self.deferred or ("scale" in param.key and "weight" not in param.key)
         ]
 
     def pristine_tensors(self) -> Iterator[torch.Tensor]:

@@ -282,7 +282,7 @@ class ManagedModel:
                 raise self._error(ended[0], "Begin again, with a complete update.")
         if self.state != "open" or ended is not None or self._anew:
             self._begin(session=False)
-        with self._failing(names), torch.no_grad(), self._events.loading():
+        with self._failing(names), torch.no_grad(), self._events.loading(), self._update.in_order():
             result = self._update.load(original, names, self.constants(), **kwargs)
         self._left_out |= bool(partial)
         if not self._update.session and self.adapter.consensus.update is None:
@@ -330,7 +330,7 @@ class ManagedModel:
             return
         if self._allows_partial(partial) and self._close_if_empty():
             return
-        with self._failing(), torch.no_grad(), self._events.committing():
+        with self._failing(), torch.no_grad(), self._events.committing(), self._update.in_order():
             self._update.commit(self._missing(partial), self._hooks.run)
         self._update.names.learn(named)
         self._update.drop()

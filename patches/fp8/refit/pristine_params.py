@@ -38,7 +38,7 @@ class PristineParam:
         tensor_class, attributes, shape, stride, offset, dtype: of the tensor that the constructor made.
         storage: the memory it shares with others.
         initial: its values on the host, if it is small, or a buffer that checkpoints may bring: an engine may take the device's memory away.
-        loaded: what was loaded into it last, likewise; kept for layers that are processed last.
+        loaded: what was loaded into it last, likewise; kept for `Layer.scales`.
         optional: a checkpoint may leave it out.
         alias: a buffer that shares the memory of a parameter.
         expected: what the first load wrote; None while unknown (dummy weights).

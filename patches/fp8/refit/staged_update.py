@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import _disable_current_modes
 
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared import streams
 from flashpatch.patches.fp8.refit.errors import update_error
 from flashpatch.patches.fp8.refit.fold import Plan, Undo
 from flashpatch.patches.fp8.refit.joined_layers import JoinedLayers
@@ -25,6 +26,7 @@ from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.name_order import NameOrder
 from flashpatch.patches.fp8.refit.policy import listed
 from flashpatch.patches.fp8.refit.pristine_params import PristineParam, storage_table
+from flashpatch.patches.fp8.refit.scales import Scales
 from flashpatch.patches.fp8.refit.tied_head import TiedHead
 from flashpatch.patches.fp8.refit.wide_weights import WideWeights
 from flashpatch.patches.fp8.refit.write_tracker import NamedWeights, WriteLog, WriteTracker
@@ -70,7 +72,7 @@ class StagedUpdate:
         self._layer_state = layer_state
         self._adapter = adapter
         self._atomic = options["atomic"]
-        self._keeps_cache = options["in_flight"] == "keep"
+        self._scales = Scales(layers, layer_state, adapter, options["in_flight"] == "keep")
         self._rounding_errors = rounding_errors
         self._wide = wide
         self._plans: dict[Layer, Plan] = {}
@@ -86,6 +88,7 @@ class StagedUpdate:
         self._in_place = False  # whether a layer of it was put in place
         self._pins: list[StorageWeakRef] = []  # what this call has let go of, whose identity its loader knows
         self._late: list[tuple[PristineParam, torch.Tensor, str]] = []  # writes to layers of earlier calls
+        self._stream = streams.current(adapter.device)  # on which this update began
         self.mixed = self.discarded = self.session = False
         self.verdict: PatchError | None = None
         self.names = NameOrder()
@@ -97,10 +100,16 @@ class StagedUpdate:
             layer.written and not layer.processed_in for layer in self._layers
         )
 
+    def in_order(self) -> AbstractContextManager[None]:
+        """Work on the stream on which this update began: vLLM's packed transfer calls on two by turns."""
+        return streams.on(self._stream, self._adapter.device)
+
     def drop(self) -> None:
         """Free everything staged and planned."""
+        ended, self._stream = self._stream, streams.current(self._adapter.device)
+        self._stream.wait_stream(ended)
         planned = bool(self._plans) and self._adapter.device.type != "cpu"
-        for one in (self._plans, self._queue, self.names):
+        for one in (self._plans, self._queue, self.names, self._scales):
             one.clear()
         self._joined.restart()
         self._tied.restart()
@@ -183,14 +192,10 @@ class StagedUpdate:
         for came in (self._joined, self._tied):
             came.compare()
         followers = self._joined.followers(self._layers)
-        loaded = [
-            (param, param.copy_small(param.tensor))
-            for layer in last
-            for param in layer.params
-            if layer.deferred and param.written
-        ]
+        for layer in last:
+            self._scales.note(layer)
         incomplete = f"the update is incomplete: {listed(missing)} did not come" if missing else None
-        self._raise(self._adapter.consensus.agree_on_commit(incomplete or self._check_cache(loaded)))
+        self._raise(self._adapter.consensus.agree_on_commit(incomplete or self._scales.refusal()))
         before = self.mixed
         undo: list[Undo] | None = [] if self._atomic == "model" else None
         self.mixed = True  # until all is in place
@@ -210,33 +215,8 @@ class StagedUpdate:
                 step()
             self.mixed = before or undo is None
             raise
-        for param, values in loaded:
-            param.loaded = values
+        self._scales.keep()
         self._tied.keep()
-
-    def _check_cache(self, loaded: list[tuple[PristineParam, torch.Tensor | None]]) -> str | None:
-        """Return why scales of a quantized KV cache may not change now, or None; ``loaded``: what came, by parameter."""
-        changed = {
-            id(param): param.name
-            for param, values in loaded
-            if values is not None and (param.loaded is None or not torch.equal(param.loaded, values))
-        }
-        if not changed or not self._adapter.quantized_cache():
-            return None
-        names = listed(sorted(changed.values()))
-        if self._keeps_cache and self._adapter.busy():
-            return (
-                f"{names} changed while requests run whose KV was quantized with the old values; set the option in_flight "
-                "to recompute"
-            )
-        owners = [layer for layer in self._layers if any(id(param) in changed for param in layer.params)]
-        derived = {name for layer in owners for name in layer.derived_later(self._layer_state)}
-        if derived and self._adapter.captured():
-            return (
-                f"{names} changed, and {listed(sorted(derived))}, derived from them, is a constant of captured CUDA graphs; "
-                "open the engine with cudagraph_mode=PIECEWISE"
-            )
-        return None
 
     def _show_live(self) -> None:
         for layer in self._layers:
@@ -319,6 +299,7 @@ class StagedUpdate:
                 break
 
     def _process(self, layer: Layer) -> None:
+        self._scales.note(layer)
         plan = self._plan(layer)
         layer.released_in = self._call
         self._preserved.discard(layer)
@@ -357,6 +338,7 @@ class StagedUpdate:
     def _forget(self, layer: Layer) -> None:
         layer.forget()
         self._joined.forget(layer)
+        self._scales.forget(layer)
         self._plans.pop(layer, None)
         self._queue = [one for one in self._queue if one is not layer]
 

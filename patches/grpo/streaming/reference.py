@@ -78,7 +78,10 @@ def _file(folder: Path, rank: int, world: int) -> Path:
 
 def _shards(module: Any) -> dict[str, Any]:
     """Return each parameter's part on this rank, by name; the next forward gathers these parts."""
+    from flashpatch.patches._shared import streams
+
     gathered.free(module)
+    streams.settle()
     return {
         name: parameter.to_local() if hasattr(parameter, "to_local") else parameter.data
         for name, parameter in module.named_parameters()

@@ -5,10 +5,11 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from standin_streams import Accelerator
 
 from flashpatch.patches._shared import tensor_message
 from flashpatch.patches.fsdp import fingerprints as messages
-from flashpatch.patches.fsdp.fingerprints import Seen, differences, shortened
+from flashpatch.patches.fsdp.fingerprints import Background, Seen, differences, shortened
 
 CPU = torch.device("cpu")
 
@@ -84,3 +85,13 @@ def test_a_table_survives_json():
     one = Seen((3, 4), "torch.bfloat16", ((1 << 64) - 1, 12345678901234567890))
     (piece,) = messages.closing({"sent": {"x": one.as_json()}}, CPU)
     assert Seen.of_json(tensor_message.Message().add(*piece)["sent"]["x"]) == one
+
+
+def test_a_large_tensor_is_read_on_the_stream_that_waits_for_its_sender(monkeypatch):
+    """vLLM with several ranks, and SGLang, work on a stream that is not the one on which a thread begins."""
+    accelerator, background = Accelerator(monkeypatch), Background()
+    with accelerator.stream(accelerator.Stream("engine's")):
+        for words in (1, 1 << 18):
+            background.submit(torch.empty(words), accelerator.note, "read").result()
+    background.close()
+    assert [line for line in accelerator.log if "read" in line] == ["read on engine's"] * 2

@@ -81,3 +81,14 @@ def test_what_is_offloaded_is_read_on_the_device_that_it_is_exported_on(monkeypa
         for device in (None, torch.device("cpu"), torch.device("meta")):
             shards.Own((4,), ((0, values),)).sums(0, 4, torch.bfloat16, device)
     assert read == ["cpu", "cpu", "meta"] + ["meta"] * 3
+
+
+def test_what_is_still_being_offloaded_is_waited_for(monkeypatch):
+    """verl's offload begins the copies to the host and goes on; shards that lie there are read next."""
+    module = torch.nn.Linear(4, 4, bias=False)
+    arriving = module.weight.detach().clone()
+    module.weight.data.zero_()
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: module.weight.data.copy_(arriving))
+    mine = shards.own(module, shards.Place())["weight"]
+    assert mine.sums(0, 16, torch.float32) == fingerprint.of(arriving)

@@ -246,6 +246,22 @@ def device(monkeypatch) -> Device:
     return one
 
 
+@pytest.mark.parametrize(
+    "mib,kept", [(20, [32, 32]), (449, [512, 512]), (641, [704, 704]), (1025, [1088, 1088])]
+)
+def test_two_steps_of_long_prompts_are_kept_in_little_more_than_they_need(mib, kept, monkeypatch):
+    """16,384 tokens of a 7B, 32B and 70B with EAGLE-3: the second is copied while the first is stored."""
+    empty, copies = torch.empty, DeviceCopy()
+    monkeypatch.setattr(torch, "empty", lambda size, **_: empty(size, dtype=torch.uint8, device="meta"))
+    made = [copies._pinned_for(mib << 20) for _ in range(2)]
+    assert [one.numel() >> 20 for one in made] == kept
+    if mib > 512:
+        with pytest.raises(RuntimeError, match="faster than they can be stored"):
+            copies._pinned_for(mib << 20)
+    copies._pinned.append(made[0])
+    assert copies._pinned_for(mib << 20) is made[0]
+
+
 def test_a_large_batch_of_an_accelerator_is_stored_a_few_times_and_nothing_is_lost(tmp_path, device):
     requests, steps = 256, 96
     recorder = new_recorder(tmp_path)

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,16 @@ def test_a_slice_gives_a_drafter_and_the_worker_exits_on_command(run):
     assert one.state == "down" and one.counts["killed"] == 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+def test_the_log_says_where_a_drafter_is_trained_if_no_device_is_named(run, caplog):
+    one = run()
+    one._handle({"event": "ready", "device": "cpu"})
+    assert "trained on cpu" in caplog.text
+    caplog.clear()
+    one.settings = replace(one.settings, device="cuda")
+    one._handle({"event": "ready", "device": "cuda"})
+    assert not caplog.text
 
 
 def test_a_killed_worker_is_noticed_and_started_again(run):

@@ -7,6 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
 from flashpatch.patches.fp8.delta import changes  # noqa: E402
 
 KINDS = [
@@ -149,3 +151,31 @@ def test_an_accelerators_indices_are_the_same():
     mask = torch.rand(1000, generator=torch.Generator().manual_seed(0)) < 0.1
     there = SimpleNamespace(device=torch.device("cuda"), nonzero=mask.nonzero)
     assert torch.equal(changes._nonzero(there), changes._nonzero(mask)) and mask.any()
+
+
+class Reads(TorchDispatchMode):
+    """Count what waits for an accelerator: values that the host reads, and results whose size it must know."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.2])
+def test_an_accelerator_is_waited_for_a_few_times_only(share, monkeypatch):
+    parts, size = 8, 4096
+    monkeypatch.setattr(changes, "_nonzero", lambda mask: mask.nonzero().view(-1))
+    monkeypatch.setattr(changes, "_CHUNK", size)
+    old = torch.zeros(parts * size, dtype=torch.int16)
+    new = (torch.rand(old.shape, generator=torch.Generator().manual_seed(0)) < share).to(torch.int16)
+    with Reads() as reads:
+        changed, patch = changes.encode(old, new)
+    assert changed == int(new.sum()) and reads.count <= 3 * parts + 2
+    if patch is not None:
+        changes.apply(old, *patch)
+    assert patch is None or torch.equal(old, new)
+    assert changes._at_once(torch.device("cuda")) * 2 <= 64 << 20 and changes._at_once(old.device) == size

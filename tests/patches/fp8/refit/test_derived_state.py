@@ -306,6 +306,32 @@ def test_one_that_captured_graphs_hold_is_refused_if_its_scales_change(atomic):
     assert toys.same_answers(engine.model, fresh_lazy(kept))
 
 
+def test_one_that_a_neighbours_scale_gives_is_refused_if_that_changes(atomic):
+    """FlashInfer's attention rounds its output for the next layer, by the scale of that layer's input."""
+
+    class Rounding(Lazy):
+        def forward(self, x):
+            self.factor = float(self.sources[0].input_scale) if self.factor is None else self.factor
+            return super().forward(x)
+
+    model = toys.Model()
+    for block in model.layers:
+        block.down.input_scale = torch.nn.Parameter(torch.ones(()), requires_grad=False)
+        block.attn = Rounding(block.down)
+    first, second = (
+        [*weights, *((f"layers.{i}.down.input_scale", torch.tensor(scale)) for i in range(2))]
+        for weights, scale in ((A, 2.0), (B, 3.0))
+    )
+    engine = toys.Engine(model, first, atomic=atomic, quantized_cache=lambda: True, captured=lambda: True)
+    engine.model(toys.TOKENS)
+    with pytest.raises(
+        PatchError, match=r"down.input_scale changed, and layers.0.attn.factor.* captured CUDA"
+    ):
+        engine.update(second)
+    engine.update(list({**dict(second), **dict(first[-2:])}.items()))
+    assert engine.managed.may_generate
+
+
 def test_scales_of_a_cache_that_running_requests_keep_may_not_change(atomic):
     running = [True]
     more = dict(quantized_cache=lambda: True, busy=lambda: running[0])

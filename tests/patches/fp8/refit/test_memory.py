@@ -58,7 +58,8 @@ def test_the_memory_of_a_second_model_is_given_back(monkeypatch, atomic, times, 
     def empty_cache():
         left.append(len(update._plans) + sum(param.storage.get().nbytes() for param in staged))
 
-    monkeypatch.setattr(torch, "get_device_module", lambda of: SimpleNamespace(empty_cache=empty_cache))
+    standin = SimpleNamespace(empty_cache=empty_cache, current_stream=torch.cpu.current_stream)
+    monkeypatch.setattr(torch, "get_device_module", lambda of: standin)
     engine.load(B[:-1])
     assert not left
     if ends:

@@ -115,3 +115,18 @@ CODE = """
 @pytest.mark.verl
 def test_the_reference_becomes_the_policy(tmp_path):
     grpo_lab.ranks(CODE, tmp_path, 2, FOLDER=str(tmp_path))
+
+
+def test_a_policy_that_is_still_being_offloaded_is_waited_for(monkeypatch):
+    """verl's offload begins the copies to the host and goes on; the reference's shards lie there too."""
+    import torch
+
+    from flashpatch.patches.grpo.streaming import reference
+
+    policy, ref = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    arriving = policy.weight.detach().clone()
+    policy.weight.data.zero_()
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: policy.weight.data.copy_(arriving))
+    reference.copy_policy(policy, ref)
+    assert torch.equal(ref.weight, arriving)

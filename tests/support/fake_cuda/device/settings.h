@@ -10,8 +10,10 @@ static inline int capability(void) {
   return text ? atoi(text) : 90;
 }
 
-/* FAKE_CUDA_DEVICES: how many there are, 1 if it is not said. Each process has memory of its own. */
+/* FAKE_CUDA_DEVICES: how many there are, 1 if it is not said, 0 where all are hidden. Each process has memory of its own. */
 static inline int device_count(void) {
+  const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+  if (visible && !*visible) return 0;
   const char *text = getenv("FAKE_CUDA_DEVICES");
   return text ? atoi(text) : 1;
 }
