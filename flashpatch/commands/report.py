@@ -74,8 +74,11 @@ def _rich(table: Table, stream: TextIO) -> None:
             console.print(Text(f"{table.title}: {line}" if line else table.title))
         return
     drawn = RichTable(title=Text(table.title), title_justify="left")
-    for column in table.columns:
-        drawn.add_column(column, overflow="fold")
+    for number, column in enumerate(table.columns):
+        is_name = not number and not any(
+            " " in row[0] for row in table.rows
+        )  # ids and names stay in one piece
+        drawn.add_column(column, overflow="fold", no_wrap=is_name)
     for row in table.rows:
         drawn.add_row(*(Text(cell, style=_style(cell)) for cell in row))
     console.print(drawn)

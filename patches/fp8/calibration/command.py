@@ -32,12 +32,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the profile is written; anything else raises PatchError."""
+    if args.show is None and (args.model is None or args.quantized is None):
+        args.usage_error("--model and --quantized are needed")
     import torch  # noqa: F401  (said to be missing before anything is read)
 
     if args.show is not None:
         return _show(args)
-    if args.model is None or args.quantized is None:
-        args.usage_error("--model and --quantized are needed")
     if args.output.exists() and not args.force:
         raise untrusted.refuse(args.output, "exists", "Choose another file with -o, or say --force.")
     import safetensors  # noqa: F401
