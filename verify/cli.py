@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashpatch import registry
-from flashpatch.commands.report import Table, emit, reader_left
+from flashpatch import __version__, registry
+from flashpatch.commands.report import Table, counted, emit, reader_left
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
 from flashpatch.patch_status import absent_frameworks
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "names", nargs="*", help="names to verify, such as fp8, eagle or lora (default: those in FLASHPATCH)"
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument("--json", action="store_true", help="print JSON")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
@@ -183,7 +184,7 @@ def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
         "missing" if not one.present else "acted" if one.calls else "idle" for one in report.processes
     )
     over = "" if alive[True] or alive[None] else ": it has ended"
-    said = f"{alive[True]} of {len(report.processes)} processes alive{over}; "
+    said = f"{alive[True]} of {counted(len(report.processes), 'process', 'processes')} alive{over}; "
     said += f"patches acted in {acted['acted']}, {acted['idle']} called none"
     said += f", {acted['missing']} are missing" if acted["missing"] else ""
     nodes = sorted({process.node for process in report.processes if process.node})

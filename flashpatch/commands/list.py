@@ -58,9 +58,8 @@ def _name_rows(found: list[Entry], here: Installation) -> list[tuple[str, ...]]:
         for outlook in doctor.outlook(family, on, here):
             [name] = outlook.names
             fits = "yes" if outlook.works else f"needs {outlook.needs}" if outlook.needs else "no"
-            rows.append(
-                (name, fits, word if outlook.asked else "disabled", family.about.get(name, family.summary))
-            )
+            state = "disabled" if not outlook.asked else word if outlook.verdicts else "not installed"
+            rows.append((name, fits, state, family.about.get(name, family.summary)))
     return rows
 
 

@@ -44,6 +44,11 @@ def emit(data: Any, tables: Iterable[Table], as_json: bool, stream: TextIO | Non
         draw(table, stream)
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with what it counts: ``1 sync``, ``2 syncs``."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
 def reader_left() -> int:
     """Drop what is left of standard output, whose reader ended first, as `head` does; return the exit code of that."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
