@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
-from flashpatch import __version__, registry
+from flashpatch import __version__, index, registry
 from flashpatch.commands.report import reader_left
 from flashpatch.errors import PatchError
+from flashpatch.suggest import nearest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     asked = argv[0] if argv else ""
     if asked in registry.REPLACED_COMMANDS and asked not in registry.commands():
         print(f"flashpatch {asked} is gone: {registry.REPLACED_COMMANDS[asked]}", file=sys.stderr)
+        return 2
+    if asked and not asked.startswith("-") and asked not in registry.commands():
+        print(f"flashpatch: there is no command {asked!r}. {_meant(asked)}", file=sys.stderr)
         return 2
     args = _parser(asked).parse_args(argv)
     try:
@@ -37,13 +41,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return reader_left()
     except PatchError as error:
-        print(error, file=sys.stderr)
+        engine = sys.modules.get("flashpatch.engine")
+        if engine is None or engine.problem != str(error):  # which the start of this process has printed
+            print(error, file=sys.stderr)
     except ModuleNotFoundError as error:
         if (error.name or "flashpatch").partition(".")[0] == "flashpatch":
             raise
         problem = f"'flashpatch {args.command}' needs {error.name}, which is not installed."
         print(PatchError(problem, advice=f"Install {error.name} into {sys.prefix}."), file=sys.stderr)
     return 1
+
+
+def _meant(word: str) -> str:
+    """Return what may be meant by a word that is no command."""
+    name = word.lower()
+    if index.family_of(name) is not None:
+        return (
+            f"`flashpatch list {name}` shows the patches of {name}, `flashpatch-verify {name}` proves them."
+        )
+    return nearest(word, [*registry.commands(), "flashpatch-verify"])
 
 
 def _parser(asked: str) -> argparse.ArgumentParser:

@@ -251,6 +251,7 @@ class Family:
         not_on: package to those of the names that are refused there.
         commands: subcommands of ``flashpatch`` that the family brings: name to the module that holds one, as
             `flashpatch.cli` describes it. Importing that module must import neither torch nor a framework.
+        about: name to a line for lists, for those of which ``summary`` does not say enough.
     """
 
     name: str
@@ -263,6 +264,7 @@ class Family:
     refuses: tuple[str, ...] = ()
     not_on: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     commands: Mapping[str, str] = field(default_factory=dict)
+    about: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         ids = [patch.id for patch in self.patches]

@@ -29,7 +29,10 @@ BUILT_IN = "flashpatch.patches"
 BUILT_IN_COMMANDS = {
     **{name: f"flashpatch.commands.{name}" for name in ("list", "show", "doctor")},
     "new-patch": "flashpatch.commands.new_patch",
-    **{name: f"flashpatch.verify.job.commands.{name}" for name in ("report", "trace", "metrics", "watch")},
+    **{
+        name: f"flashpatch.verify.job.commands.{name}"
+        for name in ("runs", "report", "trace", "metrics", "watch")
+    },
 }
 """Name of every subcommand that no family brings, to its module."""
 REPLACED_COMMANDS = {

@@ -14,8 +14,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashpatch import registry
-from flashpatch.commands.report import Table, emit, reader_left
+from flashpatch import __version__, registry
+from flashpatch.commands.report import Table, counted, emit, reader_left
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
 from flashpatch.patch_status import absent_frameworks, is_absent
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "names", nargs="*", help="names to verify, such as fp8, eagle or lora (default: those in FLASHPATCH)"
     )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     parser.add_argument("--json", action="store_true", help="print JSON")
     mode = parser.add_mutually_exclusive_group()
     mode.add_argument(
@@ -178,7 +179,7 @@ def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
     there = [one for one in report.processes if one.present]
     acted, missing = sum(one.calls > 0 for one in there), len(report.processes) - len(there)
     over = "" if alive[True] or alive[None] else ": it has ended"
-    said = f"{alive[True]} of {len(report.processes)} processes alive{over}; "
+    said = f"{alive[True]} of {counted(len(report.processes), 'process', 'processes')} alive{over}; "
     said += f"patches acted in {acted}, {len(there) - acted} called none"
     said += f", {missing} are missing" if missing else ""
     nodes = sorted({process.node for process in report.processes if process.node})

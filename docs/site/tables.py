@@ -13,7 +13,8 @@ from typing import Any
 import messages
 
 from flashpatch import evidence, registry
-from flashpatch.record import Option, Patch
+from flashpatch.record import Patch
+from flashpatch.settings import options
 
 TREE = Path(__file__).parents[2]
 TOP = {
@@ -57,27 +58,24 @@ def table(of: str, which: str = "") -> str:
 
 def _names() -> str:
     rows = [
-        (f"`{name}`", family.summary, ", ".join(f"`{key} = {value!r}`" for key, value in preset.items()))
+        (
+            f"`{name}`",
+            family.about.get(name, family.summary),
+            ", ".join(f"`{key} = {options.written(value)}`" for key, value in preset.items()),
+        )
         for family in registry.built_in().values()
         for name, preset in registry.family_names(family).items()
     ]
-    return _table(("name", "what its family does", "options that the name sets"), rows)
+    return _table(("name", "does", "options that the name sets"), rows)
 
 
 def _options(family: str) -> str:
-    options = registry.family(family).options
-    rows = [(f"`{name}`", _default(option), _values(option), option.help) for name, option in options.items()]
+    rows = []
+    for name, option in registry.family(family).options.items():
+        _, default, values, meaning = options.row(name, option)
+        is_text = not option.choices and option.kind is not bool
+        rows.append((f"`{name}`", f"`{default}`", values if is_text else f"`{values}`", meaning))
     return _table(("option", "default", "values", "meaning"), rows) if rows else "No options."
-
-
-def _default(option: Option) -> str:
-    return f"`{str(option.default).lower()}`" if isinstance(option.default, bool) else f"`{option.default!r}`"
-
-
-def _values(option: Option) -> str:
-    if option.choices:
-        return ", ".join(f"`{choice or repr(choice)}`" for choice in option.choices)
-    return option.range or {list: "a list", bool: "`true`, `false`"}.get(option.kind, option.kind.__name__)
 
 
 def _patches() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -11,9 +12,12 @@ from packaging.version import Version
 from flashpatch import __version__, registry
 from flashpatch.arming import preflight
 from flashpatch.commands import provenance, surroundings
-from flashpatch.commands.provenance import in_force
+from flashpatch.commands.catalogue import Installation, family_typed
+from flashpatch.commands.provenance import Setting, in_force
 from flashpatch.commands.report import Table, emit
+from flashpatch.commands.surroundings import Conflict
 from flashpatch.contracts import contract, versions
+from flashpatch.errors import PatchError
 from flashpatch.record import Family, Patch
 from flashpatch.settings import selections
 
@@ -48,12 +52,14 @@ class Outlook:
         asked: whether this environment, or the command line, asks for it.
         verdicts: one per installed framework that its family patches.
         remedy: what to install if what it needs is not installed; else empty.
+        needs: the package that it needs and that is not installed; else empty.
     """
 
     names: tuple[str, ...]
     asked: bool
     verdicts: tuple[Verdict, ...]
     remedy: str = ""
+    needs: str = ""
 
     @property
     def works(self) -> bool:
@@ -69,16 +75,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the diagnosis; return 1 if a name that is asked for would not work or settings contradict each other.
 
-    Raises:
-        PatchError: a name is unknown, or the environment or config file is wrong.
+    An unknown name on the command line is a usage error, in the environment one of the conflicts.
     """
-    with provenance.environment():
-        asked = {*args.names} or {*selections.from_environment(selections.NOTHING).names}
-    for name in asked:
-        registry.family_of(name)
-    outlooks = [one for family in registry.families().values() for one in outlook(family, asked)]
-    settings = in_force()
-    conflicts = surroundings.conflicts()
+    for name in args.names:
+        family_typed(args, name)
+    names, settings, conflicts = _asked()
+    asked, here = {*args.names} or names, Installation()
+    outlooks = [one for family in registry.families().values() for one in outlook(family, asked, here)]
+    conflicts += surroundings.conflicts()
     rows = [_framework_row(name) for name in FRAMEWORKS]
     data = {
         "flashpatch": __version__,
@@ -104,7 +108,17 @@ def run(args: argparse.Namespace) -> int:
     return int(bool(conflicts) or any(one.asked and not one.works for one in outlooks))
 
 
-def outlook(family: Family, asked: Collection[str]) -> Iterator[Outlook]:
+def _asked() -> tuple[set[str], list[Setting], list[Conflict]]:
+    """Return the names and settings of the environment, and what is wrong with them: then names are those that are known."""
+    with provenance.environment():
+        try:
+            return {*selections.from_environment(selections.NOTHING).names}, in_force(), []
+        except PatchError as error:
+            typed = selections.names_in(os.environ["FLASHPATCH"])
+            return {*typed} & registry.names().keys(), [], [Conflict(error.problem, error.advice or "-")]
+
+
+def outlook(family: Family, asked: Collection[str], here: Installation) -> Iterator[Outlook]:
     """Yield what each name of a family would do in this environment, without importing a framework."""
     groups: dict[str, list[Patch]] = {}
     for patch in family.patches:
@@ -112,9 +126,9 @@ def outlook(family: Family, asked: Collection[str]) -> Iterator[Outlook]:
     there = {
         group: members
         for group, members in groups.items()
-        if _is_there(group, members) and preflight.other_generation(family.patches, group) is None
+        if _is_there(group, members, here) and here.other_generation(members[0], family.patches) is None
     }
-    found = _one_per_framework(_verdict(_package(members[0]), members) for members in there.values())
+    found = _one_per_framework(_verdict(_package(members[0]), members, here) for members in there.values())
     first = {target.partition(".")[0] for target in family.refuses[:1]}
     needs = ENGINES if first & ENGINES else first
     for name in registry.family_names(family):
@@ -122,25 +136,25 @@ def outlook(family: Family, asked: Collection[str]) -> Iterator[Outlook]:
         verdicts = tuple(verdict for verdict in found if verdict.framework not in refused)
         at = {verdict.framework for verdict in verdicts}
         if at <= LIBRARIES or (needs and not at & needs):
-            yield Outlook((name,), name in asked, (), _to_install(family, refused))
+            yield Outlook((name,), name in asked, (), *_to_install(family, refused, here))
         else:
             yield Outlook((name,), name in asked, verdicts)
 
 
-def _is_there(group: str, members: Sequence[Patch]) -> bool:
+def _is_there(group: str, members: Sequence[Patch], here: Installation) -> bool:
     """Whether the packages of a group are installed: ``verl_vllm`` changes verl's code for vLLM and needs both."""
     engine = members[0].base_framework.partition("_")[2]
     needed = {_package(members[0]), *({engine} if group.startswith("verl_") else ())}
-    return all(contract.installed_root(package) is not None for package in needed)
+    return all(here.root_for(package) is not None for package in needed)
 
 
 def _package(patch: Patch) -> str:
     return sorted(preflight.packages(patch))[0]
 
 
-def _verdict(framework: str, members: Sequence[Patch]) -> Verdict:
+def _verdict(framework: str, members: Sequence[Patch], here: Installation) -> Verdict:
     for patch in members:
-        found = preflight.examine(patch)
+        found = here.examine(patch)
         if found.problem:
             return Verdict(framework, found.problem, _remedy(patch, found))
     return Verdict(framework)
@@ -170,12 +184,30 @@ def _remedy(patch: Patch, found: preflight.Findings) -> str:
     return f"pip install {found.installed.distribution}=={best}"
 
 
-def _to_install(family: Family, refused: Collection[str]) -> str:
-    """Return the command that brings the framework whose use the family refuses if it cannot act, else its first."""
+def _to_install(family: Family, refused: Collection[str], here: Installation) -> tuple[str, str]:
+    """Return how to get the framework whose use the family refuses if it cannot act, else its first; and its package."""
     guarded = [target.partition(".")[0] for target in family.refuses]
     patches = [patch for patch in family.patches if _package(patch) not in LIBRARIES | {*refused}]
     patches.sort(key=lambda patch: (_package(patch) not in guarded[:1], _rank(_package(patch))))
-    return f"pip install '{patches[0].requires}'" if patches else ""
+    if not patches:
+        return "", ""
+    needed = _package(patches[0])
+    return (
+        _beside_engine(patches[0], here) if needed == "verl" else ""
+    ) or f"pip install '{patches[0].requires}'", needed
+
+
+def _beside_engine(verl: Patch, here: Installation) -> str:
+    """Return how to get the verl that a patch was tested on beside the engine that is installed: what verl pins breaks
+    an engine that it was not tested with. Empty without an engine or a tested version."""
+    for patch in registry.family("cpu").patches:  # it serves jobs of verl alone, so its engines are theirs
+        installed = versions.owner(patch.framework, here.root_for) if patch.framework in ENGINES else None
+        if installed is not None and verl.tested and patch.tested:
+            if Version(installed.version).public in patch.tested:
+                return f"pip install verl=={verl.tested[-1]}"
+            pairs = f"verl {verl.tested[-1]} goes with {patch.framework} {' or '.join(patch.tested)}"
+            return f"make a new environment: {pairs}"
+    return ""
 
 
 def _rank(package: str) -> int:
@@ -195,7 +227,9 @@ def _name_rows(outlooks: Iterable[Outlook]) -> list[tuple[str, ...]]:
         good = ", ".join(verdict.framework for verdict in one.verdicts if not verdict.problem) or "-"
         bad = [verdict for verdict in one.verdicts if verdict.problem]
         if not one.verdicts:
-            rows.append((title, "-", "no framework that it needs is installed", one.remedy))
+            rows.append(
+                (title, "-", f"needs {one.needs or 'a framework'}, which is not installed", one.remedy)
+            )
         elif not bad:
             rows.append((title, good, "-", "-"))
         for number, verdict in enumerate(bad):

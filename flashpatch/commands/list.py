@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
 from typing import Any
 
 from flashpatch import registry
-from flashpatch.commands import provenance
-from flashpatch.commands.catalogue import Entry, entries
+from flashpatch.commands import doctor, provenance
+from flashpatch.commands.catalogue import Entry, Installation, entries, family_typed
 from flashpatch.commands.report import Table, emit
 from flashpatch.patch_status import absent_frameworks
-from flashpatch.record import Family
 from flashpatch.settings import selections
 
 HELP = "every name, or the patches of one, and whether they fit the installed frameworks"
-_NAMES = ("name", "installed", "patches", "state", "does")
-_COLUMNS = ("patch", "requires", "installed", "contract", "tested", "state")
-_TESTED = {True: "tested", False: "untested", None: ""}
+_NAMES = ("name", "fits", "state", "does")
+_COLUMNS = ("patch", "fits", "state")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,38 +25,57 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the list; return 1 when an enabled patch does not fit an installed framework, or a family failed to
     load, which the registry has logged."""
-    chosen, found = registry.family_of(args.name) if args.name else None, entries()
+    here = Installation()
+    chosen, found = family_typed(args, args.name) if args.name else None, entries(here)
     if chosen is not None:
         found = [entry for entry in found if entry.patch.family == chosen.name]
         title = f"{chosen.name}: {chosen.summary} (names: {', '.join(registry.family_names(chosen))})"
-        absent = absent_frameworks(entry.patch.id for entry in found if not entry.version)
-        table = Table(title, _COLUMNS, [_row(entry) for entry in found if entry.version], notes=absent)
+        meant = [
+            entry
+            for entry in found
+            if entry.version and here.other_generation(entry.patch, chosen.patches) is None
+        ]
+        rows = [(entry.patch.id, _fits(entry), str(entry.state)) for entry in meant]
+        table = Table(title, _COLUMNS, rows, notes=_left_out(found, meant))
     else:
-        with provenance.environment():
-            on = selections.from_environment(selections.NOTHING).names
-        names = [_name_row(name, family, found, on) for name, family in registry.names().items()]
-        table = Table("Names", _NAMES, names, notes=["flashpatch list NAME: its patches"])
+        table = Table("Names", _NAMES, _name_rows(found, here), notes=["flashpatch list NAME: its patches"])
     broken = registry.problems()
     emit({"patches": [_data(entry) for entry in found], "problems": dict(broken)}, [table], args.json)
     unfit = any(entry.state.word == "skipped" and entry.version for entry in found)
     return int(unfit or bool(broken))
 
 
-def _name_row(name: str, family: Family, found: list[Entry], on: Collection[str]) -> tuple[str, ...]:
-    here = [entry for entry in found if entry.patch.family == family.name and entry.version]
-    states = {
-        entry.state.word: str(entry.state) for entry in here if not entry.state.detail.startswith("family: ")
-    }
-    word = next((states[word] for word in ("skipped", "waiting", "superseded") if word in states), "disabled")
-    fit = sum(entry.findings.problem is None for entry in here)
-    installed = ", ".join(dict.fromkeys(entry.version for entry in here)) or "-"
-    state = "disabled" if name not in on else word if here else "not installed"
-    return name, installed, f"{fit} of {len(here)} fit" if here else "-", state, family.summary
+def _name_rows(found: list[Entry], here: Installation) -> list[tuple[str, ...]]:
+    with provenance.environment():
+        on = selections.from_environment(selections.NOTHING).names
+    rows: list[tuple[str, ...]] = []
+    for family in registry.families().values():
+        mine = [entry.state for entry in found if entry.patch.family == family.name and entry.version]
+        states = {state.word: str(state) for state in mine if not state.detail.startswith("family: ")}
+        word = next(
+            (states[word] for word in ("skipped", "waiting", "superseded") if word in states), "disabled"
+        )
+        for outlook in doctor.outlook(family, on, here):
+            [name] = outlook.names
+            fits = "yes" if outlook.works else f"needs {outlook.needs}" if outlook.needs else "no"
+            state = "disabled" if not outlook.asked else word if outlook.verdicts else "not installed"
+            rows.append((name, fits, state, family.about.get(name, family.summary)))
+    return rows
 
 
-def _row(entry: Entry) -> tuple[str, ...]:
-    patch = entry.patch
-    return patch.id, patch.requires, entry.version, entry.contract, _TESTED[entry.tested], str(entry.state)
+def _fits(entry: Entry) -> str:
+    return entry.findings.problem or ("tested" if entry.tested else "untested")
+
+
+def _left_out(found: list[Entry], meant: list[Entry]) -> list[str]:
+    """Return a line on what is installed, and one per reason why patches are not in the table."""
+    versions = dict.fromkeys(entry.version for entry in meant)
+    others = sum(bool(entry.version) for entry in found) - len(meant)
+    return [
+        *([f"installed: {', '.join(versions)}"] if versions else []),
+        *([f"for other versions: {others} more"] if others else []),
+        *absent_frameworks(entry.patch.id for entry in found if not entry.version),
+    ]
 
 
 def _data(entry: Entry) -> dict[str, Any]:

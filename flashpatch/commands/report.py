@@ -44,6 +44,11 @@ def emit(data: Any, tables: Iterable[Table], as_json: bool) -> None:
         draw(table, stream)
 
 
+def counted(number: int, one: str, many: str = "") -> str:
+    """Return a number with what it counts: ``1 sync``, ``2 syncs``."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
+
+
 def reader_left() -> int:
     """Drop what is left of standard output, whose reader ended first, as `head` does; return the exit code of that."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -74,8 +79,10 @@ def _rich(table: Table, stream: TextIO) -> None:
             console.print(Text(f"{table.title}: {line}" if line else table.title))
         return
     drawn = RichTable(title=Text(table.title), title_justify="left")
-    for column in table.columns:
-        drawn.add_column(column, overflow="fold")
+    for number, column in enumerate(table.columns):
+        # ids and names stay in one piece
+        is_name = not number and not any(" " in row[0] for row in table.rows)
+        drawn.add_column(column, overflow="fold", no_wrap=is_name)
     for (
         row
     ) in table.rows:  # a cell has the colour of the state it begins with: ``skipped(no vllm)`` of ``skipped``

@@ -6,10 +6,11 @@ import argparse
 from typing import Any
 
 from flashpatch import registry
-from flashpatch.commands.catalogue import Entry, entries
+from flashpatch.commands.catalogue import Entry, Installation, entries
 from flashpatch.commands.report import Table, emit
 from flashpatch.evidence import explain
 from flashpatch.record import Family
+from flashpatch.settings import options
 from flashpatch.suggest import closest
 
 HELP = "all about one patch, or about a family and its options"
@@ -22,15 +23,23 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the record and return 0; an unknown ID is a usage error."""
     families = registry.names()
-    entry = next((entry for entry in entries() if entry.patch.id == args.id), None)
+    entry = next((entry for entry in entries(Installation()) if entry.patch.id == args.id), None)
     if entry is not None:
         data = _patch(entry)
     elif args.id in families:
         data = _family(families[args.id])
     else:
-        args.usage_error(f"no patch or family {args.id!r}. {_hint(args.id)}`flashpatch list` shows all.")
-    rows = [(field, line) for field, value in data.items() for line in _lines(value)]
-    emit(data, [Table(args.id, ("field", "value"), rows)], args.json)
+        family = args.id.partition(".")[0]
+        where = f" {family}` shows its patches." if family in families else "` shows all names."
+        args.usage_error(f"no patch or family {args.id!r}. {_hint(args.id)}`flashpatch list{where}")
+    said = data if entry is not None else _said(families[args.id])
+    rows = [(field, line) for field, value in said.items() for line in _lines(value)]
+    tables = [Table(args.id, ("field", "value"), rows)]
+    if entry is None and (known := families[args.id].options):
+        title = f"Options, under [{families[args.id].name}] of {options.CONFIG}"
+        cells = [options.row(name, option) for name, option in known.items()]
+        tables.append(Table(title, ("option", "default", "values", "meaning"), cells))
+    emit(data, tables, args.json)
     return 0
 
 
@@ -90,11 +99,22 @@ def _family(family: Family) -> dict[str, Any]:
             }
             for name, option in family.options.items()
         },
+        "about": dict(family.about),
         "patches": [patch.id for patch in family.patches],
         "refuses": list(family.refuses),
         "not_on": {package: list(names) for package, names in family.not_on.items()},
         "commands": dict(family.commands),
     }
+
+
+def _said(family: Family) -> dict[str, Any]:
+    """Return of `_family` what a terminal shows beside the options: patches are those of ``flashpatch list``."""
+    presets = {
+        name: ", ".join(f"{key} = {options.written(value)}" for key, value in preset.items())
+        for name, preset in registry.family_names(family).items()
+    }
+    told = {key: value for key, value in _family(family).items() if key not in ("options", "about")}
+    return told | {"names": presets, "patches": f"{len(family.patches)}, see flashpatch list {family.name}"}
 
 
 def _lines(value: Any) -> list[str]:

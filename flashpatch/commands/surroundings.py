@@ -14,7 +14,8 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from flashpatch.settings import child_env
+from flashpatch.errors import PatchError
+from flashpatch.settings import child_env, selections
 from flashpatch.suggest import closest
 
 _PLUGINS = "VLLM_PLUGINS"
@@ -46,7 +47,7 @@ def accelerator() -> str:
 
 def conflicts() -> list[Conflict]:
     """Return what keeps patches out of a process, or makes it unclear which framework is patched."""
-    return [*_two_owners(), *_no_front_door(), *_ray_hook(), *_unknown_variables()]
+    return [*_two_owners(), *_no_front_door(), *_ray_hook(), *_unknown_variables(), *_config_alone()]
 
 
 def _instructions() -> list[str]:
@@ -101,6 +102,23 @@ def _unknown_variables() -> Iterator[Conflict]:
         if name.startswith("FLASHPATCH") and name not in child_env.VARIABLES:
             close = closest(name, map(str.lower, child_env.VARIABLES)).upper()
             yield Conflict(f"{name} is no variable of FlashPatch", f"unset {name}; did you mean {close}?")
+
+
+def _config_alone() -> Iterator[Conflict]:
+    """A config file that names what is to be on does nothing by itself."""
+    if os.environ.get("FLASHPATCH"):
+        return
+    try:
+        names = selections.config().enable
+    except PatchError as error:
+        yield Conflict(error.problem, error.advice or "-")
+    else:
+        file = os.environ.get("FLASHPATCH_CONFIG") or f"./{selections.CONFIG}"
+        if names:
+            yield Conflict(
+                f"{file} names {', '.join(names)}, and FLASHPATCH is not set: nothing is on",
+                "export FLASHPATCH=1, or call flashpatch.enable()",
+            )
 
 
 def _ray_hook() -> Iterator[Conflict]:

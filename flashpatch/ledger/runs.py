@@ -125,16 +125,22 @@ def choose(directory: Path, wanted: str | None = None) -> Path | None:
 
     None if the ledger has none. Raises PatchError for a run that is not among those there are.
     """
-    found = [Path(entry.path) for entry in sorted(entries(directory), key=_written) if is_run(entry)]
+    found = newest_first(directory)
     if wanted is None or not found:
-        newest_first = sorted(found[::-1], key=_lives, reverse=True)
-        return next((folder for folder in newest_first if read_run(folder) is not None), None)
+        living_first = sorted(found, key=_lives, reverse=True)
+        return next((folder for folder in living_first if read_run(folder) is not None), None)
     if directory / wanted not in found:
-        known = ", ".join(folder.name for folder in found[-5:])
+        known = ", ".join(folder.name for folder in found[4::-1])
         raise PatchError(
             f"there is no run {wanted} in {directory}.", advice=f"The newest runs there are: {known}."
         )
     return directory / wanted
+
+
+def newest_first(directory: Path) -> list[Path]:
+    """Return the directories of a ledger that may be runs, the one first that was written to last."""
+    found = sorted(entries(directory), key=_written, reverse=True)
+    return [Path(entry.path) for entry in found if is_run(entry)]
 
 
 def _written(entry: os.DirEntry[str]) -> float:

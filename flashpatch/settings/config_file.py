@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from pathlib import Path
 
@@ -26,11 +27,14 @@ def load() -> Config:
     """Read the file for `flashpatch.settings.selections.config`."""
     path = Path(os.environ.get("FLASHPATCH_CONFIG") or CONFIG)
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        data = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise PatchError(
-            f"cannot read config {path}: {error}.", advice="Correct the file or FLASHPATCH_CONFIG."
-        ) from error
+        advice = "Correct the file or FLASHPATCH_CONFIG."
+        if place := re.search(r"\(at line (\d+), ", str(error)):
+            line = text.splitlines()[int(place[1]) - 1].strip()
+            advice = f"The line is {line!r}: a value is true, false, a number, a list, or text in quotes."
+        raise PatchError(f"cannot read config {path}: {error}.", advice=advice) from error
     enable = data.pop("enable", None)
     if enable is not None and (
         not isinstance(enable, list) or not all(isinstance(name, str) for name in enable)
@@ -42,7 +46,9 @@ def load() -> Config:
     for key, table in data.items():
         if not registry.is_family(key):
             known = ("enable", "strict", *registry.family_keys())
-            raise PatchError(f"unknown key {key!r} in {path}.", advice=nearest(key, known))
+            home = registry.names().get(key)
+            advice = f"Options of {key} stand under [{home.name}]." if home else nearest(key, known)
+            raise PatchError(f"unknown key {key!r} in {path}.", advice=advice)
         if not isinstance(table, dict):
             raise PatchError(f"{key!r} in {path} is {table!r}.", advice=f"Write a table: [{key}].")
     tables = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashpatch import plain_json
 from flashpatch.errors import PatchError
 from flashpatch.suggest import nearest
 
@@ -24,6 +25,26 @@ def defaults(family: Family | IndexedFamily) -> dict[str, Any]:
 def changed(family: Family | IndexedFamily, values: Mapping[str, Any]) -> dict[str, Any]:
     """Those of ``values`` that are not the family's defaults."""
     return {name: value for name, value in values.items() if value != family.options[name].default}
+
+
+def row(name: str, option: Option | IndexedOption) -> tuple[str, str, str, str]:
+    """An option as tables show it: name, default, values and meaning, spelt as in the config."""
+    return name, written(option.default), allowed(option), option.help
+
+
+def written(value: Any) -> str:
+    """A value as the config file has it."""
+    return "unset" if value is None else plain_json.dumps(value)  # JSON's spelling of such values is TOML's
+
+
+def allowed(option: Option | IndexedOption, between: str = ", ") -> str:
+    """What may be written for an option: its values, or what is to stand there."""
+    if values := (True, False) if option.kind is bool else option.choices:
+        return f"{'a list of ' if option.kind is list else ''}{between.join(map(written, values))}"
+    if option.kind is list:
+        return "a list of tables" if option.items is dict else 'a list, such as ["a", "b"]'
+    word = {str: "text in quotes", int: "a whole number", float: "a number"}[option.kind]
+    return f"{word} {option.range}".rstrip()
 
 
 def checked(family: Family | IndexedFamily, values: Mapping[str, Any], source: str) -> dict[str, Any]:
@@ -54,7 +75,9 @@ def _checked_one(family: Family | IndexedFamily, name: str, value: Any, source: 
     elif _fits(option, value):
         wanted = option.range
     raise PatchError(
-        f"option {name!r} in {source} is {value!r}, not {wanted}.", patch=family.name, advice=option.help
+        f"option {name!r} in {source} is {value!r}, not {wanted}.",
+        patch=family.name,
+        advice=f"Write {name} = {allowed(option, ' or ')}: {option.help}",
     )
 
 

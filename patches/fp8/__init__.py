@@ -59,6 +59,14 @@ FAMILY = Family(
         *collected(trl, swift, prime_rl),
     ),
     names={precision: {"precision": precision} for precision in fleet.SCHEMES},
+    about={
+        "fp8": "fp8 rollouts whose weights each update replaces exactly, in place",
+        "bf16": "rollouts without quantization, with the same exact updates",
+        "fp8_channel": "as fp8, with a scale per output channel on every platform",
+        "fp8_tensor": "as fp8, with a scale per tensor on every platform",
+        "int8": "int8 rollouts, weights and activations, with exact updates",
+        "int8_weight_only": "int8 weights alone, activations stay as they are; exact updates",
+    },
     options={
         "precision": Option(
             "fp8", "precision of engines opened without an explicit quantization", tuple(fleet.SCHEMES)

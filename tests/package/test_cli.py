@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import pty
+import re
 import signal
 import subprocess
 import textwrap
@@ -30,17 +31,21 @@ def patch(what, **changes):
     return Patch(**{**record, **changes})
 
 fits = patch("toy.packaging.fits", contract=Contract(params=("version",)))
-FAMILY = Family("toy", "a toy", (fits,), names={"loud": {"volume": 11}},
+FAMILY = Family("toy", "a toy", (fits,), names={"loud": {"volume": 11}}, about={"loud": "as toy, but loud"},
                 options={"volume": Option(5, "how loud", kind=int, least=0, most=11), "pitch": Option("low", "how high")},
                 commands={"play": "toy_play", "jam": "toy_jam", "lost": "toy_lost"})
 DRIFTED = Family("drifted", "one of two drifted",
                  (patch("drifted.packaging.well"),
                   patch("drifted.packaging.ill", contract=Contract(params=("nonsense",)))))
+LONG = Family("long", "has an id that takes most of a line",
+              (patch("long.packaging.maybe_override_dynamic_sd_cudagraph"),))
 HAUNTED = Family("haunted", "one of two for a framework that is not installed",
                  (patch("haunted.packaging.here"),
                   *(patch(f"haunted.ghost.{n}", targets=("ghost.engine:run",), requires="ghost") for n in "abc")))
 """
-ENTRY_POINTS = "[flashpatch.patches]\ntoy = toy:FAMILY\ndrifted = toy:DRIFTED\nhaunted = toy:HAUNTED\n"
+ENTRY_POINTS = (
+    "[flashpatch.patches]\ntoy = toy:FAMILY\ndrifted = toy:DRIFTED\nhaunted = toy:HAUNTED\nlong = toy:LONG\n"
+)
 PLAY = """
 HELP = "plays a tune, 100% of it"
 
@@ -119,16 +124,26 @@ class TestList:
     def test_each_name_takes_one_row(self, toys) -> None:
         done = toys.run("flashpatch", "list", FLASHPATCH="loud,drifted")
         rows = {line.split()[0]: line for line in done.stdout.splitlines()[2:-1]}
-        assert rows.keys() == registry.names().keys() | {"toy", "loud", "drifted", "haunted"}
-        assert (
-            "1 of 1 fit  waiting  " in rows["loud"] and "disabled" in rows["toy"] and "a toy" in rows["toy"]
-        )
-        assert done.returncode == 1 and "1 of 2 fit  skipped(contract: " in rows["drifted"]
+        assert rows.keys() == registry.names().keys() | {"toy", "loud", "drifted", "haunted", "long"}
+        assert rows["loud"].split()[1:] == ["yes", "waiting", "as", "toy,", "but", "loud"]
+        assert rows["toy"].split()[1:] == ["yes", "disabled", "a", "toy"]
+        assert done.returncode == 1
+        assert rows["drifted"].split()[1] == "no" and "skipped(contract: " in rows["drifted"]
+
+    def test_on_a_terminal_an_id_stays_in_one_piece(self, toys) -> None:
+        shown = on_terminal([toys.home / "bin/flashpatch", "list", "long"], COLUMNS="80", NO_COLOR="1")
+        assert "long.packaging.maybe_override_dynamic_sd_cudagraph" in shown
+        assert max(len(re.sub(r"\x1b\[\d+m", "", line)) for line in shown.splitlines()) <= 80
+
+    @pytest.mark.parametrize("command", ["list", "show", "doctor"])
+    def test_an_unknown_name_is_wrong_usage(self, command: str, toys) -> None:
+        done = toys.run("flashpatch", command, "Loud")
+        assert (done.returncode, done.stdout) == (2, "") and "Did you mean 'loud'?" in done.stderr
 
     def test_a_wrong_name_is_reported_with_the_nearest(self, toys) -> None:
         done = toys.run("flashpatch", "list", FLASHPATCH="tyo")
         assert (done.returncode, done.stdout) == (1, "")
-        assert "Did you mean 'toy'?" in done.stderr
+        assert done.stderr.count("Did you mean 'toy'?") == 1
 
 
 class TestShow:
@@ -151,17 +166,26 @@ class TestShow:
         code_only = {"too_late", "probe", "name"}
         assert set(shown) >= {field.name for field in fields(Family)} - code_only
 
+    def test_options_are_a_table_spelt_as_in_the_config(self, toys) -> None:
+        printed = toys.run("flashpatch", "show", "toy").stdout.splitlines()
+        assert "names     loud: volume = 11" in printed
+        assert printed[-3:] == [
+            "option  default  values                                    meaning",
+            "volume  5        a whole number at least 0 and at most 11  how loud",
+            'pitch   "low"    text in quotes                            how high',
+        ]
+
     def test_an_unknown_id_is_wrong_usage(self, toys) -> None:
         done = toys.run("flashpatch", "show", "toy.packaging.fit")
         assert (done.returncode, done.stdout) == (2, "")
-        assert "Did you mean 'toy.packaging.fits'? `flashpatch list` shows all." in done.stderr
+        assert "Did you mean 'toy.packaging.fits'? `flashpatch list toy` shows its patches." in done.stderr
 
     @pytest.mark.parametrize(
         ("word", "hint"),
         [
             ("cpu.sglang.update_weight", "mean 'cpu.sglang.update_weights', 'eagle.verl.update_weights'?"),
             ("lora", "fp8_tensor, int8, int8_weight_only? 'lora' is part of what they change."),
-            ("zzz", "no patch or family 'zzz'. `flashpatch list` shows all."),
+            ("zzz", "no patch or family 'zzz'. `flashpatch list` shows all names."),
         ],
     )
     def test_a_hint_is_short(self, word: str, hint: str, toys) -> None:
@@ -214,6 +238,19 @@ def test_a_command_that_is_gone_names_what_took_its_place(name: str, toys) -> No
     done = toys.run("flashpatch", name, "--json", "anything")
     line = f"flashpatch {name} is gone: {registry.REPLACED_COMMANDS[name]}\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("WACTH", "Did you mean 'watch'?"),
+        ("verify", "Did you mean 'flashpatch-verify'?"),
+        ("FP8", "`flashpatch list fp8` shows the patches of fp8, `flashpatch-verify fp8` proves them."),
+    ],
+)
+def test_a_word_that_is_no_command_gets_a_hint(word: str, hint: str, toys) -> None:
+    done = toys.run("flashpatch", word, "anything")
+    assert (done.returncode, done.stdout) == (2, "") and hint in done.stderr
 
 
 class TestSettingsOfDoctor:

@@ -122,6 +122,14 @@ def test_a_group_without_another_generation_is_for_every_version_of_its_framewor
             assert [one for one in tested if not satisfies(patch.requires, one)] == [], patch.id
 
 
+def test_engines_of_cpu_are_those_that_run_beside_verl():
+    """`flashpatch doctor` names them to who has another engine."""
+    vllm = dict(re.findall(r"^\$\((\w+)\)/\.vllm: VLLM := (\S+)$", MAKEFILE, re.M))
+    sglang = dict(re.findall(r"^\$\((\w+)\)/\.sglang: PACKAGES := sglang==(\S+)", MAKEFILE, re.M))
+    beside = {vllm[one] for one in vllm if f"$({one})/.ready: $({one})/.verl" in MAKEFILE}
+    assert {*TESTED["cpu"]["vllm"]} == beside and {*TESTED["cpu"]["sglang"]} == {*sglang.values()}
+
+
 def test_patches_for_the_second_runner_claim_what_its_tests_run_on():
     """Those tests run by their marks: on the newest vLLM in ``make test``, on every other in ``make test-full``."""
     second = [p for f in registry.families().values() for p in f.patches if ".worker.gpu." in p.targets[0]]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from live_rows import patch
 
+import flashpatch
 from flashpatch.record import Family
 
 JOB = """
@@ -188,6 +189,11 @@ def test_wrong_use(verify, tmp_path):
     assert verify("--against", str(tmp_path / "absent")).returncode == 2
 
 
+def test_its_version(verify):
+    done = verify("--version")
+    assert (done.returncode, done.stdout) == (0, f"flashpatch-verify {flashpatch.__version__}\n")
+
+
 def test_live_judges_a_finished_job(run, verify):
     assert run("-c", JOB, FLASHPATCH="toy").stdout == "42\n"
     done = verify("--live", "--json")
@@ -199,8 +205,7 @@ def test_live_judges_a_finished_job(run, verify):
     assert lines[1].split() == ["name", "acted", "in", "calls", "policy", "versions", "precision", "verdict"]
     assert lines[2].split() == ["toy", "1", "of", "1", "worker", "2", "proven"]
     assert (
-        lines[3]
-        == "0 of 1 processes alive: it has ended; patches acted in 1, 0 called none (--all shows each)"
+        lines[3] == "0 of 1 process alive: it has ended; patches acted in 1, 0 called none (--all shows each)"
     )
     assert len(lines) == 4 and "Processes" in verify("--live", "--all").stdout
 

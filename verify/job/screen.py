@@ -10,6 +10,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from flashpatch.commands.report import counted
+
 _STYLES = {
     **dict.fromkeys(("ok", "proven", "committed"), "green"),
     **dict.fromkeys(("not proven", "missing", "abandoned"), "red"),
@@ -27,8 +29,9 @@ def view(found: dict[str, Any], height: int) -> Group:
         found["run"],
         "  ",
         (found["verdict"], _STYLES.get(found["verdict"], "")),
-        f"  {found['alive']} of {len(found['processes'])} processes alive, {len(found['updates'])} updates, "
-        f"{len(found['syncs'])} syncs, {len(found['incidents'])} refusals and problems, "
+        f"  {found['alive']} of {counted(len(found['processes']), 'process', 'processes')} alive, "
+        f"{counted(len(found['updates']), 'update')}, {counted(len(found['syncs']), 'sync')}, "
+        f"{len(found['incidents'])} refusals and problems, "
         f"{_span(found['ended'] - found['began'])} since it began",
     )
     parts = [head, _names(found), _processes(found, rows), _updates(found, rows), _incidents(found, rows)]

@@ -40,9 +40,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     """Add what chooses a run."""
     named = "id of a run, or its directory; the newest run if it is left out"
     parser.add_argument("run_id", nargs="?", metavar="RUN", help=named)
+    ledger_argument(parser)
+    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=RAY)
+
+
+def ledger_argument(parser: argparse.ArgumentParser) -> None:
+    """Add what chooses a ledger."""
     elsewhere = "look in this ledger instead of the user's"
     parser.add_argument("--ledger", metavar="DIR", type=Path, help=elsewhere)
-    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=RAY)
 
 
 def output(parser: argparse.ArgumentParser, help: str) -> None:
@@ -64,13 +69,14 @@ def save(path: Path, text: str) -> None:
 def chosen(args: argparse.Namespace) -> Path:
     """Return the directory of the run that the arguments name, brought up to date if they name a Ray cluster.
 
-    Raises PatchError if there is none, or the cluster cannot be reached.
+    A run that is named and not there is a usage error.
+
+    Raises PatchError if there is none at all, or the cluster cannot be reached.
     """
-    with provenance.environment():
-        ledger = args.ledger or files.directory()
+    where = ledger(args)
     if args.ray is not None:
         try:
-            args.gathered = Gathered(ledger, args.ray, args.run_id)
+            args.gathered = Gathered(where, args.ray, args.run_id)
         except LookupError as error:
             raise PatchError(f"{error}.", advice="A node publishes its ledger within seconds.") from None
         return args.gathered.folder
@@ -78,11 +84,27 @@ def chosen(args: argparse.Namespace) -> Path:
         folder = Path(args.run_id).resolve()
         if folder.is_dir():
             return folder
-        raise PatchError(f"there is no directory {folder}.", advice="Name a run's directory, or its id.")
-    if (found := runs.choose(ledger, args.run_id)) is not None:
-        return found
-    raise PatchError(
-        f"there is no run in {ledger}: no process with FLASHPATCH set has reported there.",
+        args.usage_error(f"there is no directory {folder}. Name a run's directory, or its id.")
+    try:
+        found = runs.choose(where, args.run_id)
+    except PatchError as error:
+        args.usage_error(f"{error.problem} {error.advice}")
+        raise
+    if found is None:
+        raise no_run(where)
+    return found
+
+
+def ledger(args: argparse.Namespace) -> Path:
+    """Return the ledger that the arguments name, else the user's."""
+    with provenance.environment():
+        return args.ledger or files.directory()
+
+
+def no_run(where: Path) -> PatchError:
+    """Return the error that a ledger holds no run."""
+    return PatchError(
+        f"there is no run in {where}: no process with FLASHPATCH set has reported there.",
         advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR.",
     )
 

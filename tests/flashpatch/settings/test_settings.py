@@ -70,9 +70,9 @@ def test_unknown_and_wrong_options(refusing):
 message = refused("toy", bit=4)
 assert "unknown option 'bit'" in message and "Did you mean 'bits'?" in message, message
 assert "one of [4, 8, 16]" in refused("toy", bits=5)
-assert "one of [4, 8, 16]" in refused("toy", bits=True)
+assert "one of [4, 8, 16]. Write bits = 4 or 8 or 16: Width." in refused("toy", bits=True)
 assert "of type list" in refused("toy", exclude="model")
-assert "of type float" in refused("toy", scale="1")
+assert "of type float. Write scale = a number: Scale." in refused("toy", scale="1")
 assert "unknown option 'bits'" in refused("other", bits=4)
 """)
 
@@ -174,7 +174,9 @@ def test_wrong_config(refusing):
     wrong = {
         "enabled = []": "unknown key 'enabled'",
         "[toi]\nbits = 4": "Did you mean 'toy'?",
-        "[toy8]\nbits = 4": "unknown key 'toy8'",
+        "[toy8]\nbits = 4": "Options of toy8 stand under [toy].",
+        "[toy]\nquick = yes": "The line is 'quick = yes': a value is true, false",
+        "[toy]\nlabel = 4": "Write label = text in quotes: Label.",
         "toy = 4": "Write a table: [toy]",
         "[toy]\nbit = 4": "Did you mean 'bits'?",
         "[toy]\nbits = 5": "one of [4, 8, 16]",

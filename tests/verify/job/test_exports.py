@@ -121,12 +121,12 @@ for version in range(1, 4):
         [sys.executable, "-c", command, "watch", "--every", "0.1"], env=env, stdout=theirs, stderr=theirs
     )
     os.close(theirs)
-    seen = _read_until(ours, "1 of 1 processes alive, 1 updates")
+    seen = _read_until(ours, "1 of 1 process alive, 1 update, ")
     running.stdin.write("\n")
     running.stdin.flush()
     seen += _read_until(ours, "2 updates")
     running.communicate("\n\n", timeout=limit(60))
-    seen += _read_until(ours, "0 of 1 processes alive, 3 updates")
+    seen += _read_until(ours, "0 of 1 process alive, 3 updates")
     assert "committed" in seen
     with contextlib.suppress(OSError):  # the other end is closed
         while os.read(ours, 65536):

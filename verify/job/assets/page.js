@@ -131,7 +131,8 @@ function header() {
   document.getElementById("verdict").append(make("span", job.verdict, job.verdict === "proven" ? "good" : "bad"));
   line.append(job.alive ? "Running. " : "Ended. ",
     job.processes.length + (job.processes.length === 1 ? " process" : " processes") + (job.alive ? ", " + job.alive + " of them alive" : "") + ", ",
-    job.updates.rows.length + " recorded weight updates, " + job.syncs.rows.length + " syncs. Refusals and problems: " + job.incidents.length +
+    job.updates.rows.length + " recorded weight update" + (job.updates.rows.length === 1 ? ", " : "s, ") +
+    job.syncs.rows.length + (job.syncs.rows.length === 1 ? " sync" : " syncs") + ". Refusals and problems: " + job.incidents.length +
     ". Begun " + date(job.began) + ", " +
     (job.alive ? "still running after " : "last heard of after ") + since(job.ended).slice(1) + ".");
   const alive = job.processes.filter((row) => row.alive === "yes");

@@ -54,9 +54,10 @@ def test_wrong_usage(tmp_path: Path) -> None:
 
 def test_without_torch_it_says_so(tmp_path: Path) -> None:
     code = f"import sys; sys.modules['torch'] = None; {MAIN}"
-    done = subprocess.run(
-        [sys.executable, "-c", code, "profile", "--model", "x"], capture_output=True, text=True, cwd=tmp_path
-    )
+    command = [sys.executable, "-c", code, "profile"]
+    assert subprocess.run(command, capture_output=True, cwd=tmp_path).returncode == 2, "arguments come first"
+    pair = ["--model", "x", "--quantized", "y"]
+    done = subprocess.run([*command, *pair], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 1 and "'flashpatch profile' needs torch, which is not installed" in done.stderr
     help = subprocess.run(
         [sys.executable, "-c", code, "--help"], capture_output=True, text=True, cwd=tmp_path

@@ -1,0 +1,31 @@
+"""`flashpatch runs` on a ledger of jobs that ended."""
+
+import json
+import re
+
+COMMAND = "import sys; from flashpatch.cli import main; sys.exit(main(sys.argv[1:]))"
+JOB = "from toyfw.engine import Engine; Engine().update(41)"
+
+
+def test_runs_are_listed_newest_first_with_their_verdicts(run, tmp_path) -> None:
+    listing = ("-c", COMMAND, "runs", "--ledger", str(tmp_path / "ledger"))
+    run("-c", JOB, FLASHPATCH="toy", FLASHPATCH_RUN="acted")
+    run("-c", "import toyfw.engine", FLASHPATCH="toy", FLASHPATCH_RUN="idle")
+    shown = run(*listing)
+    title, columns, *rows, advice = shown.stdout.splitlines()
+    assert columns.split() == ["run", "began", "command", "names", "verdict", "alive"]
+    cells = [re.split(r"\s{2,}", row) for row in rows]
+    assert [(name, *rest) for name, _, *rest in cells] == [
+        ("idle", "-c", "toy", "not proven", "0 of 1"),
+        ("acted", "-c", "toy", "proven", "0 of 1"),
+    ], shown.stderr
+    found = json.loads(run(*listing, "--json").stdout)
+    assert [(one["run"], one["names"], one["verdict"]) for one in found] == [
+        ("idle", ["toy"], "not proven"),
+        ("acted", ["toy"], "proven"),
+    ]
+
+
+def test_an_empty_ledger_gives_advice(run, tmp_path) -> None:
+    done = run("-c", COMMAND, "runs", "--ledger", str(tmp_path))
+    assert (done.returncode, done.stdout) == (1, "") and "Set FLASHPATCH=fp8 for a job" in done.stderr
