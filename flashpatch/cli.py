@@ -18,8 +18,7 @@ from types import ModuleType
 
 from flashpatch import __version__, index, registry
 from flashpatch.commands.report import reader_left
-from flashpatch.errors import PatchError
-from flashpatch.suggest import nearest
+from flashpatch.errors import PatchError, nearest
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -35,13 +35,7 @@ def _text(value: Any) -> str:
     if kind is int or (kind is float and value - value == 0):  # finite
         return repr(value)
     if kind is dict:
-        return "{" + ", ".join([f"{_key(key)}: {_text(inner)}" for key, inner in value.items()]) + "}"
+        return "{" + ", ".join([f"{_quoted(key)}: {_text(inner)}" for key, inner in value.items()]) + "}"
     if kind is list or kind is tuple:
         return "[" + ", ".join([_text(inner) for inner in value]) + "]"
     raise TypeError(kind)
-
-
-def _key(key: Any) -> str:
-    if type(key) is not str:
-        raise TypeError(key)
-    return _quoted(key)

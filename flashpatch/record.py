@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from flashpatch import conditions
-from flashpatch.bounds import Bounded
+from flashpatch.index import Bounded
 
 if TYPE_CHECKING:
     from flashpatch.arming.site import Site
@@ -26,26 +26,23 @@ class TestedVersions:
     def __get__(self, patch: Patch | None, owner: type | None = None) -> tuple[str, ...] | None:
         if patch is None:  # asked by dataclass for the default
             return None
-        given = vars(patch)["tested"]
-        return _tested_versions().get(patch.family, {}).get(patch.framework, ()) if given is None else given
+        if (given := vars(patch)["tested"]) is not None:
+            return given
+        return tuple(_tested_versions().get(patch.family, {}).get(patch.framework, ()))
 
     def __set__(self, patch: Patch, versions: tuple[str, ...] | None) -> None:
         vars(patch)["tested"] = versions
 
 
 @cache
-def _tested_versions() -> dict[str, dict[str, tuple[str, ...]]]:
+def _tested_versions() -> dict[str, dict[str, list[str]]]:
     import tomllib
     from importlib import import_module
     from pathlib import Path
 
     path = Path(import_module("flashpatch.patches").__path__[0]) / "tested.toml"
     with path.open("rb") as file:
-        families = tomllib.load(file)
-    return {
-        family: {framework: tuple(versions) for framework, versions in table.items()}
-        for family, table in families.items()
-    }
+        return tomllib.load(file)
 
 
 StateWord = Literal[

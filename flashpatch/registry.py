@@ -18,9 +18,8 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from flashpatch import index
-from flashpatch.errors import PatchError
+from flashpatch.errors import PatchError, nearest
 from flashpatch.record import Family, Patch
-from flashpatch.suggest import nearest
 
 log = logging.getLogger("flashpatch")
 

@@ -71,11 +71,6 @@ class Entry:
         installed = self.findings.installed
         return None if installed is None else self.patch.tested_on(installed.version)
 
-    @property
-    def contract(self) -> str:
-        """``holds``, or what stands in the way."""
-        return self.findings.problem or "holds"
-
 
 def entries(here: Installation) -> list[Entry]:
     """Return all patches, by family. Raises PatchError when the environment or the config is wrong."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
+import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -84,9 +86,10 @@ def run(args: argparse.Namespace) -> int:
     outlooks = [one for family in registry.families().values() for one in outlook(family, asked, here)]
     conflicts += surroundings.conflicts()
     rows = [_framework_row(name) for name in FRAMEWORKS]
+    python = f"{platform.python_version()} ({sys.prefix})"
     data = {
         "flashpatch": __version__,
-        "python": surroundings.python(),
+        "python": python,
         "accelerator": surroundings.accelerator(),
         "frameworks": {row[0]: row[1] for row in rows},
         "names": [{**asdict(one), "works": one.works} for one in outlooks],
@@ -96,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     machine = Table(
         f"FlashPatch {__version__}",
         ("what", "found"),
-        [("Python", surroundings.python()), ("accelerator", surroundings.accelerator()), *rows],
+        [("Python", python), ("accelerator", surroundings.accelerator()), *rows],
     )
     tables = [machine, Table("Names", ("name", "works on", "in the way", "do this"), _name_rows(outlooks))]
     if chosen := [(one.name, str(one.value), one.source) for one in settings if one.source != "default"]:
@@ -188,7 +191,12 @@ def _to_install(family: Family, refused: Collection[str], here: Installation) ->
     """Return how to get the framework whose use the family refuses if it cannot act, else its first; and its package."""
     guarded = [target.partition(".")[0] for target in family.refuses]
     patches = [patch for patch in family.patches if _package(patch) not in LIBRARIES | {*refused}]
-    patches.sort(key=lambda patch: (_package(patch) not in guarded[:1], _rank(_package(patch))))
+    patches.sort(
+        key=lambda patch: (
+            _package(patch) not in guarded[:1],
+            [*FRAMEWORKS, _package(patch)].index(_package(patch)),
+        )
+    )
     if not patches:
         return "", ""
     needed = _package(patches[0])
@@ -210,10 +218,6 @@ def _beside_engine(verl: Patch, here: Installation) -> str:
     return ""
 
 
-def _rank(package: str) -> int:
-    return FRAMEWORKS.index(package) if package in FRAMEWORKS else len(FRAMEWORKS)
-
-
 def _framework_row(package: str) -> tuple[str, str]:
     if contract.installed_root(package) is None:
         return package, "not installed"
@@ -227,9 +231,8 @@ def _name_rows(outlooks: Iterable[Outlook]) -> list[tuple[str, ...]]:
         good = ", ".join(verdict.framework for verdict in one.verdicts if not verdict.problem) or "-"
         bad = [verdict for verdict in one.verdicts if verdict.problem]
         if not one.verdicts:
-            rows.append(
-                (title, "-", f"needs {one.needs or 'a framework'}, which is not installed", one.remedy)
-            )
+            absent = f"needs {one.needs or 'a framework'}, which is not installed"
+            rows.append((title, "-", absent, one.remedy))
         elif not bad:
             rows.append((title, good, "-", "-"))
         for number, verdict in enumerate(bad):

@@ -30,11 +30,8 @@ def run(args: argparse.Namespace) -> int:
     if chosen is not None:
         found = [entry for entry in found if entry.patch.family == chosen.name]
         title = f"{chosen.name}: {chosen.summary} (names: {', '.join(registry.family_names(chosen))})"
-        meant = [
-            entry
-            for entry in found
-            if entry.version and here.other_generation(entry.patch, chosen.patches) is None
-        ]
+        current = [entry for entry in found if entry.version]
+        meant = [one for one in current if here.other_generation(one.patch, chosen.patches) is None]
         rows = [(entry.patch.id, _fits(entry), str(entry.state)) for entry in meant]
         table = Table(title, _COLUMNS, rows, notes=_left_out(found, meant))
     else:
@@ -86,7 +83,7 @@ def _data(entry: Entry) -> dict[str, Any]:
         "requires": entry.patch.requires,
         "installed": entry.version or None,
         "target": entry.findings.target or None,
-        "contract": entry.contract,
+        "contract": entry.findings.problem or "holds",
         "tested": entry.tested,
         "state": entry.state.word,
         "detail": entry.state.detail,

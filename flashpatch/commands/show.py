@@ -8,10 +8,10 @@ from typing import Any
 from flashpatch import registry
 from flashpatch.commands.catalogue import Entry, Installation, entries
 from flashpatch.commands.report import Table, emit
+from flashpatch.errors import closest
 from flashpatch.evidence import explain
 from flashpatch.record import Family
 from flashpatch.settings import options
-from flashpatch.suggest import closest
 
 HELP = "all about one patch, or about a family and its options"
 
@@ -70,7 +70,7 @@ def _patch(entry: Entry) -> dict[str, Any]:
         "tested": entry.tested,
         "tested_versions": list(patch.tested),
         "state": str(entry.state),
-        "contract": entry.contract,
+        "contract": entry.findings.problem or "holds",
         "target": entry.findings.target,
         "targets": list(patch.targets),
         **{f"contract_{part}": list(getattr(contract, part)) for part in ("params", "exists", "mentions")},

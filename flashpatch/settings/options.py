@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from flashpatch import plain_json
-from flashpatch.errors import PatchError
-from flashpatch.suggest import nearest
+from flashpatch.errors import PatchError, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

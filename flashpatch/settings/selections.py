@@ -251,7 +251,7 @@ def _known_somewhere(values: Mapping[str, Any], chosen: Mapping[str, str]) -> No
     known = {option for family in chosen for option in _record(family).options}
     for option in values:
         if option not in known:
-            from flashpatch.suggest import nearest
+            from flashpatch.errors import nearest
 
             raise PatchError(
                 f"unknown option {option!r} in enable().",

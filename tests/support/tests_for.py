@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from flashpatch import registry
+from flashpatch.errors import nearest
 from flashpatch.record import Patch
-from flashpatch.suggest import nearest
 
 TREE = Path(__file__).parents[2]
 OF_EVERY_RECORD = (

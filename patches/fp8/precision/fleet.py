@@ -12,8 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashpatch.errors import PatchError
-from flashpatch.suggest import nearest
+from flashpatch.errors import PatchError, nearest
 
 PATCH = "fp8.fleet"
 VERL_REPLICA_RANK = "VERL_REPLICA_RANK"
