@@ -1,6 +1,6 @@
 """What a GPU would feel, counted: per step of an engine and per update, with each name on and without.
 
-    python benchmarks/felt.py [--only ROW,ROW...] [--batches 1,64,256] [--steps 48] [--json]
+    python benchmarks/felt.py [--quick] [--only ROW,ROW...] [--batches 1,64,256] [--steps 48] [--json]
 
 Needs vLLM's CUDA wheel, on a GPU or on the fake device of tests/support/fake_cuda (`make test-cuda-0.24` sets it up). Each row
 is an engine with random weights. Counted are calls of Python, operators launched on the device, host waits, and bytes asked of

@@ -202,7 +202,7 @@ def test_live_judges_a_finished_job(run, verify):
     assert process["roles"] == ["worker"] and process["alive"] is False
     assert process["patches"]["toy.toyfw.update"]["calls"] == 1
     lines = verify("--live").stdout.splitlines()
-    assert lines[1].split() == ["name", "acted", "in", "calls", "policy", "versions", "precision", "verdict"]
+    assert lines[1].split() == ["name", "acted", "in", "calls", "last", "version", "precision", "verdict"]
     assert lines[2].split() == ["toy", "1", "of", "1", "worker", "2", "proven"]
     assert (
         lines[3] == "0 of 1 process alive: it has ended; patches acted in 1, 0 called none (--all shows each)"

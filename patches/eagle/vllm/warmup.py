@@ -62,7 +62,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 with a drafter; what prevents one raises PatchError."""
     from flashpatch.commands.report import Table, emit
-    from flashpatch.patches.eagle.train.offline import train_for
     from flashpatch.patches.eagle.train.settings import WorkerSettings
 
     if min(args.prompts, args.tokens, args.seconds, args.rate) <= 0:

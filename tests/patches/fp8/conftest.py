@@ -7,7 +7,7 @@ import vllm_updates as updates
 from vllm_lab import environment, scenario
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # what one file leaves running would be lost in another's forks
 def runner() -> Iterator[scenario.Runner]:
     """Run functions in an interpreter where each chooses the precision itself."""
     ledger = {"FLASHPATCH_LEDGER": str(environment.store() / "ledger")}

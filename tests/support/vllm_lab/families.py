@@ -52,8 +52,13 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "dots1": (
         "dots1",
         dict(
-            **dict(n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=128),
-            **dict(n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1),
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
+            n_shared_experts=1,
+            first_k_dense_replace=1,
+            n_group=1,
+            topk_group=1,
         ),
     ),  # the router's correction bias is a buffer
     "gpt2": ("gpt2", dict(num_key_value_heads=4, tie_word_embeddings=True)),  # learned positions
@@ -62,16 +67,25 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "ernie4-moe": (
         "ernie4_5_moe",
         dict(
-            **dict(moe_num_experts=4, moe_k=2, moe_intermediate_size=128),
-            **dict(moe_num_shared_experts=1, moe_layer_start_index=0),
+            moe_num_experts=4,
+            moe_k=2,
+            moe_intermediate_size=128,
+            moe_num_shared_experts=1,
+            moe_layer_start_index=0,
         ),
     ),
-    "granite-moe": ("granitemoe", dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=128)),
+    "granite-moe": (
+        "granitemoe",
+        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=128),
+    ),
     "qwen2-moe": (
         "qwen2_moe",
         dict(
-            **dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=128),
-            **dict(shared_expert_intermediate_size=128, decoder_sparse_step=1),
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
+            shared_expert_intermediate_size=128,
+            decoder_sparse_step=1,
         ),
     ),  # a gate of its shared expert
 }

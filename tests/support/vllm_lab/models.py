@@ -35,13 +35,6 @@ _SMALL: dict[str, Any] = dict(
     tie_word_embeddings=False,
 )
 
-_WIDE = dict(head_dim=64)
-_EXPERTS = dict(num_experts_per_tok=2, moe_intermediate_size=128)
-_ROUTED = dict(n_routed_experts=4, **_EXPERTS)
-_LATENT = dict(qk_nope_head_dim=64, v_head_dim=64)
-_MAMBA = dict(mamba_n_heads=8, mamba_d_head=64, mamba_n_groups=1, mamba_d_state=64, mamba_expand=2)
-_GEMMA = dict(query_pre_attn_scalar=64, tie_word_embeddings=True, sliding_window=64, **_WIDE)
-
 #: family -> (transformers model_type, what its config has beyond the common part)
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen2": ("qwen2", {}),  # biases on q, k, v
@@ -49,88 +42,151 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", dict(tie_word_embeddings=True)),
     "llama-biased": ("llama", dict(attention_bias=True, mlp_bias=True)),
-    "qwen3": ("qwen3", _WIDE),  # norms on q and k
+    "qwen3": ("qwen3", dict(head_dim=64)),  # norms on q and k
     "qwen3-moe": (
         "qwen3_moe",
-        dict(num_experts=4, decoder_sparse_step=1, norm_topk_prob=True, **_WIDE, **_EXPERTS),
+        dict(
+            head_dim=64,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
+            decoder_sparse_step=1,
+            norm_topk_prob=True,
+        ),
     ),
     "mixtral": (
         "mixtral",
         dict(intermediate_size=128, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
     ),  # experts named w1, w2, w3
     "bloom": ("bloom", dict(num_key_value_heads=4, tie_word_embeddings=True)),  # ALiBi in place of positions
-    "gemma3": ("gemma3_text", _GEMMA),  # norms scale by 1 + w
+    "gemma3": (
+        "gemma3_text",
+        dict(head_dim=64, query_pre_attn_scalar=64, tie_word_embeddings=True, sliding_window=64),
+    ),  # norms scale by 1 + w
     "gemma2": (
         "gemma2",
         dict(
+            head_dim=64,
+            query_pre_attn_scalar=64,
+            tie_word_embeddings=True,
+            sliding_window=64,
             attn_logit_softcapping=0.5,
             final_logit_softcapping=1.0,
             hidden_act="gelu_pytorch_tanh",  # which published ones have too, and SGLang reads
-            **_GEMMA,
         ),
     ),  # scores and logits are capped, here as low as random weights take them
     "glm4-moe": (
         "glm4_moe",
         dict(
-            **dict(n_shared_experts=1, first_k_dense_replace=1, attention_bias=True, use_qk_norm=True),
-            **_WIDE,
-            **_ROUTED,
+            head_dim=64,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
+            n_shared_experts=1,
+            first_k_dense_replace=1,
+            attention_bias=True,
+            use_qk_norm=True,
         ),
     ),  # the router's correction bias is one parameter of two modules
     "deepseek-v2": (
         "deepseek_v2",
         dict(
-            **dict(first_k_dense_replace=2, kv_lora_rank=64, q_lora_rank=None, qk_rope_head_dim=32),
-            **_LATENT,
-            **_ROUTED,
+            first_k_dense_replace=2,
+            kv_lora_rank=64,
+            q_lora_rank=None,
+            qk_nope_head_dim=64,
+            qk_rope_head_dim=32,
+            v_head_dim=64,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
         ),
     ),
     "phi3": ("phi3", {}),  # q, k, v and gate, up are already fused in the checkpoint
     "olmoe": ("olmoe", dict(num_experts=4, num_experts_per_tok=2, intermediate_size=128)),
     "gpt-oss": (
         "gpt_oss",
-        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=256, sliding_window=64, **_WIDE),
+        dict(
+            head_dim=64,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            intermediate_size=256,
+            sliding_window=64,
+        ),
     ),  # attention sinks, biases of experts
     "deepseek-v3": (
         "deepseek_v3",
         dict(
+            first_k_dense_replace=1,
             kv_lora_rank=512,  # with 64 rotary dimensions, what vLLM's MLA takes on a CPU
-            **dict(first_k_dense_replace=1, q_lora_rank=64, qk_rope_head_dim=64, num_key_value_heads=4),
-            **dict(n_shared_experts=1, n_group=1, topk_group=1, topk_method="noaux_tc"),
+            q_lora_rank=64,
+            qk_nope_head_dim=64,
+            qk_rope_head_dim=64,
+            v_head_dim=64,
+            num_key_value_heads=4,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
+            n_shared_experts=1,
+            n_group=1,
+            topk_group=1,
+            topk_method="noaux_tc",
             num_nextn_predict_layers=0,
-            **_LATENT,
-            **_ROUTED,
         ),
     ),
     "qwen3-next": (
         "qwen3_next",
         dict(
+            head_dim=64,
             num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=128,
             shared_expert_intermediate_size=128,
-            **dict(linear_num_key_heads=2, linear_num_value_heads=4),
-            **dict(linear_key_head_dim=64, linear_value_head_dim=64),
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=64,
+            linear_value_head_dim=64,
             layer_types=["linear_attention", "full_attention"],
-            **_WIDE,
-            **_EXPERTS,
         ),
     ),
     "mamba2": ("mamba2", dict(num_heads=8, head_dim=64, state_size=64, n_groups=2, expand=2)),
-    "falcon-h1": ("falcon_h1", dict(mamba_d_ssm=512, **_WIDE, **_MAMBA)),
+    "falcon-h1": (
+        "falcon_h1",
+        dict(
+            head_dim=64,
+            mamba_d_ssm=512,
+            mamba_n_heads=8,
+            mamba_d_head=64,
+            mamba_n_groups=1,
+            mamba_d_state=64,
+            mamba_expand=2,
+        ),
+    ),
     "granite-moe-hybrid": (
         "granitemoehybrid",
         dict(
             layer_types=["mamba", "attention"],
-            **dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=128),
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            intermediate_size=128,
             shared_intermediate_size=128,
-            **_MAMBA,
+            mamba_n_heads=8,
+            mamba_d_head=64,
+            mamba_n_groups=1,
+            mamba_d_state=64,
+            mamba_expand=2,
         ),
     ),
     "nemotron-h": (
         "nemotron_h",
         dict(
-            **dict(hybrid_override_pattern="M*-", num_hidden_layers=3),
-            **dict(mamba_num_heads=8, mamba_head_dim=64, n_groups=1, ssm_state_size=64),
-            **_WIDE,
+            hybrid_override_pattern="M*-",
+            num_hidden_layers=3,
+            head_dim=64,
+            mamba_num_heads=8,
+            mamba_head_dim=64,
+            n_groups=1,
+            ssm_state_size=64,
         ),
     ),
 }
