@@ -322,7 +322,7 @@ class StagedUpdate:
         def process(module: torch.nn.Module) -> None:
             if (error := self._adapter.rounding_error(module)) is not None:
                 self._rounding_errors[paths[id(module)]] = error
-            with log or nullcontext():
+            with log or nullcontext(), torch.device("cpu"):  # as outside of any, where engines process
                 self._adapter.process(module)
 
         plan = layer.plan_unprocessed()

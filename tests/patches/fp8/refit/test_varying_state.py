@@ -57,6 +57,16 @@ class SomeBuffer(fp8_toy_methods.Method):
         return x @ layer.weight.T if cache is None else x @ cache
 
 
+class OnDefaultDevice(fp8_toy_methods.Method):
+    """As vLLM's attention, which sets constants of its scales anew on whatever the default device is."""
+
+    def process(self, layer):
+        layer.extra = torch.tensor(2.0)
+
+    def apply(self, layer, x):
+        return x @ layer.weight.T + layer.extra
+
+
 class Flag(fp8_toy_methods.Method):
     def __init__(self) -> None:
         self.doubled = False
@@ -128,6 +138,7 @@ METHODS = {
         SomeKey,
         SomeBuffer,
         Flag,
+        OnDefaultDevice,
         OnParameter,
         OnNewParameter,
         SomeOnParameter,
@@ -160,6 +171,15 @@ def test_every_update_is_as_a_fresh_load(method, first, atomic):
     for weights in policies[1:]:
         engine.update(weights)
         assert toys.same_answers(engine.model, toys.fresh(method, weights))
+
+
+def test_an_update_inside_of_a_device_is_as_a_fresh_load():
+    """vLLM's own weight transfer calls the loader so; an engine processes what it loads outside of any."""
+    engine = toys.Engine(toys.Model("OnDefaultDevice"), policy(0, 1))
+    weights = policy(1, 1)
+    with torch.device("meta"):
+        engine.update(weights)
+    assert toys.same_answers(engine.model, toys.fresh("OnDefaultDevice", weights))
 
 
 @pytest.mark.parametrize("first", [1, -1])
