@@ -1,7 +1,5 @@
 """The pictures of the architecture page show the rooms, imports, patches and processes that there are."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 

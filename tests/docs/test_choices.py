@@ -1,7 +1,5 @@
 """Each choice by platform or version in `patches/` has a row in `docs/reference/choices.md`, and each row a test that exists."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

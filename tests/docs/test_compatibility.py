@@ -1,7 +1,5 @@
 """The page that says in which version of a framework each patch's contract holds."""
 
-from __future__ import annotations
-
 import sys
 
 from toy_sources import DRIFTED, HOLDS, PATCH, wheel

@@ -1,7 +1,5 @@
 """The pictures of docs: each is drawn from numbers that are kept, with units and round ticks."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Each refusal is among the messages of the reference, with a remedy; the troubleshooting page quotes what is printed."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

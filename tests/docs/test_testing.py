@@ -1,7 +1,5 @@
 """Each file in the table of `docs/develop/testing.md` has a test that its column runs, by the marks in its source."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import re

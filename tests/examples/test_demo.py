@@ -1,7 +1,5 @@
 """`make demo` as a reader runs it: what stock does to each update, what FlashPatch does, and a page of the job."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A real model behind an HTTP server: stock answers wrongly after an update, FlashPatch as a fresh server."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`examples/eagle_cotrain.py` from its beginning to its pictures, in its quick form."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

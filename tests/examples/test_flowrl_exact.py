@@ -1,7 +1,5 @@
 """`examples/flowrl_exact`: the worlds' targets by brute force, gradients by hand, and that training gets there."""
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys

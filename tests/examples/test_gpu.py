@@ -1,7 +1,5 @@
 """The recipes for GPUs, which are not run here: their shell, their Dockerfile, and that each says so."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

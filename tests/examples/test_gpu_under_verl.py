@@ -1,7 +1,5 @@
 """verl's driver takes the configurations of ``examples/gpu``, and so do the families' own checks."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

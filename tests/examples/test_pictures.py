@@ -1,7 +1,5 @@
 """The pictures of the examples: drawn from recorded runs, looked at through matplotlib's own objects."""
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -1,7 +1,5 @@
 """`examples/world/make.py`: what it writes, and its errors."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import subprocess

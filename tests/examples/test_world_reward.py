@@ -1,7 +1,5 @@
 """The reward of `examples/world`: what passes, what does not, and that no text of a model stops the training."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import sys

@@ -5,8 +5,6 @@ do for vLLM; families join through the entry-point group, as an installed packag
 interpreter that has imported what FlashPatch takes from the standard library, and nothing of FlashPatch.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess

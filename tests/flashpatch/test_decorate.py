@@ -1,7 +1,5 @@
 """A decorated function stays what it is; its record is what decorator, name, signature and docstring say."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from types import ModuleType

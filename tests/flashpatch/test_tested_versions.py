@@ -1,7 +1,5 @@
 """Versions that patches were tested on: from the record, or from one file when somebody asks."""
 
-from __future__ import annotations
-
 import dataclasses
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Lines of Python by room, against the table of `lines.toml`, which may only fall."""
 
-from __future__ import annotations
-
 import subprocess
 import tomllib
 from pathlib import Path

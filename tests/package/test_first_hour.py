@@ -1,7 +1,5 @@
 """``examples/first_hour``: from nothing to a job of verl whose patches are proven, in an environment of its own."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What travels to a machine without a network: libraries reduced to one capability, and parts that install beside what is there."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import io

@@ -1,7 +1,5 @@
 """`make test-for` knows tests for every patch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

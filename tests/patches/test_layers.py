@@ -1,7 +1,5 @@
 """Which rooms may import which, read from the sources: an import inside a function counts as well."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Simulate engines for tests of the bandit."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 

@@ -1,7 +1,5 @@
 """Pearson's chi-square of counts against an exact distribution."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 

@@ -4,8 +4,6 @@ Prints the mean of |p(rollout) - p(trainer)| over sampled tokens, as verl's ``tr
 the trainer's logits are bf16 and verl takes their logarithms in bf16, which is most of it in bf16 rollouts.
 """
 
-from __future__ import annotations
-
 import sys
 
 import pandas

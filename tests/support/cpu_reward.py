@@ -1,7 +1,5 @@
 """A reward that a random model earns now and then: the share of digits in the answer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -4,8 +4,6 @@ An actor under FSDP2 and vLLM share the device; vLLM captures full graphs, sleep
 a stand-in in torch. Two cores need 2 to 4 minutes for a job of two steps.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

@@ -8,8 +8,6 @@ docs/reference/doors.md says what becomes of each; `named` reads it. A door is
 - ``module:function``: a function in which a parameter is written, or a model's ``load_weights`` is called.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Functions that take an engine run in its process; those whose first argument is `worker` on each rank.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path

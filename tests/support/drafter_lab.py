@@ -1,7 +1,5 @@
 """Make tiny targets, and the samples that a capture of them would give."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -4,8 +4,6 @@ Each drafting is a causal forward of transformers' layer over the captured rows 
 step; no mask, cache or batch of several places is involved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

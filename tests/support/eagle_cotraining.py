@@ -1,7 +1,5 @@
 """What jobs of verl that train a drafter between rollouts have in common, whichever engine they roll out with."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Write targets and drafters for tests on SGLang, and name the keywords of engines on them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Run jobs that capture: one engine in this process, several processes, EAGLE-3 layers, and no speculation."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

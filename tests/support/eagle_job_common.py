@@ -1,7 +1,5 @@
 """Share what the jobs of `eagle_jobs` need: engines, prompts, a fixed policy, refusals, and the end of a job."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

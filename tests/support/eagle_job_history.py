@@ -1,7 +1,5 @@
 """Run jobs that draft from history: an engine without a drafter, and one beside a drafter."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

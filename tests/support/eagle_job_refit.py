@@ -1,7 +1,5 @@
 """Run jobs that update the drafter, with a fixed policy and with the real bandit."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

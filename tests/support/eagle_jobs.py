@@ -3,8 +3,6 @@
 python eagle_jobs.py JOB DIRECTORY [NAMES]
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

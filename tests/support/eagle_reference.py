@@ -1,7 +1,5 @@
 """Compute Hugging Face's answers on the same checkpoints, in float32."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from itertools import product

@@ -1,7 +1,5 @@
 """Make samples for tests."""
 
-from __future__ import annotations
-
 import torch
 
 from flashpatch.patches.eagle.capture.sample import Sample

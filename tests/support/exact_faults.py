@@ -1,7 +1,5 @@
 """Checkpoints with one fault each, for an engine that is to be compared with the model as it should be."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Container, Iterable

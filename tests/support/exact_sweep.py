@@ -1,7 +1,5 @@
 """A tiny model of each architecture that vLLM's registry and transformers both have, and what the certificate says of it."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import multiprocessing

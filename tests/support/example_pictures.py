@@ -1,7 +1,5 @@
 """The drawings of `examples/pictures`, imported as an example's script does, and what is read off a picture."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -14,8 +14,6 @@ adapters   "stock": from here on verl adds them to the partition function too
 apart      true: ``exported`` is a pair, of weights without adapters and of adapters, as for engines that merge them
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import os

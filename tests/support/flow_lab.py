@@ -1,7 +1,5 @@
 """What the tests of this folder share: jobs of one or two ranks that step verl's own actor worker."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ parameter of another module, which an object below it has kept since its constru
 state itself.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import fp8_toys as toys

@@ -3,8 +3,6 @@
 Each of `METHODS` leaves the weights somewhere else: in a closure, in a packed buffer, behind a handle, in a tuple.
 """
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -5,8 +5,6 @@ A `Linear` is loaded through ``weight_loader`` into slices of a fused parameter,
 not, norms, and an attention-like layer that is processed last.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 from collections.abc import Callable, Iterable, Iterator

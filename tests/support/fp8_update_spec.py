@@ -4,8 +4,6 @@ A `Spec` follows one model. A policy is a mapping of tensor name to the seed of 
 committed last is `served`. Each method stands for one call and says how it must end: `OK`, `FAILS` or `MAY_FAIL`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from flashpatch.patches.fp8.refit.name_order import NameOrder

@@ -1,7 +1,5 @@
 """A toy model under the transaction beside its `Spec`, and the checks that hold after every call."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Give the job of the probe of family fsdp further faults in transit, in a process forked from one that has imported this."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

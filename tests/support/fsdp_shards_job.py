@@ -1,7 +1,5 @@
 """One of two ranks: shards of a small network under every layout, against the whole tensors."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

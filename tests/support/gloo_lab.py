@@ -6,8 +6,6 @@ verl's calls come over pipes, since forking is faster than an actor that imports
 process groups of their own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

@@ -1,8 +1,6 @@
 """Record what the scripts of ``examples/gpu`` would start: bash runs them on a python3 that only writes its arguments
 down."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """grpo's balancer with handles that are letters, for tests that need no Ray."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from flashpatch.patches.grpo.routing.balancer import TokenBalancer

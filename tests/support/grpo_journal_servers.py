@@ -7,8 +7,6 @@ that follows a sequence is a function of the sequence, so a response that goes o
 JSON line: the response, what was asked of each server, and what the journal keeps in the end.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

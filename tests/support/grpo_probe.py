@@ -1,7 +1,5 @@
 """What ``flashpatch-verify grpo`` says here, and what its two ranks saw: run once for the tests that look at either."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

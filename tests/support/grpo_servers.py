@@ -6,8 +6,6 @@ PHASES is a JSON list of [HARM, OPTIONS]: HARM is kill or chaos, OPTIONS those o
 verl. Prints one JSON line per phase: how requests ended, and the balancer's last status.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

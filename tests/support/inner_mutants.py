@@ -5,8 +5,6 @@ the module there is imported, and gets what it replaces first. Most act on one c
 that a call brings: what is wrong in all of them shows in more than one way.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import os

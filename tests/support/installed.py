@@ -1,7 +1,5 @@
 """Tell which version of a framework is installed."""
 
-from __future__ import annotations
-
 from importlib.metadata import PackageNotFoundError, version
 
 from packaging.version import Version

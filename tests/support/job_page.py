@@ -1,7 +1,5 @@
 """Write the run of a large job that never ran, and open its page in a headless Chromium."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -3,8 +3,6 @@
 ``open_llm(model, kv_transfer_config=config("Forgetting", folder))``
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Functions that open engines run in a `scenario.Runner`; `fresh` in the oracle's, without FlashPatch.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

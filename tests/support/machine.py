@@ -1,7 +1,5 @@
 """Scale the tests' time-outs to how slow and how busy this machine is."""
 
-from __future__ import annotations
-
 import functools
 import os
 

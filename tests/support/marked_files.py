@@ -1,7 +1,5 @@
 """Leave out test files of which `-m` selects no test, without importing them: most of a lane's collection time."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run ``flashpatch-verify FAMILY`` and ``--live`` in this process over one mutant of `mutants`, and list the mutants of a family."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

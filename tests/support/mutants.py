@@ -8,8 +8,6 @@
 - ``once``: the wrapper acts in its first call alone.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import multiprocessing

@@ -4,8 +4,6 @@
 what is asked for on "cuda" to the CPU. All else, worker extensions and rendezvous included, stays the packages' own.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Find files that other users of the host may open."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

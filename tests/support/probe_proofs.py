@@ -1,7 +1,5 @@
 """The proofs that a probe is written to give, read from its source: what a test compares with those that it gave."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

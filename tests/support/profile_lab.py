@@ -4,8 +4,6 @@ It knows the layers by name and rounds with numpy, so that nothing under test is
 tested on.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

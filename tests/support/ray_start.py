@@ -4,8 +4,6 @@ Ray's raylet ends itself where its agent, a Python process, needs more than 15 s
 fails after 30; neither has a setting. Beside other lanes of tests on two cores an agent can need more.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

@@ -1,7 +1,5 @@
 """An update session with an audit's messages, as verl's trainer would send it, whole or with one fault."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

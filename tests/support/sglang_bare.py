@@ -1,7 +1,5 @@
 """Steps of `sglang_job` that need SGLang and no engine."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

@@ -7,8 +7,6 @@ reads FOLDER/job.json: ``engine``, keywords of ``sglang.Engine``, and ``steps``,
 ``done``.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """LoRA adapters of an SGLang engine: steps of `sglang_job`, named ``lora.load`` and so on there."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from importlib import metadata

@@ -1,7 +1,5 @@
 """Sampled continuations of a running SGLang engine: steps of sglang_job.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

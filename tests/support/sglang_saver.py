@@ -4,8 +4,6 @@
 at a release and again at the resume, so that nothing written in between stays. The KV cache keeps its memory.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any

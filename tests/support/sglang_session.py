@@ -1,7 +1,5 @@
 """Send an update to an SGLang engine, of whichever generation, and open and end the session around it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

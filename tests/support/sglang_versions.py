@@ -1,7 +1,5 @@
 """Ask SGLang which version of the policy gave its tokens: steps of `sglang_job`."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Let a worker on a CPU sleep: vLLM's own sleep of accelerators over an emulated pool (`sleep_pool`)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """Gradients of one batch on gloo ranks: at once by verl's own update, and streamed in rounds. Run by `grpo_lab.ranks`."""
 
-from __future__ import annotations
-
 from functools import partial
 from types import SimpleNamespace
 from typing import Any

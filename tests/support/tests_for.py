@@ -4,8 +4,6 @@ First the patch's own tests and those that name it or its module, then its famil
 checked of every record. `make test-for PATCH=ID` runs them.
 """
 
-from __future__ import annotations
-
 import functools
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Write drafters beside those of the probe of family eagle, for its tiny targets."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -4,8 +4,6 @@ Everything runs in the engine's process; the trainer's end is a thread. `SENDERS
 ``(llm, items)``, raises what the trainer's or the worker's end raised.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import tempfile

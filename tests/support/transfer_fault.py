@@ -1,7 +1,5 @@
 """A rollout worker that fails in its second weight update, as ``TRANSFER_FAULT`` says: ``raise`` or ``kill``."""
 
-from __future__ import annotations
-
 import os
 import signal
 

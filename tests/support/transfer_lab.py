@@ -5,8 +5,6 @@ and prints one JSON object: case to role to what became of it. Only Ray is repla
 verl's `ServerAdapter`, the rollout worker's side verl's `vLLMColocateWorkerExtension` without a model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

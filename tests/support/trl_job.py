@@ -3,8 +3,6 @@
 Runs in a process of `vllm_lab.scenario`; results are JSON data.
 """
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterator
 from pathlib import Path

@@ -4,8 +4,6 @@ Before and after, every target of every patch is looked at, with the containers 
 that has one entry more is found too. Prints JSON: states by patch, and a list of problems.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable

@@ -1,8 +1,6 @@
 """Do what verl's driver does before it starts anything: compose and validate the configuration, FlashPatch's own
 checks around it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

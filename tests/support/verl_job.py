@@ -3,8 +3,6 @@
 Two cores need 150 to 250 seconds for a job of two steps on one rank.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

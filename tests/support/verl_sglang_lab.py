@@ -6,8 +6,6 @@ opens a server on the model in WORLD, sends it that and the one in OTHER in many
 what was seen as one line of JSON, name to value. Errors are given as text.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

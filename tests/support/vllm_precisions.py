@@ -4,8 +4,6 @@ The oracle of int8 is stock vLLM on a compressed-tensors checkpoint of the same 
 laboratory's own converter: the first load and every update must equal it to the last bit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Iterator, Mapping

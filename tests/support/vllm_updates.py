@@ -3,8 +3,6 @@
 Most of it runs in the engine's process; functions whose first argument is `worker` run on each rank.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import time

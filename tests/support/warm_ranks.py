@@ -1,7 +1,5 @@
 """Fork the processes of a probe from one that has imported the frameworks, in place of new interpreters: see `warm`."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Iterator, Sequence

@@ -6,8 +6,6 @@ when it has ended, its status. FlashPatch is not imported here: in the child its
 new interpreter.
 """
 
-from __future__ import annotations
-
 import atexit
 import faulthandler
 import fcntl

@@ -5,8 +5,6 @@ processes (roles of a process of its own or joined, one or two of each), in thei
 or everything, and in whether the job was resumed, so that processes of an earlier try lie beside it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain, combinations
 

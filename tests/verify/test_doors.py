@@ -1,7 +1,5 @@
 """Every function of an engine by which weights can be written is on docs/reference/doors.md; a new one fails here."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -4,8 +4,6 @@ A job of a family has two processes of each role, in which every patch for that 
 Its mutants take one patch whose evidence is due there, and in one process: its calls are gone, its state is another, or it waits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """An engine or a fleet at rest on two versions of the policy is a problem, named with its ranks and versions."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What compares a probe's proofs with its source finds one that was not given."""
 
-from __future__ import annotations
-
 import probe_proofs
 import pytest
 

@@ -1,7 +1,5 @@
 """``flashpatch new-patch`` writes what the next command needs, and refuses what it cannot write."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

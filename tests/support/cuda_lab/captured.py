@@ -5,8 +5,6 @@
 Each name is how the engine opens, a step of `cuda_lab.engine`. FlashPatch records every request.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

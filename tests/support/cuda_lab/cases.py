@@ -1,7 +1,5 @@
 """The storage cases: a model, how it is quantized, what its engine is told, and the kernel that its layers must have."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

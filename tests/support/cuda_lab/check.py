@@ -1,7 +1,5 @@
 """The parts of `cuda_lab.gpu`: what each runs on a GPU, or on the fake device in its place, and what its rows say."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -3,8 +3,6 @@
 Two random models of equal spread have nearly equal scales: an update that forgot some of them could hide.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Compare an updated model's storage with a fresh load's."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What the labs ask of the device that they run on, fake or real."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections import Counter

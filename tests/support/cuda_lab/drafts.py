@@ -6,8 +6,6 @@ An arm is a number of drafts. `fresh` opens the second policy with its drafter; 
 noise, asks, loads both, and asks again. FlashPatch chooses the number of drafts in both, and updates weights in the second.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import Counter

@@ -8,8 +8,6 @@ compiled and captured (on the fake device as `graphs`); without either, all is e
 `CUDA_LAB_MUTANT` is a fault of `cuda_lab.mutants`.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -6,8 +6,6 @@ Needs the vLLM (0.24 or newer) and torch for CUDA of this interpreter, and no ne
 row is printed, and appended to a file, as the case ends: who kills it keeps what it has found. Exit status 1 if anything differs.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import platform

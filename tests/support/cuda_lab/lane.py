@@ -1,7 +1,5 @@
 """Run the labs for tests, two processes side by side, begun in the order in which the tests come."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 python -m cuda_lab.losses OUT
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -4,8 +4,6 @@ Most change `fold.Plan`, which brings what a layer's processing has made anew in
 two change what is kept while an engine sleeps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

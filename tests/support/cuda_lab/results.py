@@ -1,7 +1,5 @@
 """What a lab's process has found, a record per case, written as the case ends: a process that is killed leaves the others."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run the labs of this package in processes of their own, on the fake device or a GPU; read what they wrote down."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

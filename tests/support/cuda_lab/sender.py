@@ -1,7 +1,5 @@
 """Send weights to an engine as a trainer on the same device does, by vLLM's own `ipc` weight transfer."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace

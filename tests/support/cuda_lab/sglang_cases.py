@@ -1,7 +1,5 @@
 """The storage cases of SGLang: a model, how it is quantized, and what the engine is told."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -5,8 +5,6 @@
 `fresh` runs stock SGLang. `update` runs with FLASHPATCH set; without it, it is stock's own second load.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

@@ -6,8 +6,6 @@
 the model is tiny and its times mean nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import statistics

@@ -3,8 +3,6 @@
 The walk shares no code with FlashPatch, so that both cannot overlook the same thing.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import types

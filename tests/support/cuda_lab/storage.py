@@ -6,8 +6,6 @@
 `CUDA_LAB_BUCKET` is the number of tensors of a bucket (5), `CUDA_LAB_MUTANT` a fault of `cuda_lab.mutants`.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

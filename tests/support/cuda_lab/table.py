@@ -1,7 +1,5 @@
 """What the lane has found, a row per case, printed at its end."""
 
-from __future__ import annotations
-
 from io import StringIO
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Send weights to an engine as verl's trainer does, in buckets through memory that the worker opens by its CUDA IPC handle."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -6,8 +6,6 @@ Needs gcc and the packages that come with a CUDA wheel of torch, whose headers a
 to `fake_cuda` in the environment's folder; a `.pth` file lets a process with FAKE_CUDA=1 redirect torch's operators.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

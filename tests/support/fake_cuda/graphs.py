@@ -1,7 +1,5 @@
 """Calls of Python that a captured graph keeps as one, as it would a kernel."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -3,8 +3,6 @@
 The environment's `fake_cuda.pth` imports this at start, before torch is there.
 """
 
-from __future__ import annotations
-
 import functools
 
 import wrapt

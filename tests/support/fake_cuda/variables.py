@@ -1,7 +1,5 @@
 """The variables with which a process of the CUDA environment finds the fake device."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

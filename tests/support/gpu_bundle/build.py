@@ -7,8 +7,6 @@ installs parts. vLLM's libraries are reduced to one compute capability; its whol
 ("no kernel image is available").
 """
 
-from __future__ import annotations
-
 import argparse
 import subprocess
 import sys

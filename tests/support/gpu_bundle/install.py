@@ -6,8 +6,6 @@
 A distribution that is there in another version stays; vLLM is replaced. Pieces of a wheel are joined first: give all of them.
 """
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 import tarfile

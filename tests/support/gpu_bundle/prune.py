@@ -1,7 +1,5 @@
 """Reduce the GPU code in a shared library to what one compute capability loads."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Compile a model's forward as vLLM does by default on a GPU, on a CPU, and count what was traced."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

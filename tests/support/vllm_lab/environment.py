@@ -1,7 +1,5 @@
 """Where the laboratory keeps its files, and the environment its processes start with."""
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import functools

@@ -1,7 +1,5 @@
 """More models than `models.FAMILIES` has, for what needs no engine of each: those that differ from Llama in one thing or another."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

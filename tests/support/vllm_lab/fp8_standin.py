@@ -5,8 +5,6 @@ PYTHONPATH, whose entry point (vLLM's own door, group vllm.general_plugins) call
 of the engine. With $FLASHPATCH_LAB_KERNELS the engine gets FlashPatch's own kernels for CPUs instead.
 """
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -5,8 +5,6 @@ after every step. Experts are cut across the group as tensor parallelism would c
 CPUs reads past its own experts (it takes no map of them) and ends with a segmentation fault.
 """
 
-from __future__ import annotations
-
 import contextlib
 import random
 import socket

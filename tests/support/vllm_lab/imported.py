@@ -4,8 +4,6 @@ vLLM thaws and collects a million imported objects several times per engine, eac
 copies, and looks for its kernels through all modules.
 """
 
-from __future__ import annotations
-
 import functools
 import gc
 import sys

@@ -10,8 +10,6 @@ are two ways to have them elsewhere:
 in every process of an engine, for oracles and for several ranks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 from collections.abc import Callable, Iterator

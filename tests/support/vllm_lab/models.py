@@ -4,8 +4,6 @@ Two layers, hidden size 256, vocabulary 256. Every tensor is random, biases and 
 (std 0.08) that two seeds give clearly different answers: a weight that was not updated cannot hide.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -6,8 +6,6 @@ for fp8 (`fp8_standin.KERNELS`). `STOCK` is vLLM with nothing of FlashPatch in i
 oracle.answers(model, quantization="fp8_per_channel")     # cached in the store
 """
 
-from __future__ import annotations
-
 import atexit
 import functools
 import hashlib

@@ -1,7 +1,5 @@
 """Checkpoints in compressed-tensors formats, made from the bf16 ones by rounding to nearest."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

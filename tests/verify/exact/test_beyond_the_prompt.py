@@ -1,7 +1,5 @@
 """What no token of the prompt reads is compared too: rows of embeddings, learned positions; or it is said that it is not."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """How large a fault is named in each precision; the engine is the trainer's model in bf16, rounded as that engine is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

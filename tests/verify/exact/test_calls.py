@@ -1,7 +1,5 @@
 """What a norm is given: its values, or their sum with the residual that it adds them to."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """What is switched in which engine, and what the command says of an engine that cannot be looked into."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 

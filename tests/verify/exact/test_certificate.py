@@ -1,7 +1,5 @@
 """Honest engines agree with the trainer's model; a planted fault is named by the module where it is."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Which module a sync of the same weights changed first."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

@@ -1,7 +1,5 @@
 """What is compared of a module that an engine gives ids where the trainer's model gives a mask (OPT's positions)."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

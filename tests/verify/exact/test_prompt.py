@@ -1,7 +1,5 @@
 """Which tokens are compared is said; a model that cannot be read is said too."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

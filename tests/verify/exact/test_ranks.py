@@ -1,7 +1,5 @@
 """A tensor-parallel engine beside the trainer's model: an honest one agrees, one rank's fault is named by module and rank."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 from typing import Any

@@ -3,8 +3,6 @@
 The engine is the trainer's model in bf16, which may hold other weights or choose otherwise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

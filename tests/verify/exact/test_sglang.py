@@ -1,7 +1,5 @@
 """SGLang agrees with the trainer's model where it is honest; a planted fault is named by the module where it is."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

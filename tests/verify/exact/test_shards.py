@@ -1,7 +1,5 @@
 """What ranks of tensor parallelism saw, joined into what one process would have seen."""
 
-from __future__ import annotations
-
 import pytest
 
 torch = pytest.importorskip("torch")

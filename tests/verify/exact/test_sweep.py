@@ -1,7 +1,5 @@
 """Every architecture that vLLM and transformers both have: the certificate of a tiny model of each is a verdict in words."""
 
-from __future__ import annotations
-
 import pytest
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full]

@@ -1,7 +1,5 @@
 """What a trainer's own ways to compute do to its model's numbers; the engine is the same model in bf16."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

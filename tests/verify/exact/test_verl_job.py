@@ -1,7 +1,5 @@
 """What a job of verl would open, read from its arguments; and a job whose engine is told other numbers than its trainer."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """What a probe called and the ledger did not count is named."""
 
-from __future__ import annotations
-
 import pytest
 from live_rows import entry, row
 

@@ -1,7 +1,5 @@
 """The family's own proof says yes here, and no where there is nothing to prove."""
 
-from __future__ import annotations
-
 import json
 
 import cpu_lab

@@ -1,7 +1,5 @@
 """The family's own proof: how it judges what is in the ledger, and on real engines, where it says no under sabotage."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What ``flashpatch-verify eagle`` takes for equal on a GPU, whose attention rounds the factors of its products."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

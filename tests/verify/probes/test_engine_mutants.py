@@ -4,8 +4,6 @@
 another position, a rollback of nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The family's own proof says yes here, and no under sabotage."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The probe of the fp8 family, on a real engine, and how it weighs what it saw."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any

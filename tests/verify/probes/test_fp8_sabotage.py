@@ -1,7 +1,5 @@
 """FlashPatch broken in one way at a time under a real engine: verify fails and says what is wrong."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

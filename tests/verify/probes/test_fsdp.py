@@ -1,7 +1,5 @@
 """``flashpatch-verify fsdp``: what it says of real ranks, how it weighs what they saw, and when a bit passes unseen."""
 
-from __future__ import annotations
-
 import copy
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The family's own proof says yes here, and no when it is broken."""
 
-from __future__ import annotations
-
 import grpo_lab
 import grpo_probe
 import probe_proofs

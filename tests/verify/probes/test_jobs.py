@@ -1,7 +1,5 @@
 """The frame around the processes of all probes says why one failed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The probe of LoRA adapters, on real engines."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -5,8 +5,6 @@ and are left out: ``once`` of what is called once, and ``one_rank`` of what runs
 servers. `SPARED` names further ones, each with its reason. A run prints what noticed each mutant.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

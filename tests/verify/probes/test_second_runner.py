@@ -1,7 +1,5 @@
 """The families' own proofs on vLLM's second model runner, which is its default on GPUs."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One cluster of three raylets for all tests of the folder."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

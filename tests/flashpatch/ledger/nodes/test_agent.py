@@ -1,7 +1,5 @@
 """Who publishes on a node, and what a job notices when nobody can: one warning."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

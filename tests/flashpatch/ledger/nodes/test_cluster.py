@@ -1,7 +1,5 @@
 """A job on three raylets without a shared directory: who is seen from where, also when a node has died."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

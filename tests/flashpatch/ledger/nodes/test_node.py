@@ -1,7 +1,5 @@
 """Reading a run directory into which other nodes' ledgers were fetched."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """What is published in a real Ray's store and what comes out of it again."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

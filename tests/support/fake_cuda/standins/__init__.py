@@ -1,7 +1,5 @@
 """Stand-ins on the CPU for vLLM's own CUDA operators, with the results of the real ones unless they say otherwise."""
 
-from __future__ import annotations
-
 from collections import Counter
 from importlib import import_module
 

@@ -1,7 +1,5 @@
 """FlashAttention in torch, for whole engines."""
 
-from __future__ import annotations
-
 import torch
 
 from fake_cuda.graphs import whole

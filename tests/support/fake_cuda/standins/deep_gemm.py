@@ -1,7 +1,5 @@
 """DeepGEMM's scale layout on Blackwell, and its product, which no CPU has."""
 
-from __future__ import annotations
-
 import torch
 
 from fake_cuda.standins import CALLS

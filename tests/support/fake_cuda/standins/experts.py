@@ -1,7 +1,5 @@
 """Which expert takes which token, and the sum of what they return."""
 
-from __future__ import annotations
-
 import torch
 
 from fake_cuda.standins import operator

@@ -1,7 +1,5 @@
 """What a forward of a transformer calls beside products: norms, activations, positions, embeddings, KV writes."""
 
-from __future__ import annotations
-
 import torch
 
 from fake_cuda.standins import operator

@@ -1,7 +1,5 @@
 """Products of quantized matrices."""
 
-from __future__ import annotations
-
 import torch
 
 from fake_cuda.standins import operator

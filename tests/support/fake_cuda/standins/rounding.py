@@ -1,7 +1,5 @@
 """Quantization of weights and activations to fp8."""
 
-from __future__ import annotations
-
 import torch
 
 from fake_cuda.standins import operator

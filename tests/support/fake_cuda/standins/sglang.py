@@ -1,7 +1,5 @@
 """Kernels that SGLang compiles at run time and calls while it loads weights."""
 
-from __future__ import annotations
-
 import torch
 
 from fake_cuda.standins import CALLS

@@ -1,7 +1,5 @@
 """Permutations of weights for Marlin and Machete."""
 
-from __future__ import annotations
-
 import torch
 
 from fake_cuda.standins import operator

@@ -3,8 +3,6 @@
 Shapes: q [tokens, heads, dim], k and v [tokens, key-value heads, dim], buffers [slots, key-value heads, dim].
 """
 
-from __future__ import annotations
-
 import torch
 
 from .library import OLD, operator

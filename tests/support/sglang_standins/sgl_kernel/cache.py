@@ -3,8 +3,6 @@
 ``table`` is SGLang's request-to-token table, int32 [requests, longest]: cache slots by request row and position.
 """
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

@@ -4,8 +4,6 @@ Shapes: hidden states [tokens, hidden], logits of a router [tokens, experts], we
 layer's rows are those of gates, then of what they gate.
 """
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

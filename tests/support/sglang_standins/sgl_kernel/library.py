@@ -1,7 +1,5 @@
 """Registration of operators under ``torch.ops.sgl_kernel``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib import metadata
 from typing import Any

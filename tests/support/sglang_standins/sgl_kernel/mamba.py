@@ -1,7 +1,5 @@
 """Linear attention with a gated delta rule, of a prompt: no step of a running request is here."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 from torchvision.absent import function as __getattr__  # noqa: F401  what a decoding engine would call

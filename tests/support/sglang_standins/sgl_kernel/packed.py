@@ -1,7 +1,5 @@
 """Operators that SGLang calls where it sees AMX tiles; here a "packed" weight is a plain copy."""
 
-from __future__ import annotations
-
 import torch
 import torch.nn.functional as F
 

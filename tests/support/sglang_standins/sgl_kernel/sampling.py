@@ -4,8 +4,6 @@ SGLang has these operators on GPUs alone and verifies greedily on a CPU, before 
 `let_cpus_sample` makes it take its own way for GPUs, with the operators of this file.
 """
 
-from __future__ import annotations
-
 import functools
 import sys
 from typing import Any

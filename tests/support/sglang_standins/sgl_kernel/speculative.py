@@ -1,7 +1,5 @@
 """What n-gram speculation calls by this module's name."""
 
-from __future__ import annotations
-
 import torch
 
 from sgl_kernel import sampling

@@ -5,8 +5,6 @@ node; candidate ``c`` was proposed in block ``c // topk`` of the draft, and ``pa
 block grew from (block 0 grew from the root).
 """
 
-from __future__ import annotations
-
 import torch
 
 from .sampling import let_cpus_sample

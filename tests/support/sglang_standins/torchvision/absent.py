@@ -1,7 +1,5 @@
 """What stands in the place of every function: something that says what it is when it is called."""
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """FlashAttention 2 as trainers call it, in torch and with gradients: what pads nothing and takes no tensor of the CPU."""
 
-from __future__ import annotations
-
 import torch
 
 __version__ = "2.8.3"

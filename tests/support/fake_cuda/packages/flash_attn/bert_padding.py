@@ -1,7 +1,5 @@
 """Take padding out of rows, and put it back."""
 
-from __future__ import annotations
-
 import torch
 from einops import rearrange  # noqa: F401  verl imports it from here
 

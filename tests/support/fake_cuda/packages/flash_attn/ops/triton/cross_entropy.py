@@ -1,7 +1,5 @@
 """The cross entropy of FlashAttention, a Triton kernel there: tensors of the CPU are refused as Triton refuses them."""
 
-from __future__ import annotations
-
 import torch
 
 
