@@ -23,6 +23,7 @@ from flashpatch.verify.job import source
 
 if TYPE_CHECKING:
     from flashpatch.verify.live import LiveReport
+    from flashpatch.verify.run import FamilyReport
 
 OK, NOT_LIVE, USAGE = 0, 1, 2
 _BETWEEN_LOOKS = 5.0  # seconds, for the ranks of an engine to commit
@@ -81,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=f"with --live: {source.RAY}")
     parser.add_argument("--run", metavar="ID", help="with --live: verify this run instead of the newest")
-    parser.add_argument("--all", action="store_true", help="with --live: show every process too")
+    parser.add_argument("--all", action="store_true", help="show every patch; with --live: every process")
     return parser
 
 
@@ -101,25 +102,37 @@ def _probes(options: argparse.Namespace) -> int:
         (patch.id, str(patch.state), patch.evidence, patch.framework, "yes" if patch.tested else "untested")
         for report in reports
         for patch in report.patches
-        if patch.framework
+        if patch.framework and (options.all or report.ok in bad and patch.state.word not in run.GOOD)
     ]
-    absent = absent_frameworks(
-        patch.id for report in reports for patch in report.patches if not patch.framework
-    )
     proofs = [
         (proof.subject, proof.what, "yes" if proof.ok else "failed", proof.evidence, f"{proof.seconds:.1f}")
         for report in reports
         for proof in report.proofs
     ]
-    tables = [
-        Table("Patches", ("patch", "state", "evidence", "framework", "tested"), patches, notes=absent),
-        Table("Observed", ("about", "behaviour", "seen", "evidence", "seconds"), proofs, "nothing"),
-    ]
+    absent = absent_frameworks(
+        patch.id for report in reports for patch in report.patches if not patch.framework
+    )
+    tables = [Table("Observed", ("about", "behaviour", "seen", "evidence", "seconds"), proofs, "nothing")]
+    if options.all or patches:
+        columns = ("patch", "state", "evidence", "framework", "tested")
+        tables.insert(0, Table("Patches" if options.all else "Not live", columns, patches))
+    notes = absent if options.all else [*absent, "--all shows every patch"]
+    columns = ("name", "observed", "patches at work", "verdict")
+    tables.append(Table("Verdict", columns, list(map(_verdict, reports)), notes=notes))
     emit({"ok": ok, "families": [asdict(report) for report in reports]}, tables, options.json)
     for report in reports:
         if report.workdir:
             print(f"{report.name}: logs and files of the probe are in {report.workdir}", file=sys.stderr)
     return OK if ok else NOT_LIVE
+
+
+def _verdict(report: FamilyReport) -> tuple[str, str, str, str]:
+    """Return the row of one name."""
+    if report.ok is None:
+        return report.name, "-", "-", "nothing that it patches is installed"
+    seen, live = sum(proof.ok for proof in report.proofs), [patch.state.word for patch in report.patches]
+    verdict = "proven" if report.ok else "NOT proven"
+    return report.name, f"{seen} of {len(report.proofs)}", str(live.count("live")), verdict
 
 
 def _live(options: argparse.Namespace) -> int:

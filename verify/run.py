@@ -8,6 +8,7 @@ import secrets
 import shutil
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -25,6 +26,7 @@ from flashpatch.record import Family, Patch, State
 from flashpatch.settings import selections
 from flashpatch.verify import live, probes
 from flashpatch.verify.due import called as called_in
+from flashpatch.verify.probes import jobs
 from flashpatch.verify.proof import Proof
 
 Probe = Callable[[str, Path], list[Proof]]
@@ -32,7 +34,7 @@ Probe = Callable[[str, Path], list[Proof]]
 PARTS = {"lora": ("bf16", "flashpatch.verify.probes.fp8.lora_probe")}
 """By the name of a part of a family that has a probe of its own: the name that switches it on, and the probe's module."""
 
-_GOOD = frozenset({"live", "installed", "superseded"})
+GOOD = frozenset({"live", "installed", "superseded"})
 _FURTHEST = ("failed", "displaced", "skipped", "live", "installed", "superseded", "waiting", "disabled")
 
 
@@ -99,7 +101,7 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
     states = [
         r.state.word for r in reports if r.framework and not (r.state.word == "waiting" and r.id in idle)
     ]
-    ok = all(proof.ok for proof in proofs) and all(word in _GOOD for word in states)
+    ok = all(proof.ok for proof in proofs) and all(word in GOOD for word in states)
     if ok:
         shutil.rmtree(workdir)
     return FamilyReport(family.name, name, ok, tuple(proofs), reports, "" if ok else str(workdir))
@@ -124,7 +126,8 @@ def _observe(
     progress(f"{name}: probing")
     began = time.monotonic()
     try:
-        proofs = probe(nonce, workdir) or [Proof(name, "the probe observes", False, "it saw nothing")]
+        with _relayed(workdir, lambda line: progress(f"{name}: {line}")):
+            proofs = probe(nonce, workdir) or [Proof(name, "the probe observes", False, "it saw nothing")]
     except Exception as error:
         traceback.print_exc(file=sys.stderr)
         spent = time.monotonic() - began
@@ -133,6 +136,32 @@ def _observe(
         shown = replace(proof, subject=name) if proof.subject == family.name else proof
         progress(f"{shown.subject}: {shown.what}: {'yes' if shown.ok else 'NO'} ({shown.evidence})")
         yield shown
+
+
+@contextlib.contextmanager
+def _relayed(workdir: Path, progress: Callable[[str], None]) -> Iterator[None]:
+    """Report what the probe's processes tell by `jobs.tell`, as it comes."""
+    ended, path, told = threading.Event(), workdir / jobs.TOLD, 0
+
+    def relay() -> None:
+        nonlocal told
+        lines = path.read_text().splitlines() if path.exists() else []
+        for line in lines[told:]:
+            progress(line)
+        told = len(lines)
+
+    def follow() -> None:
+        while not ended.wait(0.3):
+            relay()
+
+    follower = threading.Thread(target=follow, daemon=True)
+    follower.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        follower.join()
+        relay()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -42,17 +43,41 @@ def test_a_live_family_passes(verify, tmp_path):
 
 
 def test_without_names_the_enabled_families_are_verified(verify):
-    assert "toy.toyfw.update" in verify(FLASHPATCH="toy").stdout
+    assert "toy.toyfw.update" in verify("--all", FLASHPATCH="toy").stdout
     done = verify()
     assert done.returncode == 2
     assert "nothing is switched on" in done.stderr
 
 
 def test_plain_tables_when_piped(verify):
-    lines = verify("toy").stdout.splitlines()
+    lines = verify("toy", "--all").stdout.splitlines()
     assert lines[0] == "Patches"
     assert lines[1].split() == ["patch", "state", "evidence", "framework", "tested"]
     assert any(line.startswith("toy.toyfw.update  live(1 call)") for line in lines)
+
+
+def test_the_verdict_comes_last(verify):
+    good, bad = verify("toy"), verify("toy", TOY_JOB="import toyfw.engine\nprint(42)")
+    assert [line.split() for line in good.stdout.splitlines()[-2:]] == [
+        ["toy", "2", "of", "2", "2", "proven"],
+        ["--all", "shows", "every", "patch"],
+    ]
+    assert "toy.toyfw" not in good.stdout
+    assert bad.stdout.startswith("Not live\n") and "toy.toyfw.update" in bad.stdout
+    assert "NOT proven" in bad.stdout.splitlines()[-2]
+
+
+def test_what_a_probe_has_done_is_told_while_it_goes_on(tmp_path):
+    from flashpatch.verify.probes import jobs
+    from flashpatch.verify.run import _relayed
+
+    lines = queue.Queue()
+    with _relayed(tmp_path, lines.put):
+        for line in ("an engine is open", "it was sent other weights"):
+            jobs.tell(tmp_path, line)
+            assert lines.get(timeout=60) == line
+        jobs.tell(tmp_path, "the last")
+    assert lines.get_nowait() == "the last"
 
 
 def test_an_absent_framework(verify, site):

@@ -21,6 +21,8 @@ from flashpatch.verify.processes import Command
 
 FRESH = "fresh"
 """Name of the job that runs without FlashPatch."""
+TOLD = "told"
+"""File of lines for who waits."""
 _LAST_ROW = 2.0  # seconds until every process has written its last row
 
 
@@ -99,6 +101,12 @@ def wait_for(path: Path) -> str:
     while not path.exists():
         time.sleep(0.1)
     return path.read_text()
+
+
+def tell(workdir: Path, line: str) -> None:
+    """Tell who waits for the probe what a job has done."""
+    with (workdir / TOLD).open("a") as told:
+        told.write(f"{line}\n")
 
 
 def write(path: Path, value: Any) -> None:

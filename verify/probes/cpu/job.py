@@ -60,6 +60,8 @@ def rank(workdir: Path, seen: dict[str, Any]) -> None:
         seen["refused"] = [verl_actor.refusal({"critic": {"model": {"lora_rank": 8}}})[1] for _ in range(2)]
 
     distributed.initialize_global_process_group_ray(timeout_second=120)
+    if number == 0:
+        jobs.tell(workdir, "two ranks have started as verl's trainers do")
     half = rows().chunk(2)[number]
     seen["fsdp"] = sharded_once(network(number), half, get_device_id())
     seen["fsdp2"] = sharded_twice(network(0), half)

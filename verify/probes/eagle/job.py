@@ -33,10 +33,12 @@ def run(workdir: Path, seen: dict[str, Any]) -> None:
     began = time.monotonic()
     generate, update, flush = {"vllm": _vllm, "sglang": _sglang}[jobs.engine_here()](workdir)
     seen |= {"opened": time.monotonic() - began, "tokens": {}}
+    jobs.tell(workdir, f"an engine is open ({seen['opened']:.0f} s)")
     for number, name in enumerate(DRAFTERS):
         if number:
             update(workdir / name, number)
         seen["tokens"][name] = [generate() for _ in range(TURNS)]
+        jobs.tell(workdir, f"it has drafted with drafter {name}")
     update(workdir / DRAFTERS[0], len(DRAFTERS))
     seen["captured"] = flush()
 

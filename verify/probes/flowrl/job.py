@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import flashpatch
-from flashpatch.verify.probes import verl_actor
+from flashpatch.verify.probes import jobs, verl_actor
 from flashpatch.verify.probes.flowrl import tiny
 from flashpatch.verify.probes.flowrl.paper import group_log_z, partition, response_loss
 
@@ -41,6 +41,7 @@ def alone(workdir: Path, seen: dict[str, Any]) -> None:
     worker = tiny.worker(tiny.recipe(model))
     rows = tiny.responses()
     before, step = update(worker, rows)
+    jobs.tell(workdir, "verl's worker has updated the policy")
     loss, log_z = paper(model, before, rows, chosen)
     seen |= {
         **step,

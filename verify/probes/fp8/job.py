@@ -17,6 +17,12 @@ from flashpatch.verify.probes.fp8.tiny import ADAPTERS, MERGED
 
 POLICY = "policy"
 """The name that all adapters have in turn."""
+TOLD = {
+    "before": "an engine is open",
+    "identity": "it was sent the weights that it has",
+    "perturbation": "it was sent other weights",
+    "return": "it has loaded the first ones from disk",
+}
 VERL_PROMPTS = [list(range(5, 36, 3)), list(range(200, 225))]
 
 
@@ -37,6 +43,7 @@ def updates(workdir: Path, seen: dict[str, Any]) -> None:
         seen["answers"][step] = engine.answers()
         seen["looks"].append(engine.look())
         seen["seconds"][step], began = time.monotonic() - began, time.monotonic()
+        jobs.tell(workdir, f"{TOLD[step]}, and it answers ({seen['seconds'][step]:.0f} s)")
 
 
 def fresh(workdir: Path, seen: dict[str, Any]) -> None:
@@ -51,10 +58,12 @@ def adapters(workdir: Path, seen: dict[str, Any]) -> None:
     """Update the base, send each adapter in turn under one name, then one that does not fit."""
     engine = jobs.engine().Engine(workdir / "a", adapters=1)
     engine.update(workdir / "b", finish=True)
+    jobs.tell(workdir, "an engine is open, and its base model was updated")
     answers = seen["answers"] = {}
     for name in ADAPTERS:
         engine.load_adapter(POLICY, workdir / name)
         answers[name] = engine.answers(POLICY)
+        jobs.tell(workdir, f"it answers under adapter {name}")
     answers["base"] = engine.answers()
     seen["bad"] = ""
     try:
@@ -101,4 +110,5 @@ async def on_verl(workdir: Path, seen: dict[str, Any]) -> None:
         for step, (name, source) in enumerate([("perturbation", b), ("return", a)], 1):
             await trainer.update_weights(verl.weights(source), global_steps=step)
             found[name] = await verl.answers(first, VERL_PROMPTS)
+            jobs.tell(workdir, f"verl's client sent weights {step} of 2")
         seen["receipts"] = WEIGHT_SYNC.take_receipts()

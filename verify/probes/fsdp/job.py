@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from flashpatch.verify.probes import verl_actor
+from flashpatch.verify.probes import jobs, verl_actor
 
 BUCKET = 1  # MiB
 TIMEOUT = 300.0  # seconds that one side waits for the other; stock verl waits for ever
@@ -136,6 +136,8 @@ def trainer(workdir: Path, rank: int, plan: Plan) -> Plan:
         torch.save(kept, workdir / f"trainer-{rank}-{number}.pt")
         old = kept
         seen.append(saw)
+        if rank == 0:
+            jobs.tell(workdir, f"sync {number + 1} of {len(plan)} has ended")
     distributed.destroy_global_process_group()
     return seen
 
@@ -181,6 +183,7 @@ async def _to_server(
             if not entry.get("tamper"):
                 saw["answers"] = await verl.answers(server, PROMPTS)
             seen["transfers"].append(saw)
+            jobs.tell(model.parent, f"sync {number} has ended")
 
 
 def _noted(weights: Any, kept: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:

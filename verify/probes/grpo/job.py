@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from flashpatch.verify.probes import verl_actor
+from flashpatch.verify.probes import jobs, verl_actor
 from flashpatch.verify.probes.grpo import servers
 from flashpatch.verify.probes.grpo.probe import OTHER_LOSSES
 
@@ -229,6 +229,8 @@ def rank(workdir: Path, seen: dict[str, Any]) -> None:
     torch.distributed.barrier()
     for strategy in ("fsdp", "fsdp2"):
         seen[strategy] = dict(compare(strategy, workdir / "model", number, world))
+        if number == 0:
+            jobs.tell(workdir, f"two ranks have trained under {strategy}")
     if number == 0:
         losses = [{"actor": {"policy_loss": {"loss_mode": mode}}} for mode in OTHER_LOSSES]
         seen |= {
