@@ -67,7 +67,7 @@ def _parser(asked: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="flashpatch", description=about)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subcommands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
-    known = registry.commands()
+    known = {} if asked == "--version" else registry.commands()
     for name in [asked] if asked in known else known:
         module = _load(known[name])
         inner = subcommands.add_parser(name, help=module.HELP, description=module.HELP)
