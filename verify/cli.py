@@ -6,6 +6,7 @@ With ``--against``: 0 when every contract holds, 1 when one drifted, 2 when a pa
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections import Counter
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _against(options)
         if options.ray is not None and options.live is None:
             raise ValueError("--ray goes with --live")
-        if options.live is not None or options.run is not None:
+        if options.live is not None or options.run is not None or options.ledger is not None:
             return _live(options)
         return _probes(options)
     except BrokenPipeError:
@@ -81,6 +82,9 @@ def _parser() -> argparse.ArgumentParser:
         help="check contracts against any number of wheels, sdists, unpacked sources or site-packages; import nothing",
     )
     parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=f"with --live: {source.RAY}")
+    parser.add_argument(
+        "--ledger", metavar="DIR", type=Path, help="with --live: look in this ledger instead of the user's"
+    )
     parser.add_argument("--run", metavar="ID", help="with --live: verify this run instead of the newest")
     parser.add_argument("--all", action="store_true", help="show every patch; with --live: every process")
     return parser
@@ -138,8 +142,11 @@ def _verdict(report: FamilyReport) -> tuple[str, str, str, str]:
 def _live(options: argparse.Namespace) -> int:
     from flashpatch.verify import live
 
-    directory = Path(options.live) if options.live else files.directory()
-    if options.live and not directory.is_dir():
+    given = options.ledger or (options.live and Path(options.live))
+    if given and not options.ledger and os.sep not in options.live and not given.is_dir():  # a name
+        options.names, given = [options.live, *options.names], None
+    directory = given or files.directory()
+    if given and not directory.is_dir():
         raise ValueError(f"{directory} is not a directory")
     required = {registry.family_of(name).name: name for name in options.names}
     try:
@@ -169,7 +176,7 @@ def _read(directory: Path, options: argparse.Namespace) -> runs.Run:
     if folder is None or (found := runs.read_run(folder)) is None:
         raise LookupError(
             f"no process has written to the ledger {directory}. Set FLASHPATCH=fp8 for a job, or name another ledger "
-            "by --live DIR"
+            "by --ledger DIR"
         )
     return found
 

@@ -55,16 +55,17 @@ def identity() -> tuple[int, str]:
     return _known()[:2]
 
 
-def _known() -> tuple[int, str, float]:
-    """Return `identity`, and when it was first asked for: when this process's first row was made, seconds since 1970."""
+def _known() -> tuple[int, str, float, int]:
+    """Return `identity`, when it was first asked for, seconds since 1970, and who had started this process: an orphan's
+    parent is another."""
     global _process
     pid = os.getpid()
     if _process is None or _process[0] != pid:
-        _process = pid, process_start(pid) or str(time.time_ns()), round(time.time(), 3)
+        _process = pid, process_start(pid) or str(time.time_ns()), round(time.time(), 3), os.getppid()
     return _process
 
 
-_process: tuple[int, str, float] | None = None
+_process: tuple[int, str, float, int] | None = None
 
 
 def row(
@@ -81,14 +82,14 @@ def row(
         rank: likewise.
         notes: see `flashpatch.ledger.note`.
     """
-    pid, start, first_written = _known()
+    pid, start, first_written, parent = _known()
     return {
         "kind": "row",
         "run": run_id(),
         "host": host(),
         "pid": pid,
         "start": start,
-        "ppid": os.getppid(),
+        "ppid": parent,
         "argv0": sys.argv[0] if getattr(sys, "argv", None) else "",
         "title": actor(),
         "roles": sorted(roles),

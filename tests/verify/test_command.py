@@ -309,8 +309,16 @@ def test_live_without_any_process(verify):
 
 def test_live_on_a_directory(run, verify, tmp_path):
     run("-c", JOB, FLASHPATCH="toy")
-    done = verify("--live", str(tmp_path / "ledger"), FLASHPATCH_LEDGER=str(tmp_path / "other"))
-    assert done.returncode == 0
+    for where in (["--live", str(tmp_path / "ledger")], ["--ledger", str(tmp_path / "ledger")]):
+        assert verify(*where, FLASHPATCH_LEDGER=str(tmp_path / "other")).returncode == 0
+    assert verify("--ledger", str(tmp_path / "absent")).returncode == 2
+
+
+def test_live_and_a_name_in_either_order(run, verify):
+    run("-c", JOB, FLASHPATCH="toy")
+    assert verify("--live", "toy").stdout == verify("toy", "--live").stdout
+    done = verify("--live", "toi")
+    assert done.returncode == 2 and "unknown name 'toi'" in done.stderr
 
 
 def test_against_installed_sources(verify, site: Path):

@@ -10,6 +10,7 @@ import pytest
 from machine import limit
 
 from flashpatch import ledger
+from flashpatch.ledger import files
 from flashpatch.ledger.runs import Row
 
 
@@ -32,6 +33,7 @@ def test_a_driver_and_an_engine_say_once_what_is_on_and_where_the_proof_will_be(
     code = """
 import flashpatch
 from flashpatch import ledger
+from flashpatch.ledger import files
 flashpatch.enable("fp8", in_flight="recompute")
 for role in ("worker", "driver", "engine-core", "driver"):
     ledger.role(role)
@@ -59,6 +61,14 @@ def test_a_row_tells_what_the_process_is(home, finish):
     assert row.argv0.endswith("script.py")
     assert row.ppid == os.getpid()
     assert row.alive is False
+
+
+def test_an_orphan_names_who_had_started_it(monkeypatch):
+    """Else nobody knows later that it was left behind."""
+    monkeypatch.setattr(files, "_process", None)
+    parent = files.row({})["ppid"]
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert files.row({})["ppid"] == parent
 
 
 def test_nothing_is_written_before_boot(home, finish):
