@@ -78,7 +78,7 @@ def names(source: Source) -> dict[_Key, str]:
     for row in source.run.rows:
         what = " ".join(filter(None, ("+".join(row.roles), row.title))) or "process"
         ranks = " ".join(f"{name}={value}" for name, value in row.rank.items())
-        node = f"on {row.node.title}" if row.node is not None else ""
+        node = f"on {row.node.label}" if row.node is not None else ""
         found[row.key] = " ".join(filter(None, (what, ranks, f"{row.host}:{row.pid}", node)))
     many = Counter(found.values())
     return {key: name if many[name] == 1 else f"{name} started {key[2]}" for key, name in found.items()}
