@@ -9,16 +9,17 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from flashpatch import __version__
+from flashpatch import __version__, registry
 from flashpatch.ledger import files
 from flashpatch.ledger.runs import Row
 from flashpatch.patch_status import is_absent
 from flashpatch.record import Patch
 from flashpatch.verify import live
 from flashpatch.verify.job import lanes, series
-from flashpatch.verify.job.source import Source
+from flashpatch.verify.job.source import Source, load
 
 PHASES = ("gather", "transfer", "load", "process")
 """Parts of a sync under verl, in the order in which they begin; see `flashpatch.patches.fp8.verl.transfer.receipts`."""
@@ -69,6 +70,11 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
     found["incidents"] = _incidents(source, named, events, report.problems)
     found["not_recorded"] = _not_recorded(found)
     return found
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """Return `job` of a run's directory, now, by the records of all patches."""
+    return job(load(folder), registry.patches())
 
 
 def names(source: Source) -> dict[_Key, str]:

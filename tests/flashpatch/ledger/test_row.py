@@ -49,12 +49,11 @@ def test_a_row_tells_what_the_process_is(home, finish):
         ledger.role("worker", tp=1)
         ledger.role("driver", dp=0)
         ledger.note(updates=2, seen={"shape": (3, 4), "dtype": int})
-        ledger.nonce("abc")
     """)
     row = only_row(home)
     assert row.roles == ("driver", "worker")
     assert row.rank == {"tp": 1, "dp": 0}
-    assert row.notes == {"updates": 2, "seen": {"shape": [3, 4], "dtype": "<class 'int'>"}, "nonce": "abc"}
+    assert row.notes == {"updates": 2, "seen": {"shape": [3, 4], "dtype": "<class 'int'>"}}
     assert row.versions["toy"] == "1.0"
     assert row.argv0.endswith("script.py")
     assert row.ppid == os.getpid()
