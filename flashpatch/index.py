@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from flashpatch.record import Family
 
-_DATA: dict[str, dict[str, Any]] = _index.FAMILIES
+_DATA: Mapping[str, Any] = _index.FAMILIES
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (str, bool, int, float, list, dict)}
 
 
@@ -85,7 +85,7 @@ class IndexedFamily:
         self.name = name
         self.names: Mapping[str, Mapping[str, Any]] = data["names"]
         self.options = {option: IndexedOption(*facts) for option, facts in data.get("options", {}).items()}
-        self.modules: set[str] = {module for modules in data["patches"] for module in modules.split()}
+        self.modules: set[str] = {*data["modules"].split()}
 
 
 def family_of(name: str) -> str | None:
@@ -105,7 +105,7 @@ def families() -> tuple[str, ...]:
 
 def patch_ids() -> tuple[str, ...]:
     """Ids of the built-in families' patches."""
-    return tuple(id for data in _DATA.values() for ids in data["patches"].values() for id in ids)
+    return tuple(id for data in _DATA.values() for id in data["patches"].split())
 
 
 def owners(part: str) -> dict[str, str]:
@@ -119,11 +119,8 @@ def merged(part: str) -> dict[str, Any]:
 
 
 def entry(record: Family) -> dict[str, Any]:
-    """What the index should say about a family; ``patches`` are modules of targets to the patches that have just these."""
-    patches: dict[str, tuple[str, ...]] = {}
-    for patch in record.patches:
-        modules = " ".join(dict.fromkeys(target.partition(":")[0] for target in patch.targets))
-        patches[modules] = (*patches.get(modules, ()), patch.id)
+    """What the index should say about a family; ``modules`` are those of targets."""
+    targets = (target for patch in record.patches for target in patch.targets)
     parts = {
         "names": {name: dict(preset) for name, preset in {record.name: {}, **record.names}.items()},
         "options": {
@@ -136,7 +133,8 @@ def entry(record: Family) -> dict[str, Any]:
             )
             for name, option in record.options.items()
         },
-        "patches": patches,
+        "modules": " ".join(dict.fromkeys(target.partition(":")[0] for target in targets)),
+        "patches": " ".join(patch.id for patch in record.patches),
         "commands": dict(record.commands),
     }
     return {part: table for part, table in parts.items() if table}

@@ -72,18 +72,18 @@ class Status(Mapping[str, PatchStatus]):
         width = max((len(one.id) for one in shown), default=0)
         rows = [f"  {one.id:<{width}}  {_line(one)}" for one in shown]
         rows += [f"  {line}" for line in absent_frameworks(absent)]
-        tail = [f"  error: {self.error}"] if self.error else []
-        return "\n".join([head, *rows, *(f"  warning: {text}" for text in self.warnings), *tail])
+        return "\n".join([head, *rows, *self._told()])
 
     def __repr__(self) -> str:
         """Return a row per name that is on, in at most ten lines; `str` has one per patch."""
         head, *_ = str(self).splitlines()
         rows = [f"  {name}: {self._counts(name)}" for name in self.names]
-        told = [f"  warning: {text}" for text in self.warnings] + (
-            [f"  error: {self.error}"] if self.error else []
-        )
-        lines = [*told, *rows, "  print() shows each patch"]
+        lines = [*self._told(), *rows, "  print() shows each patch"]
         return "\n".join([head, *(lines if len(lines) < 10 else [*lines[:8], "  ..."])])
+
+    def _told(self) -> list[str]:
+        told = [f"  warning: {text}" for text in self.warnings]
+        return [*told, f"  error: {self.error}"] if self.error else told
 
     def _counts(self, name: str) -> str:
         from flashpatch import registry
@@ -91,10 +91,8 @@ class Status(Mapping[str, PatchStatus]):
         family = registry.family_of(name).name
         here = [one for id, one in self._patches.items() if id.partition(".")[0] == family]
         words = Counter(one.state.word for one in here if not is_absent(one.state.word, one.state.detail))
-        return (
-            ", ".join(f"{count} {word}" for word, count in words.items())
-            or "none of its frameworks is installed"
-        )
+        told = ", ".join(f"{count} {word}" for word, count in words.items())
+        return told or "none of its frameworks is installed"
 
 
 def is_absent(word: str, detail: str) -> bool:
@@ -105,13 +103,10 @@ def is_absent(word: str, detail: str) -> bool:
 def absent_frameworks(patch_ids: Iterable[str]) -> list[str]:
     """One line per framework that is not installed, from the ids of the patches for it."""
     groups = (patch_id.split(".")[1] for patch_id in patch_ids)
-    counts = Counter(
-        "verl" if group.startswith("verl_") else group for group in groups
-    )  # verl_vllm needs verl
-    return [
-        f"{name}: not installed, {n} {'patch waits' if n == 1 else 'patches wait'}"
-        for name, n in counts.items()
-    ]
+    # verl_vllm needs verl
+    counts = Counter("verl" if group.startswith("verl_") else group for group in groups)
+    waits = {name: "1 patch waits" if n == 1 else f"{n} patches wait" for name, n in counts.items()}
+    return [f"{name}: not installed, {how}" for name, how in waits.items()]
 
 
 def _line(status: PatchStatus) -> str:

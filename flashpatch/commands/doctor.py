@@ -175,11 +175,9 @@ def _remedy(patch: Patch, found: preflight.Findings) -> str:
     rival = next((name for name in patch.conflicts if found.problem and found.problem.endswith(name)), None)
     if rival:
         return f"pip uninstall {rival}"
-    if found.installed is None:
-        return f"pip install '{patch.requires}'"
     # A version that the tests ran on, the nearest to the installed one.
     tested = [Version(version) for version in patch.tested if versions.satisfies(patch.requires, version)]
-    if not tested:
+    if found.installed is None or not tested:
         return f"pip install '{patch.requires}'"
     installed = Version(found.installed.version)
     newer = [version for version in tested if version > installed]
@@ -189,20 +187,13 @@ def _remedy(patch: Patch, found: preflight.Findings) -> str:
 
 def _to_install(family: Family, refused: Collection[str], here: Installation) -> tuple[str, str]:
     """Return how to get the framework whose use the family refuses if it cannot act, else its first; and its package."""
-    guarded = [target.partition(".")[0] for target in family.refuses]
     patches = [patch for patch in family.patches if _package(patch) not in LIBRARIES | {*refused}]
-    patches.sort(
-        key=lambda patch: (
-            _package(patch) not in guarded[:1],
-            [*FRAMEWORKS, _package(patch)].index(_package(patch)),
-        )
-    )
-    if not patches:
+    order = [*(target.partition(".")[0] for target in family.refuses[:1]), *FRAMEWORKS]
+    first = min(patches, key=lambda patch: [*order, _package(patch)].index(_package(patch)), default=None)
+    if first is None:
         return "", ""
-    needed = _package(patches[0])
-    return (
-        _beside_engine(patches[0], here) if needed == "verl" else ""
-    ) or f"pip install '{patches[0].requires}'", needed
+    remedy = _beside_engine(first, here) if _package(first) == "verl" else ""
+    return remedy or f"pip install '{first.requires}'", _package(first)
 
 
 def _beside_engine(verl: Patch, here: Installation) -> str:

@@ -83,9 +83,8 @@ def _rich(table: Table, stream: TextIO) -> None:
         # ids and names stay in one piece
         is_name = not number and not any(" " in row[0] for row in table.rows)
         drawn.add_column(column, overflow="fold", no_wrap=is_name)
-    for (
-        row
-    ) in table.rows:  # a cell has the colour of the state it begins with: ``skipped(no vllm)`` of ``skipped``
+    for row in table.rows:
+        # a cell has the colour of the state it begins with: ``skipped(no vllm)`` of ``skipped``
         drawn.add_row(*(Text(cell, style=_STYLES.get(cell.partition("(")[0], "")) for cell in row))
     console.print(drawn)
     for line in table.notes:

@@ -7,12 +7,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flashpatch.ledger import row
 
-    boot, event, expect, flush, nonce, note = row.boot, row.event, row.expect, row.flush, row.nonce, row.note
-    notes, problem, read = row.notes, row.problem, row.read
-    role, sample, touch = row.role, row.sample, row.touch
+    boot, event, expect, flush, note, notes = row.boot, row.event, row.expect, row.flush, row.note, row.notes
+    problem, read, role, sample, touch = row.problem, row.read, row.role, row.sample, row.touch
 
-__all__ = ["boot", "event", "expect", "flush", "nonce", "note"]
-__all__ += ["notes", "problem", "read", "role", "sample", "touch"]
+__all__ = ["boot", "event", "expect", "flush", "note", "notes", "problem", "read", "role", "sample", "touch"]
 
 
 def __getattr__(name: str) -> object:

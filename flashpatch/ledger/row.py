@@ -220,12 +220,6 @@ def _record(name: str, facts: dict[str, Any], sample: bool = False) -> None:
             _row.touch(within=_BEHIND)  # else a kill leaves counts behind what the events say
 
 
-def nonce(value: str) -> None:
-    """Store a probe's nonce, which proves that this process wrote the row during that probe."""
-    standby.wake()
-    _row.update((), {}, {"nonce": value})
-
-
 def expect(
     pid: int, roles: Iterable[str] = (), families: Iterable[str] = (), host: str | None = None
 ) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -190,12 +191,8 @@ def _add(run: Run, known: dict[tuple[str, int, str], int], place: node.Place) ->
     """Add what was fetched from one place; ``known``: the key of each row to its number. A row that is here already is newer."""
     found = Run(run.id)
     for name, text in sorted(place.rows.items()):
-        try:
-            if _is_of_a_row(name):
-                _take(found, name, schema.loads(text))
-        except _BROKEN as error:
-            path = f"{run.id}/{node.FOLDER}/{place.name}/{name}"
-            run.problems.append(schema.text(f"{path}: {_reason(error)}"))
+        _take(found, name, f"{node.FOLDER}/{place.name}/{name}", lambda: (text, place.node.fetched))
+    run.problems += found.problems
     for row in found.rows:
         number = known.setdefault(row.key, len(run.rows))
         if number == len(run.rows):
@@ -211,31 +208,28 @@ def _add(run: Run, known: dict[tuple[str, int, str], int], place: node.Place) ->
 def _read_directory(folder: os.DirEntry[str] | Path) -> Run:
     run = Run(schema.text(folder.name))
     for entry in sorted(entries(Path(folder)), key=lambda entry: entry.name):
-        if not _is_of_a_row(entry.name):
-            continue
-        try:
-            content, modified = files.load_bytes(entry.path, LARGEST)
-            _take(run, entry.name, schema.loads(content))
-        except _BROKEN as error:
-            run.problems.append(schema.text(f"{folder.name}/{entry.name}: {_reason(error)}"))
-            continue
-        run.written = max(run.written, modified)
+        _take(run, entry.name, entry.name, partial(files.load_bytes, entry.path, LARGEST))
     return run
 
 
-_BROKEN = (*schema.BROKEN, KeyError, TypeError, AttributeError)
+def _take(run: Run, name: str, path: str, read: Callable[[], tuple[bytes | str, float]]) -> None:
+    """Add the row, or the expected one, of a file with such a name, or say in ``problems`` why that at ``path`` is none.
 
-
-def _is_of_a_row(name: str) -> bool:
-    return name.partition("-")[0] in ("row", "expect") and name.endswith(".json")
-
-
-def _take(run: Run, name: str, value: Any) -> None:
-    """Add a row, or an expected one, to a run. Raises ValueError for what is neither."""
-    if name.startswith("row"):
-        run.rows.append(Row(**schema.row(value)))
+    ``read`` returns content and time of modification.
+    """
+    if name.partition("-")[0] not in ("row", "expect") or not name.endswith(".json"):
+        return
+    try:
+        content, modified = read()
+        value = schema.loads(content)
+        if name.startswith("row"):
+            run.rows.append(Row(**schema.row(value)))
+        else:
+            run.expected.append(Expected(**schema.expected(value)))
+    except (*schema.BROKEN, KeyError, TypeError, AttributeError) as error:
+        run.problems.append(schema.text(f"{run.id}/{path}: {str(error) or type(error).__name__}"))
     else:
-        run.expected.append(Expected(**schema.expected(value)))
+        run.written = max(run.written, modified)
 
 
 def entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
@@ -245,7 +239,3 @@ def entries(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
             return list(found)
     except OSError:
         return []
-
-
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__

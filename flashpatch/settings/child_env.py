@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import os
 
-from flashpatch import plain_json, user_directories
+from flashpatch import user_directories
 from flashpatch.ledger import files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
     from typing import Any
 
 VARIABLES = (
@@ -39,33 +38,6 @@ VLLM_LIST = "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY"
 
 RAY_HOOK = "RAY_RUNTIME_ENV_HOOK"
 OUR_HOOK = "flashpatch.settings.child_env.ray_runtime_env"
-
-
-def publish(
-    names: Iterable[str], options: Mapping[str, Mapping[str, Any]], strict: bool, explicit: bool = False
-) -> None:
-    """Hand what is on to processes started from now on.
-
-    The value of ``FLASHPATCH`` stays as the user wrote it while it means the same; a child started with
-    another value ignores the resolved data.
-
-    Args:
-        names: the chosen names.
-        options: family to all its options.
-        strict: whether strict mode is on.
-        explicit: ``enable()`` chose some of it, so that ``FLASHPATCH=1`` does not say it.
-    """
-    chosen = list(names)
-    asked = os.environ.get("FLASHPATCH", "")
-    if asked != "1" or explicit:
-        asked = ",".join(chosen)
-    export(asked, resolved(asked, chosen, options, strict))
-
-
-def resolved(asked: str, names: Iterable[str], options: Mapping[str, Mapping[str, Any]], strict: bool) -> str:
-    """The value of ``FLASHPATCH_RESOLVED`` that goes with the value ``asked`` of ``FLASHPATCH``."""
-    tables = {family: dict(table) for family, table in options.items()}
-    return plain_json.dumps({"from": asked, "names": list(names), "options": tables, "strict": strict})
 
 
 def export(asked: str, resolved: str) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 
-from flashpatch import index
+from flashpatch import index, plain_json
 from flashpatch.errors import PatchError
 from flashpatch.settings import child_env, options
 from flashpatch.settings.options import CONFIG, Config
@@ -117,13 +117,25 @@ def reduce(current: Selection, names: Iterable[str]) -> Selection:
 
 
 def export(selection: Selection) -> None:
-    """Hand the selection to processes started from now on, or withdraw it when nothing is on."""
+    """Hand the selection to processes started from now on, or withdraw it when nothing is on.
+
+    The value of ``FLASHPATCH`` stays as the user wrote it while it means the same; a child started with another value ignores
+    the resolved data.
+    """
     if not selection.choices:
         child_env.withdraw()
         return
-    values = {family: choice.options for family, choice in selection.choices.items()}
-    explicit = any(choice.explicit for choice in selection.choices.values())
-    child_env.publish(selection.names, values, selection.strict, explicit)
+    asked = os.environ.get("FLASHPATCH", "")
+    if asked != "1" or any(choice.explicit for choice in selection.choices.values()):
+        asked = ",".join(selection.names)
+    child_env.export(asked, resolved(asked, selection))
+
+
+def resolved(asked: str, selection: Selection) -> str:
+    """Return the value of ``FLASHPATCH_RESOLVED`` that goes with the value ``asked`` of ``FLASHPATCH``."""
+    values = {family: dict(choice.options) for family, choice in selection.choices.items()}
+    names, strict = list(selection.names), selection.strict
+    return plain_json.dumps({"from": asked, "names": names, "options": values, "strict": strict})
 
 
 def inherited(asked: str, text: str) -> Selection | None:
@@ -141,8 +153,7 @@ def inherited(asked: str, text: str) -> Selection | None:
     if f'"from": "{asked}"' in text:  # defaults, most often: no need to parse
         for strict in (False, True):
             found = _of_names(asked, Config(), strict)
-            values = {family: choice.options for family, choice in found.choices.items()}
-            if text == child_env.resolved(asked, found.names, values, strict):
+            if text == resolved(asked, found):
                 return found
     import json
 

@@ -103,9 +103,6 @@ class TestList:
         assert found["toy.packaging.fits"]["tested"] is False
         assert "nonsense" in found["drifted.packaging.ill"]["contract"]
 
-    def test_what_is_on_waits(self, toys) -> None:
-        assert listed(toys, FLASHPATCH="loud")["toy.packaging.fits"]["state"] == "waiting"
-
     def test_one_that_does_not_fit_takes_its_family_along_and_fails_the_command(self, toys) -> None:
         found = listed(toys, code=1, FLASHPATCH="drifted")
         assert found["drifted.packaging.ill"]["state"] == "skipped"

@@ -2,21 +2,18 @@
 
 import contextlib
 import io
-import json
 import re
-import tempfile
-import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import cpu_lab
 import mutants
+import verify_command
 import warm
-import warm_ranks
 
 from flashpatch import registry
-from flashpatch.verify import cli, run
+from flashpatch.verify import cli
 
 
 class Verdict(NamedTuple):
@@ -41,31 +38,13 @@ def verdict(
     **variables: str,
 ) -> Verdict:
     """Run ``flashpatch-verify FAMILY`` in this process; what it starts is forked, and broken by ``mutant``."""
-    before = set(folder.iterdir())
-    with warm_ranks.used((*imported, "mutants")) as patch:
-        own = folder / f"ledger-{len(before)}"
-        patch.setattr(
-            "os.environ",
-            cpu_lab.environment(
-                folder, FLASHPATCH_LEDGER=str(own), **{mutants.VARIABLE: mutant}, **variables
-            ),
-        )
-        patch.setattr(tempfile, "tempdir", str(folder))
-        patch.setattr(
-            run, "shutil", types.SimpleNamespace(rmtree=lambda path: None)
-        )  # the ledger is read below
-        code, said = _command(family, "--json")
-        [workdir] = set(folder.glob("flashpatch-verify-*")) - before
-        live, _ = _command(family, "--live", str(workdir / "ledger"), "--json")
-    [report] = json.loads(said)["families"]
-    return Verdict(code, report, live)
-
-
-def _command(*arguments: str) -> tuple[int, str]:
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        code = cli.main(list(arguments))
-    return code, out.getvalue()
+    own = folder / f"ledger-{len(list(folder.iterdir()))}"
+    variables |= {"FLASHPATCH_LEDGER": str(own), mutants.VARIABLE: mutant}
+    environment = cpu_lab.environment(folder, **variables)
+    said, workdir = verify_command.here(family, folder, environment, (*imported, "mutants"))
+    with contextlib.redirect_stdout(io.StringIO()):
+        live = cli.main([family, "--live", str(workdir / "ledger"), "--json"])
+    return Verdict(said.code, said.family, live)
 
 
 def generated(clean: Verdict, ranked: bool) -> list[str]:

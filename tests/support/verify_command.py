@@ -1,22 +1,29 @@
-"""Run ``flashpatch-verify NAME`` in new processes, over FlashPatch as it is or with one text of one file replaced."""
+"""Run ``flashpatch-verify NAME`` in new processes, over FlashPatch as it is or with one text of one file replaced, or here."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import warm
+import warm_ranks
 from machine import limit
 
 import flashpatch
 import flashpatch.patches
 import flashpatch.verify
+from flashpatch.verify import cli, run
 
 _COMMAND = "import sys; from flashpatch.verify.cli import main; sys.exit(main(sys.argv[1:]))"
 
@@ -62,6 +69,22 @@ def verify(
     assert done.stdout.startswith("{"), text
     [family] = json.loads(done.stdout)["families"]
     return Said(done.returncode, family, text)
+
+
+def here(
+    name: str, folder: Path, environment: Mapping[str, str], modules: Sequence[str] = warm.VERL_VLLM
+) -> tuple[Said, Path]:
+    """Run the command in this process, what it starts forked from a warm interpreter; return its working directory too, which
+    stays."""
+    before, out = set(folder.iterdir()), io.StringIO()
+    with warm_ranks.used(modules) as patch, contextlib.redirect_stdout(out):
+        patch.setattr("os.environ", environment)
+        patch.setattr(tempfile, "tempdir", str(folder))
+        patch.setattr(run, "shutil", SimpleNamespace(rmtree=lambda path: None))
+        code = cli.main([name, "--json"])
+    [workdir] = set(folder.glob("flashpatch-verify-*")) - before
+    [family] = json.loads(out.getvalue())["families"]
+    return Said(code, family, out.getvalue()), workdir
 
 
 def doctored(folder: Path, file: str, text: str, other: str) -> str:

@@ -1,8 +1,10 @@
-"""Evidence with alternatives and conditions, in hand-made runs."""
+"""Evidence with alternatives and conditions, in hand-made runs; and what the records of all families say about it."""
 
 import pytest
 from live_rows import entry, patch, row
 
+from flashpatch import conditions, registry
+from flashpatch.evidence import explain, may_be_due
 from flashpatch.ledger.runs import Run
 from flashpatch.record import Family, Option, Patch
 from flashpatch.verify.live import judge
@@ -99,3 +101,34 @@ def test_records_are_checked():
     with pytest.raises(ValueError, match="fam has no option precision"):
         Family("fam", "", (INT8,))
     assert Family("fam", "", (INT8,), options={"precision": Option("fp8", "", choices=("fp8", "int8"))})
+
+
+RECORDS = registry.patches()
+
+
+def test_conditions_and_alternatives_name_patches_that_there_are():
+    for record in RECORDS.values():
+        named = {
+            id for t in conditions.parse(record.when) if t.key in ("called", "anywhere") for id in t.values
+        }
+        assert named | set(record.one_of) <= set(RECORDS), record.id
+        assert record.id not in named, f"{record.id} waits for itself"
+
+
+def test_alternatives_stand_for_each_other():
+    for record in RECORDS.values():
+        for other in record.one_of:
+            assert record.id in RECORDS[other].one_of and RECORDS[other].framework == record.framework
+
+
+def test_most_patches_are_due_in_some_job():
+    never = [record.id for record in RECORDS.values() if not may_be_due(record)]
+    assert len(RECORDS) - len(never) >= 110, never
+
+
+def test_it_is_said_in_words():
+    said = explain(RECORDS["fp8.vllm.engine_core_step"])
+    assert said == "once a step was taken; fp8.vllm.step_with_batch_queue shows it too"
+    said = explain(RECORDS["fp8.verl_vllm.sender_cleanup"])
+    assert said == "once weights were updated, if fp8.verl_vllm.async_send_weights was called"
+    assert explain(RECORDS["fp8.vllm.init_executor"]) == "if it started a process of role worker"

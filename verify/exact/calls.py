@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from flashpatch.verify.exact.routers import is_router, logits_of
+from flashpatch.verify.exact.routers import hooked, is_router, logits_of
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,6 @@ class Call:
     parts: int = 1
     given_by: torch.Tensor | None = None
     returned_by: torch.Tensor | None = None
-
-
-@contextmanager
-def hooked(hooks: Iterable[Any]) -> Iterator[None]:
-    """Within, these hooks of modules act."""
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 @contextmanager

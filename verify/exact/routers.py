@@ -6,7 +6,7 @@ Two experts that are equally likely but for rounding are chosen either way, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,6 +16,16 @@ from torch.overrides import TorchFunctionMode
 
 ROUTER = re.compile(r"\.(gate|router)$")
 _LEAN = 2.0**-9  # less than between two numbers in bf16
+
+
+@contextmanager
+def hooked(hooks: Iterable[Any]) -> Iterator[None]:
+    """Within, these hooks of modules act."""
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def is_router(name: str, returned: Any) -> bool:
@@ -55,11 +65,8 @@ def choosing(model: torch.nn.Module, logits: Mapping[str, torch.Tensor], later: 
         model.get_submodule(name).register_forward_hook(hook(mine), with_kwargs=True)
         for name, mine in logits.items()
     ]
-    try:
+    with hooked(hooks):
         yield
-    finally:
-        for one in hooks:
-            one.remove()
 
 
 def decided(logits: torch.Tensor, returned: tuple) -> torch.Tensor:

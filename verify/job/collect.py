@@ -9,16 +9,17 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-from flashpatch import __version__
+from flashpatch import __version__, registry
 from flashpatch.ledger import files
 from flashpatch.ledger.runs import Row
 from flashpatch.patch_status import is_absent
 from flashpatch.record import Patch
 from flashpatch.verify import live
 from flashpatch.verify.job import lanes, series
-from flashpatch.verify.job.source import Source
+from flashpatch.verify.job.source import Source, load
 
 PHASES = ("gather", "transfer", "load", "process")
 """Parts of a sync under verl, in the order in which they begin; see `flashpatch.patches.fp8.verl.transfer.receipts`."""
@@ -71,6 +72,11 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
     return found
 
 
+def read(folder: Path) -> dict[str, Any]:
+    """Return `job` of a run's directory, now, by the records of all patches."""
+    return job(load(folder), registry.patches())
+
+
 def names(source: Source) -> dict[_Key, str]:
     """Return host, pid and start of each process of a job to its name: roles, ranks, host, pid, the node of Ray, and the start
     if only that tells two apart."""
@@ -78,7 +84,7 @@ def names(source: Source) -> dict[_Key, str]:
     for row in source.run.rows:
         what = " ".join(filter(None, ("+".join(row.roles), row.title))) or "process"
         ranks = " ".join(f"{name}={value}" for name, value in row.rank.items())
-        node = f"on {row.node.title}" if row.node is not None else ""
+        node = f"on {row.node.label}" if row.node is not None else ""
         found[row.key] = " ".join(filter(None, (what, ranks, f"{row.host}:{row.pid}", node)))
     many = Counter(found.values())
     return {key: name if many[name] == 1 else f"{name} started {key[2]}" for key, name in found.items()}

@@ -57,7 +57,7 @@ def text(source: Source, found: dict[str, Any]) -> str:
         if many[row.host, row.pid] > 1:
             who["start"] = row.start
         if row.node is not None:
-            who["node"] = row.node.title
+            who["node"] = row.node.label
         samples.append(("flashpatch_process_proven", who, proven.get(row.key, False)))
         samples += [(name, {**who, **labels}, value) for name, labels, value in _of_process(row, source)]
     lines = []

@@ -31,14 +31,6 @@ def test_absent_target(world, target, enabled):
     assert "[flashpatch: toy.fakefw.absent" in done.stderr and "fakefw-cpu 1.2.0]" in done.stderr
 
 
-def test_first_target_that_exists_wins(world, enabled):
-    world.family('"toy.fakefw.plain", "fakefw.newer:plain", "fakefw.core:gone", "fakefw.core:plain"')
-    enabled("""
-    assert status["toy.fakefw.plain"].target == "fakefw.core:plain"
-    assert core.plain(1) == ("patched", 2)
-    """)
-
-
 def test_target_listed_where_it_is_re_exported_is_patched_where_it_is_defined(world):
     world.family('"toy.fakefw.plain", "fakefw.user:plain"')
     world.run("""

@@ -268,7 +268,7 @@ def test_a_ledger_that_cannot_be_written_never_breaks_the_start(world):
 
 def test_an_index_that_is_behind_its_family_is_reported(built_in):
     done = built_in("""
-_index.FAMILIES["toy"]["patches"]["toy.fakefw.gone"] = ("fakefw.gone",)
+_index.FAMILIES["toy"]["modules"] += " fakefw.gone"
 import fakefw.core as core
 assert core.plain(1) == ("patched", 2)
 """)

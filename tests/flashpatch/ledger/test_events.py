@@ -31,11 +31,6 @@ def test_events_carry_number_time_and_facts(finish, home: Path) -> None:
     assert (second["n"], second["drafted"]) == (2, 5)
 
 
-def test_a_process_without_a_row_records_nothing(finish, home: Path) -> None:
-    finish("ledger.event('update')")
-    assert not home.exists()
-
-
 def test_nothing_is_lost_between_threads_and_processes(finish, home: Path) -> None:
     finish("""
         import threading

@@ -39,20 +39,6 @@ def prune(home: Path, days: float = 30, runs: int = 500, present: str = "present
     return sorted(old_runs.prune(home, present, days, runs))
 
 
-def test_by_age(tmp_path):
-    for days in (1, 29, 31, 400):
-        put(tmp_path, f"r{days}", days)
-    assert prune(tmp_path) == ["r31", "r400"]
-    assert names(tmp_path) == ["r1", "r29"]
-
-
-def test_by_number_the_newest_stay(tmp_path):
-    for days in range(1, 7):
-        put(tmp_path, f"r{days}", days)
-    assert prune(tmp_path, runs=2) == ["r3", "r4", "r5", "r6"]
-    assert names(tmp_path) == ["r1", "r2"]
-
-
 @pytest.mark.parametrize("many", [80, pytest.param(1000, marks=pytest.mark.full)])
 def test_many_runs_come_down_to_the_limit_in_some_starts(tmp_path, many):
     for number in range(many):

@@ -1,28 +1,18 @@
 """The family's own proof says yes here, and no where there is nothing to prove."""
 
-import json
-
 import cpu_lab
 import probe_proofs
 import pytest
-import warm_ranks
-from verify_command import verify
+from verify_command import here, verify
 
-from flashpatch.verify import cli
 from flashpatch.verify.probes.cpu import probe
 
 pytestmark = pytest.mark.verl
 
 
-def test_it_is_live_here(tmp_path, capsys):
-    with warm_ranks.used() as patch:
-        patch.setattr("os.environ", cpu_lab.environment(tmp_path))
-        code = cli.main(["cpu", "--json"])
-    said = capsys.readouterr()
-    assert code == 0, said
-    (family,) = json.loads(said.out)["families"]
-    assert all(proof["ok"] for proof in family["proofs"])
-    assert not probe_proofs.missing(probe, family["proofs"])
+def test_it_is_live_here(tmp_path):
+    said, _ = here("cpu", tmp_path, cpu_lab.environment(tmp_path))
+    assert not probe_proofs.missing(probe, said.proven().proofs)
 
 
 def test_with_an_accelerator_nothing_is_proven(monkeypatch, tmp_path):

@@ -1,6 +1,5 @@
 """The family's own proof says yes here, and no under sabotage."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ pytest.importorskip("torch")
 import flow_lab
 import probe_proofs
 import verify_command
-import warm_ranks
 
-from flashpatch.verify import cli
 from flashpatch.verify.probes.flowrl import probe
 
 pytestmark = pytest.mark.verl
@@ -32,18 +29,7 @@ def doctored(folder: Path, file: str, text: str, other: str) -> verify_command.S
 
 
 @pytest.mark.full
-def test_it_is_live_here(tmp_path, capsys):
-    with warm_ranks.used() as patch:
-        patch.setattr("os.environ", flow_lab.environment(tmp_path))
-        code = cli.main(["flowrl", "--json"])
-    said = capsys.readouterr()
-    (family,) = json.loads(said.out)["families"]
-    assert code == 0, said
-    assert not probe_proofs.missing(probe, family["proofs"])
-
-
-@pytest.mark.full
-def test_it_is_live_in_new_interpreters(tmp_path):
+def test_it_is_live_here(tmp_path):
     said = verify(tmp_path).proven()
     assert not probe_proofs.missing(probe, said.proofs)
 

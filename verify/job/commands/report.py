@@ -18,11 +18,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and print its path, or with ``--json`` print what it shows; return 0."""
-    from flashpatch import registry
     from flashpatch.verify.job import collect, page, source
 
     folder = source.chosen(args)
-    found = collect.job(source.load(folder), registry.patches())
+    found = collect.read(folder)
     if args.json:
         json.dump(found, sys.stdout, indent=2, default=repr)
         print()

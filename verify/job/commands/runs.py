@@ -45,10 +45,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _about(folder: Path) -> dict[str, Any]:
     """Return what is shown of one run: as ``flashpatch report`` and ``flashpatch-verify --live`` judge it."""
-    from flashpatch import registry
-    from flashpatch.verify.job import collect, source
+    from flashpatch.verify.job import collect
 
-    job = collect.job(source.load(folder), registry.patches())
+    job = collect.read(folder)
     return {
         "run": folder.name,
         "began": job["began"],

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
         raise PatchError(f"--every {args.every:g} is not above 0.", advice="Name seconds, such as --every 2.")
     folder = source.chosen(args)
     if args.json:
-        print(json.dumps(collect.finite(_look(folder)), indent=2))
+        print(json.dumps(collect.finite(collect.read(folder)), indent=2))
         return 0
     from rich.console import Console
 
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 
     console = Console()
     if args.once or not sys.stdout.isatty():
-        console.print(screen.view(_look(folder), height=60))
+        console.print(screen.view(collect.read(folder), height=60))
         return 0
     _follow(folder, args, console)
     return 0
@@ -50,9 +50,9 @@ def _follow(folder: Path, args: argparse.Namespace, console) -> None:
     from rich.live import Live
 
     from flashpatch.errors import PatchError
-    from flashpatch.verify.job import screen, source
+    from flashpatch.verify.job import collect, screen, source
 
-    lost, found = "", _look(folder)
+    lost, found = "", collect.read(folder)
     try:
         first = screen.view(found, console.height)
         with Live(first, console=console, screen=True, auto_refresh=False) as live:
@@ -63,17 +63,10 @@ def _follow(folder: Path, args: argparse.Namespace, console) -> None:
                 except PatchError as error:  # the cluster has ended: its nodes will not say more
                     lost = str(error)
                     break
-                found = _look(folder)
+                found = collect.read(folder)
                 live.update(screen.view(found, console.height), refresh=True)
     except KeyboardInterrupt:
         pass
     console.print(screen.view(found, console.height))
     if lost:
         print(lost, file=sys.stderr)
-
-
-def _look(folder: Path) -> dict:
-    from flashpatch import registry
-    from flashpatch.verify.job import collect, source
-
-    return collect.job(source.load(folder), registry.patches())

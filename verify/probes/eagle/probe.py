@@ -15,7 +15,7 @@ from typing import Any
 
 from flashpatch.patches.eagle.capture import sample_queue
 from flashpatch.patches.eagle.drafter_refit.commands import ACCEPT_LENGTH
-from flashpatch.settings import child_env, selections
+from flashpatch.settings import selections
 from flashpatch.verify import verl_sglang_server
 from flashpatch.verify.probes import calls, jobs
 from flashpatch.verify.probes.eagle.job import DRAFTERS, VERSION, prompts
@@ -87,8 +87,7 @@ def _options(**values: Any) -> dict[str, str]:
     """Return the variable that gives these options to a process, as ``enable()`` here would."""
     on = selections.from_environment(selections.NOTHING)
     on = selections.extend(on, on.names, None, values)
-    options = {family: choice.options for family, choice in on.choices.items()}
-    return {"FLASHPATCH_RESOLVED": child_env.resolved(os.environ["FLASHPATCH"], on.names, options, on.strict)}
+    return {"FLASHPATCH_RESOLVED": selections.resolved(os.environ["FLASHPATCH"], on)}
 
 
 def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:
