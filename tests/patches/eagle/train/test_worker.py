@@ -124,8 +124,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(target, tmp_path):
         first.checkpoints.save(first.trainer)
     first.checkpoints.settle()
     kept = first.checkpoints.newest()
-    for part in kept.glob("*.distcp"):
-        part.write_bytes(b"")
+    kept.write_bytes(kept.read_bytes()[:-100])
     events: list[dict] = []
     second = Worker(settings, events.append, queue.Queue())
     assert second.resumed and second.trainer.count == 1 and not kept.exists()
