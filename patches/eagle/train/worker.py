@@ -68,9 +68,7 @@ class Worker:
         self.checkpoints = Checkpoints(Path(settings.folder) / "checkpoints")
         self.kept = KeptSamples(Path(settings.folder) / FOLDER, settings.queue)
         self.reader = SampleReader(settings.queue, self.kept.move)
-        self.buffer = Buffer(
-            settings.samples, settings.bytes, settings.keep, settings.versions, settings.seed
-        )
+        self.buffer = Buffer(settings.samples, settings.bytes, settings.versions, settings.seed)
         self._unsuitable = 0
         self._good: set[str] = set()  # folders of drafters that stay on disk
         for sample in self.kept.read():
@@ -116,8 +114,7 @@ class Worker:
 
     def _execute(self, command: dict[str, Any]) -> None:
         if command["command"] == "train":
-            if found := self._train(float(command["seconds"]), command.get("steps")):
-                self._write(found)
+            self.train(float(command["seconds"]), command.get("steps"))
         elif command["command"] == "load":
             self._load(command["folder"])
         elif command["command"] == "target":
@@ -132,8 +129,8 @@ class Worker:
         self.trainer.load(fresh.state_dict())
         self.checkpoints.save(self.trainer)  # a restart must not bring back what was rolled back
 
-    def _train(self, seconds: float, steps: int | None) -> dict[str, float]:
-        """Train until time or steps are over, or another command arrives; return the figures of the last step."""
+    def train(self, seconds: float, steps: int | None = None) -> None:
+        """Train until time or steps are over, or another command arrives, and write the drafter if it has learned."""
         trainer, every = self.trainer, self.settings.checkpoint
         end, reported = time.monotonic() + seconds, 0.0
         last = trainer.count + steps if steps else None
@@ -150,7 +147,8 @@ class Worker:
             if time.monotonic() - reported > REPORT_SECONDS:
                 reported = time.monotonic()
                 self._report({"event": "training", **self._figures(), **found})
-        return found
+        if found:
+            self._write(found)
 
     def _read_samples(self) -> None:
         for sample in self.reader.read_samples(16):
@@ -177,7 +175,7 @@ class Worker:
         """Return rows of windows drawn from the buffer."""
         settings, found, total = self.settings, [], 0
         for sample in self.buffer.draw(max(1, settings.batch // 16)):
-            for part in windows(sample, settings.window, settings.kind == "eagle3", settings.prompts):
+            for part in windows(sample, settings.window, settings.kind == "eagle3"):
                 if total + len(part) <= settings.batch or not found:
                     found.append(part)
                     total += len(part)
