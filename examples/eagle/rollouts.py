@@ -237,7 +237,7 @@ class Trainer:
         before = coordinator.counts["drafters"]
         if not coordinator.train(self._pause):
             return f"no training: the trainer is {coordinator.state}, {coordinator.problem}"
-        while coordinator.state in ("starting", "training", "stopping"):
+        while coordinator.state in ("starting", "training"):
             time.sleep(0.1)
             coordinator.poll()
         if coordinator.counts["drafters"] == before:

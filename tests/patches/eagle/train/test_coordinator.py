@@ -140,8 +140,8 @@ def test_refused_settings_are_not_tried_again(run):
 
 
 def test_what_a_worker_said_last_is_heard_after_its_end(run, monkeypatch):
-    read = Coordinator._read_events
-    monkeypatch.setattr(Coordinator, "_read_events", lambda *args: time.sleep(0.3) or read(*args))
+    read = coordinator._read
+    monkeypatch.setattr(coordinator, "_read", lambda *args: time.sleep(0.3) or read(*args))
     one = run("refuse")
     one.start()
     os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
