@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -75,9 +75,8 @@ class Coordinator:
             inf,
             inf,
         )  # seconds for which the worker may be in its state, and their end
-        self._waiting: dict[str, dict[str, Any]] = {}
-        """Commands that a worker gets when it is ready, by name: the last `target` and `keep`, a `load` that it has not done,
-        and a slice that was asked for while none was."""
+        self._slice: dict[str, Any] | None = None  # asked for while the worker was starting
+        self._orders: dict[str, Any] = {}
         self._lock = threading.RLock()
 
     @property
@@ -138,7 +137,7 @@ class Coordinator:
             if self.state == "down" and time.monotonic() >= self._restart_at:
                 self.start()
             if self.state == "starting":
-                self._waiting["train"] = command
+                self._slice = command
                 return True
             return self.state == "idle" and self._begin(command)
 
@@ -147,30 +146,24 @@ class Coordinator:
         in time."""
         with self._lock:
             self.poll()
-            self._waiting.pop("train", None)
+            self._slice = None
             if self.state != "training":
                 return self.state == "idle"
             self._enter("training", self._stop_limit)
             return self._send({"command": "stop"})
 
-    def load(self, folder: str | os.PathLike[str]) -> bool:
-        """Make the worker continue from other weights, as after a rollback; return False when it cannot be reached. One
-        that is started again gets them unless the last one has them in its checkpoint."""
-        return self._send_standing({"command": "load", "folder": os.fspath(folder)})
+    def order(self, **orders: Any) -> None:
+        """Send what the worker needs beside samples, if it is idle, and with each slice to come, until other orders come.
 
-    def target(self, folder: str | os.PathLike[str]) -> bool:
-        """Send the folder of the policy's present embedding and head; return False when the worker cannot be
-        reached. One that starts, or is started again, gets the newest when it is ready: older ones may be gone."""
-        return self._send_standing({"command": "target", "folder": os.fspath(folder)})
-
-    def keep(self, folders: Iterable[str | os.PathLike[str]]) -> bool:
-        """Name the drafters that engines may return to, which stay on disk; return False when the worker cannot be reached."""
-        return self._send_standing({"command": "keep", "folders": sorted(map(os.fspath, folders))})
-
-    def _send_standing(self, command: dict[str, Any]) -> bool:
+        Args:
+            load: folder of the weights to continue from, as after a rollback; once.
+            target: folder of the policy's present embedding and head.
+            keep: folders of the drafters that engines may return to, which stay on disk.
+        """
         with self._lock:
-            self._waiting[command["command"]] = command
-            return self.state == "starting" or self._send(command)
+            self._orders |= orders
+            if self.state == "idle":
+                self._send({"command": "order", **self._orders})
 
     def poll(self) -> list[dict[str, Any]]:
         """Handle and return the worker's events since the last call. Never blocks, never raises."""
@@ -214,7 +207,7 @@ class Coordinator:
             self._enter("down")
 
     def _begin(self, command: dict[str, Any]) -> bool:
-        sent = self._send(command)
+        sent = self._send({**command, **self._orders})
         if sent:
             self._enter("training", command["seconds"] + self._stop_limit)
         return sent
@@ -237,13 +230,11 @@ class Coordinator:
             self._enter("idle")
             if not self.settings.device:  # Ray hides every accelerator from a driver
                 logger.warning("no device is named: the drafter is trained on %s", event.get("device"))
-            slice_of_time = self._waiting.pop("train", None)
-            for command in self._waiting.values():
-                self._send(command)
-            if slice_of_time is not None:
-                self._begin(slice_of_time)
-        elif name == "idle" and event.get("command") == "load":
-            self._waiting.pop("load", None)
+            command, self._slice = self._slice, None
+            if command is not None:
+                self._begin(command)
+        elif name == "loaded" and self._orders.get("load") == event["folder"]:
+            del self._orders["load"]
         elif name == "idle" and event.get("command", "train") == "train":
             self._enter("idle")
         elif name == "drafter":
@@ -261,7 +252,7 @@ class Coordinator:
         """Notice that the worker died or passed a time limit; return its last events, handled."""
         process, now, last_events = self._process, time.monotonic(), []
         if process is None:
-            if self.state == "down" and "train" in self._waiting and now >= self._restart_at:
+            if self.state == "down" and self._slice and now >= self._restart_at:
                 self.start()
             return []
         code = process.poll()

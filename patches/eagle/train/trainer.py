@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flashpatch.patches.eagle.train.drafter import Drafter
-from flashpatch.patches.eagle.train.loss import Sums, step_sums
+from flashpatch.patches.eagle.train.loss import step_sums
 from flashpatch.patches.eagle.train.pack import Pack
 from flashpatch.patches.eagle.train.settings import Recipe
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
@@ -81,7 +81,7 @@ class Trainer:
                 for part, weight, count in zip(parts, weights, positions, strict=True)
             ]
             torch.stack(losses).sum().backward()
-            totals += torch.stack([_detached(part) for part in parts])
+            totals += torch.stack([torch.stack(part).detach() for part in parts])
         counts = torch.tensor(positions, device=parameter.device).clamp(min=1.0)
         states, tokens, agreed = (totals / counts[:, None]).T.tolist()
         means = zip(weights, states, tokens, strict=True)
@@ -122,8 +122,3 @@ def _step_weights(positions: Sequence[float], decay: float) -> list[float]:
     """Return the weight of each draft step's loss, 0 if it has no position; they sum to 1."""
     weights = [decay**step if count else 0.0 for step, count in enumerate(positions)]
     return [weight / sum(weights) for weight in weights]
-
-
-def _detached(part: Sums) -> Tensor:
-    """Return float64 [3]: losses and agreed positions of a draft step."""
-    return torch.stack([part.states.detach(), part.tokens.detach(), part.agreed]).double()

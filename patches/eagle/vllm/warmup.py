@@ -78,14 +78,13 @@ def read_prompts(data: Path) -> list[Any]:
 def answer(model: Path, prompts: list[Any], samples: Path, training: Path, more: Mapping[str, Any]) -> int:
     """Let vLLM answer prompts, and move what is captured to where a trainer looks first; return how many samples."""
     import flashpatch
-    from flashpatch.patches.eagle.capture.sample_queue import SampleReader
     from flashpatch.patches.eagle.train.kept_samples import FOLDER, KeptSamples
 
     flashpatch.enable("eagle", strict=True, samples=str(samples.absolute()), history=False, capture_budget=0)
     from vllm import LLM, SamplingParams
 
     llm = LLM(str(model), **{"enable_prefix_caching": False, **more})  # a cached prompt would leave no states
-    reader, done = SampleReader(samples, KeptSamples(training / FOLDER, str(samples)).move), threading.Event()
+    reader, done = KeptSamples(str(samples), training / FOLDER), threading.Event()
 
     def move() -> None:
         while not done.wait(0.1):
