@@ -38,12 +38,3 @@ def test_the_newest_weigh_most() -> None:
     for step in range(6000):
         times.add(step % 2, 1.0 if step < 5900 else 2.0, 1.0)
     assert times.mean == pytest.approx([2.0, 2.0], abs=0.02)
-
-
-def test_a_loan_is_part_of_what_is_saved(lender: StepTimes) -> None:
-    one, two = StepTimes(4, 0.99, lender), StepTimes(4, 0.99)
-    one.add(0, 1.5, 0.25)
-    two.restore(one.state())
-    for times in (one, two):
-        times.add(1, 5.0, 1.0)
-    assert one.state() == two.state()
