@@ -12,7 +12,7 @@ from collections import deque
 from statistics import median
 
 from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.bandit.rules.base import BatchBuckets
+from flashpatch.patches.eagle.bandit.rules.base import bucket_of
 
 GUARD, WINDOW, EPSILON, SPECULATE_UP_TO = 2048, 300, 0.1, 32
 THRESHOLDS = (1, 2, 5, 21)
@@ -24,7 +24,6 @@ class PublishedGreedy:
     def __init__(self, arms: tuple[Arm, ...], seed: int) -> None:
         self.arms = [arm for arm in arms if arm.steps]
         self._random = random.Random(seed)
-        self._buckets = BatchBuckets()
         self._seen: dict[tuple[int, Arm], deque[float]] = {}
 
     def select(self, batch: int) -> Arm:
@@ -33,7 +32,7 @@ class PublishedGreedy:
             return Arm.DISABLE
         if self._random.random() < EPSILON:
             return self._random.choice(fit)
-        bucket = self._buckets.index(batch)
+        bucket = bucket_of(batch)
         return max(fit, key=lambda arm: self._value(bucket, arm))
 
     def fitting(self, batch: int) -> list[Arm]:
@@ -41,7 +40,7 @@ class PublishedGreedy:
         return self.arms
 
     def update(self, batch: int, arm: Arm, tokens: float, seconds: float) -> None:
-        key = self._buckets.index(batch), arm
+        key = bucket_of(batch), arm
         self._seen.setdefault(key, deque(maxlen=WINDOW)).append(tokens / seconds)
 
     def _value(self, bucket: int, arm: Arm) -> float:

@@ -64,8 +64,6 @@ class Engine:
         )
         self._controller.clock = time.process_time
         self.bandit = self._controller.policy
-        self._chosen: Counter[str] = Counter()
-        self._controller.listeners.append(lambda batch, arm, tokens, seconds: self._chosen.update([str(arm)]))
 
     def roll(
         self,
@@ -86,20 +84,21 @@ class Engine:
         controller = self._controller
         controller.policy = Policy([arm]) if arm else bandit or self.bandit
         drafts, accepted = controller.drafts, controller.accepted
-        self._chosen.clear()
+        pulls = Counter(controller.policy.pulls())
         sampling = SamplingParams(
             temperature=temperature, max_tokens=tokens, ignore_eos=True, detokenize=False
         )
         began = time.process_time()
         found = self.llm.generate([{"prompt_token_ids": one} for one in prompts], sampling, use_tqdm=False)
         seconds = time.process_time() - began
+        chosen = Counter(controller.policy.pulls()) - pulls
         controller.policy = self.bandit
         drafts = controller.drafts - drafts
         return {
             "length": 1 + (controller.accepted - accepted) / drafts if drafts else None,
             "rate": len(prompts) * tokens / seconds,
             "seconds": seconds,
-            "chosen": dict(self._chosen),
+            "chosen": dict(chosen),
             "answers": [list(one.outputs[0].token_ids) for one in found],
         }
 
@@ -128,7 +127,7 @@ def main(out: Path, arm: str, rounds: int, pause: float, batches: list[int], war
                 folder = out / f"policy-{policy:02}"
                 engine.llm.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
                 if trainer:
-                    trainer.coordinator.target(folder)
+                    trainer.coordinator.order(target=str(folder))
             at = policy / max(1, rounds)
             whole = engine.roll(drift.prompts(at, LARGEST, policy), f"{MOST}_1_{MOST + 1}")
             note(number, "measured", LARGEST, whole)
@@ -237,7 +236,7 @@ class Trainer:
         before = coordinator.counts["drafters"]
         if not coordinator.train(self._pause):
             return f"no training: the trainer is {coordinator.state}, {coordinator.problem}"
-        while coordinator.state in ("starting", "training", "stopping"):
+        while coordinator.state in ("starting", "training"):
             time.sleep(0.1)
             coordinator.poll()
         if coordinator.counts["drafters"] == before:

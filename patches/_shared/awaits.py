@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
@@ -21,3 +23,18 @@ def caller_awaits() -> bool:
 async def resolve(result: Any) -> Any:
     """Await a result if it can be awaited; else return it as it is."""
     return await result if inspect.isawaitable(result) else result
+
+
+def followed(call: Callable[[], Any], after: Callable[[], None]) -> Any:
+    """Make a call, and ``after`` it another: in a thread if the caller awaits the result, or else here."""
+    if not caller_awaits():
+        result = call()
+        after()
+        return result
+
+    async def awaited() -> Any:
+        result = await resolve(call())
+        await asyncio.to_thread(after)
+        return result
+
+    return awaited()

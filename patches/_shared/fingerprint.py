@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, lru_cache
+from functools import cache
 
 import torch
 
@@ -51,11 +51,6 @@ def of(tensor: torch.Tensor, start: int = 0, dtype: torch.dtype | None = None) -
     first, last = start * size, (start + flat.numel()) * size
     if first == last:
         return NOTHING
-    if flat.device.type == "cpu" and last - first <= BLOCK * WORD and flat.dtype == dtype:
-        block, at = divmod(first, BLOCK * WORD)
-        aligned = not (first % WORD or last % WORD or flat.storage_offset() * size % WORD)
-        if aligned and flat.stride(0) == 1 and last <= (block + 1) * BLOCK * WORD:
-            return _small(flat.view(torch.int64), block, at // WORD)
     width = 1 if flat.device.type == "cpu" else _GROUP
     step = width * BLOCK * WORD
     groups = range(first // step, -(-last // step))
@@ -78,14 +73,6 @@ def total(parts: Iterator[Sums] | list[Sums]) -> Sums:
     for one, other in parts:
         first, second = first + one, second + other
     return first & _MASK, second & _MASK
-
-
-def _small(words: torch.Tensor, block: int, at: int) -> Sums:
-    """Return the contribution of words inside one block, which begin at its word ``at``."""
-    cpu, end = words.device, at + words.numel()
-    one = int(torch.dot(words, _weights(0, cpu)[at:end]))
-    two = int(torch.dot(words >> 32, _weights(1, cpu)[at:end]))
-    return one * _factor(0, block) & _MASK, two * _factor(1, block) & _MASK
 
 
 def _divided(groups: range, number: int) -> Iterator[range]:
@@ -157,11 +144,6 @@ def _factors(which: int, begin: int, number: int, device: torch.device) -> torch
     if begin + number <= _KEPT:
         return _first_factors(which, device)[begin : begin + number]
     return _computed_factors(which, begin, number).to(device)
-
-
-@lru_cache(_KEPT)
-def _factor(which: int, block: int) -> int:
-    return int(_factors(which, block, 1, torch.device("cpu")))
 
 
 @cache

@@ -23,7 +23,7 @@ from eagle_samples import sample
 from flashpatch.contracts import verdict_cache
 from flashpatch.patches.eagle.bandit import controller
 from flashpatch.patches.eagle.bandit.policy import Policy
-from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
+from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
 from flashpatch.patches.eagle.drafter_refit.embeddings_and_head import save_embeddings_and_head
 from flashpatch.patches.eagle.train.kept_samples import KeptSamples
 from flashpatch.patches.grpo.routing.balancer import Trace
@@ -58,8 +58,8 @@ def _kept(at: Path) -> None:
     writer = SampleWriter(at / "read")
     writer.offer(sample(seed=1))
     writer.close(60.0)
-    kept = KeptSamples(at / "samples", str(at / "read"))
-    assert len(SampleReader(at / "read", kept.move).read_samples(9)) == 1 and not kept.failed
+    kept = KeptSamples(at / "read", at / "samples")
+    assert len(kept.read_samples(9)) == 1 and not kept.counts["unkept"]
 
 
 def _bandit(at: Path) -> None:

@@ -15,7 +15,7 @@ from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
 
 def draft(
-    drafter: Drafter | Drafter3,
+    drafter: Drafter,
     embeddings: TargetEmbeddings,
     window: Pack,
     place: int,
@@ -45,12 +45,12 @@ def draft(
     return outputs
 
 
-def _forward(drafter: Drafter | Drafter3, hidden: Tensor, embedded: Tensor, positions: Tensor) -> Tensor:
+def _forward(drafter: Drafter, hidden: Tensor, embedded: Tensor, positions: Tensor) -> Tensor:
     """Return the layer's outputs [1, n, H], before EAGLE-3's last norm."""
     length = hidden.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()[None, None]
     rotary = drafter.rotary(embedded, positions)
-    if isinstance(drafter, Drafter):
+    if not isinstance(drafter, Drafter3):
         inputs = drafter.fc(torch.cat((embedded, hidden), -1))
         return drafter.layers[0](inputs, attention_mask=causal, position_embeddings=rotary)
     layer = drafter.midlayer
@@ -60,9 +60,7 @@ def _forward(drafter: Drafter | Drafter3, hidden: Tensor, embedded: Tensor, posi
 
 
 @torch.no_grad()
-def accepted(
-    drafter: Drafter | Drafter3, embeddings: TargetEmbeddings, windows: list[Pack], steps: int
-) -> list[float]:
+def accepted(drafter: Drafter, embeddings: TargetEmbeddings, windows: list[Pack], steps: int) -> list[float]:
     """Return, for each draft position, the share of greedy draftings whose tokens up to it are the target's."""
     right, tried = [0] * steps, 0
     for window in windows:

@@ -31,8 +31,9 @@ for line in sys.stdin:
             time.sleep(600)
         report(event="bye")
         break
-    if command["command"] in ("target", "load"):
-        report(event="got", folder=command["folder"])
+    report(event="got", **command)
+    if "load" in command:
+        report(event="loaded", folder=command["load"])
     if command["command"] == "train":
         report(event="training", step=1)
         if "hang" in FAULTS:

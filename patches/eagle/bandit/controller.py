@@ -91,7 +91,7 @@ class Controller:
         self._noted = self.clock()
         report = self.report()
         ledger.note(eagle_bandit=report)
-        ledger.sample("speculation", **{name: report[name] for name in _SAMPLED}, arms=self.pulls())
+        ledger.sample("speculation", **{name: report[name] for name in _SAMPLED}, arms=self.policy.pulls())
 
     def report(self) -> dict[str, Any]:
         """Return the ledger's ``eagle_bandit``: the last arms, acceptance, and the policy's metrics."""
@@ -104,15 +104,6 @@ class Controller:
             "acceptance_length": self.acceptance_length,
             **self.policy.metrics(),
         }
-
-    def pulls(self) -> dict[str, int]:
-        """Return how often each arm was chosen and measured since the start, over all batch sizes."""
-        counted: dict[str, int] = {}
-        for name, value in self.policy.metrics().items():
-            if name.endswith("/pulls"):
-                arm = name.split("/")[-2]
-                counted[arm] = counted.get(arm, 0) + int(value)
-        return counted
 
     def save(self) -> None:
         """Write what was learned to the state file, if there is one."""

@@ -4,31 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import random
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.rules import DEFAULT, rule_class
-from flashpatch.patches.eagle.bandit.rules.base import BatchBuckets, RandomTables, Setting
+from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Setting, bucket_of
 from flashpatch.patches.eagle.errors import eagle_error
 
 if TYPE_CHECKING:
     from flashpatch.patches.eagle.bandit.rank_broadcast import RankBroadcast
 
-FORMAT = 3
+FORMAT = 4
 MAX_SECONDS = 1e6  # seconds of a step; a longer one is a clock that jumped
 
 
 class Policy:
     """Choose the arm of each decode step.
 
-    `select` and `update` cost a few microseconds and do not grow with the steps seen. An observation that
-    cannot be true is counted and otherwise ignored.
+    `select` and `update` cost a few microseconds with the default rule, and do not grow with the steps seen. An
+    observation that cannot be true is counted and otherwise ignored.
 
     Args:
         arms: arms or their texts, e.g. ``["3_1_4", "5_1_6", "disable"]``.
         rule: one of `flashpatch.patches.eagle.bandit.rules.RULES`; None for the default.
-        buckets: largest batch size of each bucket, see `BatchBuckets`.
         guard: most tokens that a step may verify over the batch. An arm beyond it is never chosen; if it
             leaves none, the choice is ``disable``.
         window: steps after which an observation weighs little or nothing.
@@ -44,7 +44,6 @@ class Policy:
         self,
         arms: Iterable[str | Arm],
         rule: str | None = None,
-        buckets: Sequence[int] | None = None,
         guard: int = 2048,
         window: int = 300,
         seed: int = 0,
@@ -54,23 +53,19 @@ class Policy:
         self.arms = parse_arms(arms)
         self.rule_name = DEFAULT if rule is None else rule
         kind = rule_class(self.rule_name)
-        self.buckets = BatchBuckets(buckets)
         self.guard = _at_least("guard", guard, 1)
         self.window = _at_least("window", window, 2)
-        self._random = RandomTables(seed)
+        self._random = random.Random(seed)
         self._place = {arm: place for place, arm in enumerate(self.arms)}
-        self.rule = kind(Setting(self.arms, self.buckets, self.window, self._random))
+        self.rule = kind(Setting(self.arms, self.window, self._random))
         self.hold = _at_least("hold", kind.hold if hold is None else hold, 1)
-        self._off = self._place.get(Arm.DISABLE, -1)
-        self._allowed: dict[int, tuple[int, ...]] = {}
-        self._index, self._table = self.buckets.index, self.buckets.table
         self._broadcast = broadcast
         self._step = 0
         self._hold_left = 0
         self._current = -1  # place of the arm the engine runs, -1 before the first
         self._ran = -1  # place of the arm of the last update
-        self._best = [0.0] * len(self.buckets)
-        self._pulls = [[0] * len(self.arms) for _ in range(len(self.buckets))]
+        self._best = [0.0] * len(BUCKETS)
+        self._pulls = [[0] * len(self.arms) for _ in BUCKETS]
         self._tokens, self._seconds, self._regret_seconds = 0.0, 0.0, 0.0
         self._switches = self._ignored = self._guarded = 0
 
@@ -81,9 +76,7 @@ class Policy:
             PatchError: the batch size is not an integer, or the ranks of `broadcast` are at different steps.
         """
         self._step += 1
-        allowed = self._allowed.get(batch_size)
-        if allowed is None:
-            allowed = self._allow(batch_size)
+        allowed = self._allow(batch_size)
         current = self._current
         if self._hold_left > 0 and current in allowed:
             self._hold_left -= 1
@@ -91,7 +84,7 @@ class Policy:
         if len(allowed) > 1:
             chosen = -1
             if self._broadcast is None or self._broadcast.is_leader:
-                bucket = self._index(batch_size)
+                bucket = bucket_of(batch_size)
                 self.rule.best = 0.0
                 chosen = self.rule.choose(bucket, batch_size, allowed, current)
                 self._best[bucket] = self.rule.best
@@ -102,9 +95,8 @@ class Policy:
             chosen = allowed[0] if allowed else -1
             self._hold_left = 0
             self._guarded += 1
-        if chosen != current:
-            self._switches += 1
-            self._current = chosen
+        self._switches += chosen != current
+        self._current = chosen
         return self.arms[chosen] if chosen >= 0 else Arm.DISABLE
 
     def update(self, batch_size: int, arm: Arm, accepted_tokens: float, seconds: float) -> None:
@@ -116,11 +108,7 @@ class Policy:
             accepted_tokens: tokens of the step over all requests, between 1 and ``batch_size * (steps + 1)``.
             seconds: time of the step, with the switch if there was one.
         """
-        place = self._current
-        if (
-            place < 0 or arm is not self.arms[place]
-        ):  # mostly it is the arm of the last choice, found without a hash
-            place = self._place.get(arm, -1)
+        place = self._place.get(arm, -1)
         if place < 0 and arm == Arm.DISABLE:  # the guard's choice, which is no arm of this policy
             self._ran = -1
             return
@@ -136,16 +124,19 @@ class Policy:
         if not valid:  # NaN compares false with everything, so it ends here too
             self._ignored += 1
             return
-        table = self._table
-        bucket = table[batch_size] if batch_size < len(table) else self._index(batch_size)
+        bucket = bucket_of(batch_size)
         self.rule.learn(bucket, batch_size, place, accepted_tokens, seconds, place != self._ran)
         self._ran = place
         self._pulls[bucket][place] += 1
         self._tokens += accepted_tokens
         self._seconds += seconds
-        best = self._best[bucket]
-        if best:
+        if best := self._best[bucket]:
             self._regret_seconds += seconds - accepted_tokens / best
+
+    def pulls(self) -> dict[str, int]:
+        """Return how often each arm was chosen and measured since the start; empty if none was."""
+        counts = [sum(column) for column in zip(*self._pulls, strict=True)]
+        return dict(zip(map(str, self.arms), counts, strict=True)) if any(counts) else {}
 
     def refresh(self) -> None:
         """Trust less what was learned so far: drafter or policy have new weights."""
@@ -171,8 +162,8 @@ class Policy:
             if any(pulls):
                 rates = self.rule.rates(bucket)
                 for place, arm in enumerate(self.arms):
-                    found[f"batch_{self.buckets.edges[bucket]}/{arm}/pulls"] = float(pulls[place])
-                    found[f"batch_{self.buckets.edges[bucket]}/{arm}/tokens_per_second"] = rates[place]
+                    found[f"batch_{BUCKETS[bucket]}/{arm}/pulls"] = float(pulls[place])
+                    found[f"batch_{BUCKETS[bucket]}/{arm}/tokens_per_second"] = rates[place]
         return found
 
     def state(self) -> dict[str, Any]:
@@ -181,10 +172,9 @@ class Policy:
             "format": FORMAT,
             "rule": self.rule_name,
             "arms": [str(arm) for arm in self.arms],
-            "buckets": list(self.buckets.edges),
             "window": self.window,
             "learned": self.rule.state(),
-            "random": self._random.position,
+            "random": self._random.getstate(),
             "pulls": [list(pulls) for pulls in self._pulls],
             "best": list(self._best),
             "place": [self._step, self._hold_left, self._current, self._ran],
@@ -193,13 +183,13 @@ class Policy:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state` of a policy made with the same arms, rule, buckets and window.
+        """Restore a `state` of a policy made with the same arms, rule and window.
 
         Raises:
             PatchError: it is the state of another policy, or damaged; this one is unchanged then.
         """
         wanted = {"format": FORMAT, "rule": self.rule_name, "window": self.window}
-        wanted |= {"arms": [str(arm) for arm in self.arms], "buckets": list(self.buckets.edges)}
+        wanted["arms"] = [str(arm) for arm in self.arms]
         for name, value in wanted.items():
             saved = state.get(name) if isinstance(state, Mapping) else None
             if saved != value:
@@ -227,7 +217,7 @@ class Policy:
         Draws are repeated afterwards, and no other rank is asked.
         """
         places = tuple(range(len(self.arms)))
-        for bucket, batch_size in enumerate(self.buckets.edges):
+        for bucket, batch_size in enumerate(BUCKETS):
             self.rule.choose(bucket, batch_size, places, self._current)
             for place, arm in enumerate(self.arms):
                 self.rule.learn(bucket, batch_size, place, float(batch_size), 0.01 * (1 + arm.steps), False)
@@ -242,7 +232,8 @@ class Policy:
 
     def _load_state(self, state: Mapping[str, Any]) -> None:
         self.rule.restore(state["learned"])
-        self._random.position = int(state["random"])
+        version, numbers, normal = state["random"]
+        self._random.setstate((version, tuple(numbers), normal))
         self._pulls = [list(pulls) for pulls in state["pulls"]]
         self._best = list(state["best"])
         self._step, self._hold_left, self._current, self._ran = state["place"]
@@ -250,16 +241,14 @@ class Policy:
         self._switches, self._ignored, self._guarded = state["counts"]
 
     def _allow(self, batch_size: int) -> tuple[int, ...]:
-        """Return the places of the arms within the guard, cached per batch size."""
+        """Return the places of the arms within the guard."""
         if not isinstance(batch_size, int):
             raise eagle_error("select", f"a batch size is {batch_size!r}.", "Give a number of rows.")
         if batch_size < 1 or 2 * batch_size > self.guard:  # the smallest draft verifies two tokens
-            return (self._off,) if self._off >= 0 else ()
-        found = tuple(
+            return (self._place[Arm.DISABLE],) if Arm.DISABLE in self._place else ()
+        return tuple(
             place for place, arm in enumerate(self.arms) if arm.draft_tokens * batch_size <= self.guard
         )
-        self._allowed[batch_size] = found
-        return found
 
 
 def _at_least(name: str, value: int, least: int) -> int:

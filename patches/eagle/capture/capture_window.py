@@ -6,15 +6,17 @@ place of the one kept before with chance 1/n, which leaves each the same chance 
 
 from __future__ import annotations
 
-import hashlib
+import random
 from collections.abc import Sequence
+
+DRAWS = random.Random()
+"""Apart from the engine's own random numbers."""
 
 
 class CaptureWindow:
     """Hold the window of one request.
 
     Args:
-        name: of the request; with ``seed`` it decides, so that every process draws the same.
         size: positions per window.
 
     Attributes:
@@ -22,10 +24,8 @@ class CaptureWindow:
         length: positions seen, from the request's beginning.
     """
 
-    __slots__ = ("_drawn", "_last", "_name", "_seed", "first", "length", "size")
-
-    def __init__(self, name: str, size: int, seed: int = 0) -> None:
-        self._name, self._seed, self.size = name, seed, size
+    def __init__(self, size: int) -> None:
+        self.size = size
         self.first = self.length = 0
         self._last, self._drawn = -1, 0  # the last window that was seen, and how many were
 
@@ -41,12 +41,7 @@ class CaptureWindow:
             if window > self._last:
                 self._last = window
                 self._drawn += 1
-                if self._chance(window) * self._drawn < 1:
+                if DRAWS.random() * self._drawn < 1:
                     moved = moved or self._drawn > 1
                     self.first = window * self.size
         return moved
-
-    def _chance(self, window: int) -> float:
-        """Return a number from 0 to 1 that depends on seed, name and window alone."""
-        digest = hashlib.blake2b(f"{self._seed}:{self._name}:{window}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") / 2**64

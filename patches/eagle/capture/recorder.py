@@ -18,7 +18,6 @@ import logging
 import queue
 import threading
 import time
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +27,7 @@ import numpy
 import torch
 
 from flashpatch import ledger
-from flashpatch.patches.eagle.capture.capture_window import CaptureWindow
+from flashpatch.patches.eagle.capture.capture_window import DRAWS, CaptureWindow
 from flashpatch.patches.eagle.capture.device_copy import DeviceCopy, Step
 from flashpatch.patches.eagle.capture.host_buffers import (
     BufferPool,
@@ -50,11 +49,6 @@ _LENGTHS = (512, 2048, 8192, 32768)  # positions, by which lost requests are cou
 _MAX_WAITING = 256  # steps; then the requests in the next one are given up
 
 
-def is_captured(request: str, rate: float, seed: int = 0) -> bool:
-    """Return whether a request is captured; every process gives the same answer."""
-    return rate >= 1 or zlib.crc32(f"{seed}:{request}".encode()) < rate * 2**32
-
-
 @dataclass
 class _Finished:
     """Hold requests that are over, with their tokens and prompt lengths; or a barrier for `Recorder.flush`."""
@@ -72,7 +66,6 @@ class Recorder:
         budget: rows captured per policy version before no new request is taken on; 0: any number.
         tokens: capacity of all request buffers together; 0: a share of the host's available memory.
         window: most positions kept of a request.
-        seed: of the choice of requests and of their windows.
         report: called now and then, from the recorder's thread, with `counts`.
 
     Attributes:
@@ -90,10 +83,9 @@ class Recorder:
         budget: int = 0,
         tokens: int = 0,
         window: int = 512,
-        seed: int = 0,
         report: Callable[[Mapping[str, int]], None] | None = None,
     ) -> None:
-        self.writer, self.rate, self.budget, self.window, self.seed = writer, rate, budget, window, seed
+        self.writer, self.rate, self.budget, self.window = writer, rate, budget, window
         self.report = report
         self.version = 0
         self.counts: Counter[str] = Counter(rows=0, requests=0, skipped=0, lost=0, empty=0, mismatched=0)
@@ -173,6 +165,11 @@ class Recorder:
         self._queue.put(end)
         return end.passed.wait(timeout)
 
+    def stored(self) -> dict[str, Any]:
+        """Wait until what was noted is stored; return `counts`, and ``queue``, the directory of the samples."""
+        self.flush()
+        return {**self.counts, "queue": str(self.writer.directory)}
+
     def close(self, timeout: float = 5.0) -> None:
         """Store what is waiting and close the writer."""
         thread, self._thread = self._thread, None
@@ -184,8 +181,8 @@ class Recorder:
     def _admit(self, name: str) -> Request | None:
         full = self.budget and self._spent[self.version] >= self.budget
         request = None
-        if not full and is_captured(name, self.rate, self.seed):
-            request = Request(name, CaptureWindow(name, self.window, self.seed))
+        if not full and DRAWS.random() < self.rate:
+            request = Request(name, CaptureWindow(self.window))
         self._running[name] = request
         if request is None:
             self.counts["skipped"] += 1
@@ -301,7 +298,10 @@ class Recorder:
         keep = ((offsets >= 0) & (offsets < window.size)).nonzero()[0]
         if not len(keep):
             return
-        buffer = self._buffer_for(request, int(offsets[keep].max()) + 1, rows)
+        behind = int(offsets[keep].max()) + 1
+        buffer = self._buffer_for(
+            request, min(behind + 1, window.size), rows
+        )  # the last token is never an input
         if buffer is None:
             return
         if not (numpy.diff(offsets[keep]) > 0).all():  # a position came again
@@ -329,32 +329,22 @@ class Recorder:
     def _offer(self, request: Request, tokens: Sequence[int], prompt: int) -> None:
         total = len(tokens)
         buffer, first = request.buffer, request.window.first
-        tokens = tokens[first : first + request.window.size]
+        held = min(request.window.size, buffer.capacity) if buffer is not None else 0
+        tokens = tokens[first : first + held]
         n, last = len(tokens), first + len(tokens) == total
         request.buffer = None
-        if request.lost or buffer is None or n < 2:
+        known = torch.zeros(n, dtype=torch.bool)
+        seen = max(0, n - last)
+        if not request.lost and seen:
+            ids = torch.tensor(tokens, dtype=torch.int64)
+            versions, same = buffer.versions[:seen], buffer.ids[:seen] == ids[:seen]
+            version = int(versions.max())
+            known[:seen] = (versions == version) & same & (versions >= 0)
+            self.counts["mismatched"] += int(((versions >= 0) & ~same).sum())
+        if not bool(known.any()):
             self.counts["empty"] += not request.lost
             self._pool.release_buffer(buffer)
             return
-        ids = torch.tensor(tokens, dtype=torch.int64)
-        seen = min(n - last, buffer.capacity)  # the request's last token was never an input
-        known = torch.zeros(n, dtype=torch.bool)
-        versions, same = buffer.versions[:seen], buffer.ids[:seen] == ids[:seen]
-        version = int(versions.max()) if seen else -1
-        known[:seen] = (versions == version) & same & (versions >= 0)
-        self.counts["mismatched"] += int(((versions >= 0) & ~same).sum())
-        if not bool(known.any()):
-            self.counts["empty"] += 1
-            self._pool.release_buffer(buffer)
-            return
-        if buffer.capacity < n:  # by one: the last token
-            request.buffer = buffer
-            buffer = self._buffer_for(
-                request, n, Rows(buffer.ids, buffer.ids, buffer.hidden, buffer.auxiliary)
-            )
-            request.buffer = None
-            if buffer is None:
-                return
         hidden = buffer.hidden[:n]
         hidden[~known] = 0
         auxiliary = None

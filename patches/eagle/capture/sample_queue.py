@@ -169,21 +169,14 @@ class SampleReader:
 
     Args:
         directory: as the writers'.
-        keep: called with a read sample's file and its name, to move it elsewhere; returns where it is then, or None.
-            What is still there afterwards is deleted.
 
     Attributes:
         counts: ``read``, ``corrupt`` (deleted unread) and ``missed`` (dropped, or another reader was first).
     """
 
-    def __init__(
-        self,
-        directory: str | os.PathLike[str],
-        keep: Callable[[Path, str], Path | None] = lambda file, name: None,
-    ) -> None:
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
         self.counts: Counter[str] = Counter(read=0, corrupt=0, missed=0)
-        self._keep = keep
         self._name = _unique()
         self._refused = False
 
@@ -197,6 +190,10 @@ class SampleReader:
             if sample is not None:
                 samples.append(sample)
         return samples
+
+    def keep(self, file: Path, name: str) -> Path | None:
+        """Move the file of a sample elsewhere and return where it is, or None: what is still there is deleted."""
+        return None
 
     def __len__(self) -> int:
         """Return the number of samples waiting."""
@@ -227,7 +224,7 @@ class SampleReader:
             return None
         try:
             sample = Sample.load(claimed)
-            sample = replace(sample, file=self._keep(claimed, name))
+            sample = replace(sample, file=self.keep(claimed, name))
         except PatchError as error:
             self.counts["corrupt"] += 1
             logger.warning("%s", error)

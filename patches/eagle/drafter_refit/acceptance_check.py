@@ -79,11 +79,6 @@ class AcceptanceCheck:
         return self._length(len(self._recent))
 
     @property
-    def running(self) -> bool:
-        """Whether new weights wait to be judged."""
-        return self._phase != "idle"
-
-    @property
     def on_trial(self) -> bool:
         """Whether the old weights are tried, or will be once they are loaded."""
         return self._phase in ("loading", "old")

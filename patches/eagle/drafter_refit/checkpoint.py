@@ -7,7 +7,6 @@ name, and an update is read, checked and known to be whole before anything is to
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,11 +49,12 @@ def load(path: Path, own: Path, shared: set[str], patch: str) -> dict[str, torch
 
 def shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Read the shape of each tensor of a checkpoint from the files' headers."""
+    from safetensors import safe_open
+
     found: dict[str, tuple[int, ...]] = {}
     for file in _files(path):
-        with open(file, "rb") as opened:
-            header = json.loads(opened.read(int.from_bytes(opened.read(8), "little")))
-        found |= {name: tuple(about["shape"]) for name, about in header.items() if name != "__metadata__"}
+        with safe_open(file, framework="pt") as opened:
+            found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +36,6 @@ def save_embeddings_and_head(
     """
     from safetensors.torch import save_file
 
-    found = dict(_embeddings_and_head(model, gather, is_first, patch))
-    if not is_first:
-        return 0
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with replacing(folder / "model.safetensors") as temporary:
-        save_file(found, temporary)
-    return len(found)
-
-
-def _embeddings_and_head(
-    model: Any, gather: Callable[[Any], Any], is_first: bool, patch: str
-) -> Iterator[tuple[str, Any]]:
-    """Yield names and whole tensors on the host; a head that is tied to the embeddings is left out."""
     inner = getattr(model, "model", None)
     embedding, head = getattr(inner, "embed_tokens", None), getattr(model, "lm_head", None)
     if embedding is None or head is None:
@@ -57,9 +44,16 @@ def _embeddings_and_head(
             patch=patch,
             advice="Set eagle's option cotrain to false for this model.",
         )
-    yield _EMBEDDING, _whole(embedding, gather, is_first, patch)
-    if head.weight is not embedding.weight:
-        yield _HEAD, _whole(head, gather, is_first, patch)
+    parts = (
+        {_EMBEDDING: embedding} if head.weight is embedding.weight else {_EMBEDDING: embedding, _HEAD: head}
+    )
+    found = {name: _whole(module, gather, is_first, patch) for name, module in parts.items()}
+    if not is_first:
+        return 0
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with replacing(folder / "model.safetensors") as temporary:
+        save_file(found, temporary)
+    return len(found)
 
 
 def _whole(module: Any, gather: Callable[[Any], Any], is_first: bool, patch: str) -> Any:

@@ -46,7 +46,6 @@ class HistoryDrafts:
     Call `begin` for a new request, `extend` with its new tokens, `propose` before a step and `learn` after it.
 
     Args:
-        most: draft tokens per request and step that `propose` returns.
         capacity: tokens that are remembered, for prompts and over all prompts each.
         clock: seconds.
 
@@ -57,11 +56,10 @@ class HistoryDrafts:
 
     def __init__(
         self,
-        most: int = MAX_DRAFTS,
         capacity: int = REMEMBERED,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.most, self.capacity, self._clock = most, capacity, clock
+        self.capacity, self._clock = capacity, clock
         self._prompts: OrderedDict[tuple[int, ...], TokenIndex] = OrderedDict()
         self._any = TokenIndex(_ORDERS[_ANY], max(1, capacity // 2))
         self._acceptance = AcceptanceTable(sources=2)
@@ -93,7 +91,7 @@ class HistoryDrafts:
         self._any.extend(text.tokens, start)
 
     def propose(
-        self, texts: Sequence[Text], room: Sequence[int], rivals: Sequence[int] = ()
+        self, texts: Sequence[Text], room: Sequence[int], rivals: Sequence[int] = (), free: bool = False
     ) -> list[list[int] | None]:
         """Return the draft tokens of each request of the next step; None if the drafts it has are better.
 
@@ -101,18 +99,19 @@ class HistoryDrafts:
             texts: the requests that decode in that step.
             room: draft tokens that each of them has room for.
             rivals: draft tokens that each of them has from another drafter; empty: there is none.
+            free: the engine's steps take as long whatever is drafted.
         """
         began = self._clock()
         rivals = rivals or [0] * len(texts)
         for text in texts:
             text.draft = None
-        cost = self._cost.estimate(len(texts))
+        cost = (1.0, 0.0) if free else self._cost.estimate(len(texts))
         if cost is None:  # the first step of all is measured without drafts of ours
             return [None] * len(texts)
         found = []
         tokens, (seconds, slope) = float(len(texts)), cost
         for text, most, rival in zip(texts, room, rivals, strict=True):
-            draft, chances = self._best(text, min(self.most, most))
+            draft, chances = self._best(text, most)
             expected = self._rivals.expected(rival)
             if rival and sum(chances) <= expected:
                 draft, chances = None, []
@@ -133,23 +132,6 @@ class HistoryDrafts:
             proposed.append([guess.token for guess in draft.guesses[:length]])
         self.seconds += self._clock() - began
         return proposed
-
-    def fill(self, texts: Sequence[Text], room: int) -> list[list[int] | None]:
-        """Return draft tokens as `propose` does, for an engine whose steps take as long whatever is drafted.
-
-        Args:
-            texts: the requests of the next step.
-            room: draft tokens that each of them has room for, and has from another drafter.
-        """
-        began = self._clock()
-        found: list[list[int] | None] = []
-        for text in texts:
-            draft, chances = self._best(text, room)
-            better = sum(chances) > self._rivals.expected(room)
-            text.draft = draft if better else None
-            found.append([guess.token for guess in draft.guesses] if better else None)
-        self.seconds += self._clock() - began
-        return found
 
     def learn_rival(self, drafted: int, accepted: int) -> None:
         """Learn from a verified draft of another drafter."""

@@ -168,10 +168,7 @@ def flush(manager: Any) -> dict[str, Any]:
     if refit is None:
         return {}
     recorder = capture.recorder_of(manager.draft_worker)
-    if recorder is None:
-        return refit.state()
-    recorder.flush()
-    return {**recorder.counts, "queue": str(recorder.writer.directory), **refit.state()}
+    return {**(recorder.stored() if recorder is not None else {}), **refit.state()}
 
 
 def save_embeddings(manager: Any, folder: str) -> int:

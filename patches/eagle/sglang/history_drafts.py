@@ -9,8 +9,6 @@ ranks of an engine draft alike.
 
 from __future__ import annotations
 
-import logging
-import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -18,12 +16,10 @@ from typing import Any
 from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
-from flashpatch.patches.eagle.history.drafts import MAX_DRAFTS, HistoryDrafts, Text
+from flashpatch.patches.eagle.history.drafts import MAX_DRAFTS, Text
+from flashpatch.patches.eagle.history.engine_history import EngineHistory, say_off
 from flashpatch.patches.eagle.options import UNTIL_SGLANG
 
-logger = logging.getLogger("flashpatch.eagle")
-
-_NOTE_SECONDS = 1.0  # between two notes to the ledger
 _BESIDE = ("EAGLE", "EAGLE3", "NGRAM")  # speculative algorithms whose drafts are replaced
 
 patches = Patches(
@@ -36,7 +32,7 @@ patches = Patches(
 )
 
 
-class WorkerHistory:
+class WorkerHistory(EngineHistory):
     """Feed the requests of one worker's decode batches to `HistoryDrafts`.
 
     Attributes:
@@ -44,13 +40,11 @@ class WorkerHistory:
         steps: batches that were verified since the last call of `propose`.
     """
 
-    def __init__(self, drafts: HistoryDrafts) -> None:
-        self.drafts = drafts
+    def __init__(self) -> None:
+        super().__init__()
         self.rows: set[int] = set()
         self.steps = 1
-        self._texts: weakref.WeakKeyDictionary[Any, Text] = weakref.WeakKeyDictionary()
         self._last: list[Any] = []  # requests of the last batch; those that are over have tokens not yet seen
-        self._noted = 0.0
 
     def propose(self, requests: Sequence[Any], room: int) -> list[list[int] | None]:
         """Take up the new tokens of the last batch, and return draft tokens for the next.
@@ -64,8 +58,7 @@ class WorkerHistory:
         """
         outcomes: dict[Text, int] = {}
         for row, request in enumerate(self._last):
-            text = self._texts[request]
-            accepted = self._take_tokens(request, text) - 1
+            text, accepted = self.texts[request], self._take(request) - 1
             if self.steps == 1 and accepted >= 0:
                 if row in self.rows:
                     outcomes[text] = min(accepted, len(text.draft.guesses) if text.draft else 0)
@@ -73,23 +66,18 @@ class WorkerHistory:
                     self.drafts.learn_rival(room, min(accepted, room))
         self.drafts.learn(outcomes, len(requests), 0, None)
         for request in requests:
-            if request not in self._texts:
-                self._texts[request] = self.drafts.begin(list(request.origin_input_ids))
-                self._take_tokens(request, self._texts[request])
+            if request not in self.texts:
+                self._take(request)
         self._last, self.steps = list(requests), 0
-        found = self.drafts.fill([self._texts[request] for request in requests], room)
+        each = [room] * len(requests)
+        found = self.drafts.propose([self.texts[request] for request in requests], each, each, free=True)
         self.rows = {row for row, draft in enumerate(found) if draft}
-        if (now := time.monotonic()) - self._noted > _NOTE_SECONDS:
-            self._noted = now
-            ledger.note(eagle_history=self.drafts.metrics())
+        self.note_if_due()
         return found
 
-    def _take_tokens(self, request: Any, text: Text) -> int:
-        """Append what the request has generated since; return how many tokens."""
-        new = list(request.output_ids[len(text.tokens) - len(request.origin_input_ids) :])
-        if new:
-            self.drafts.extend(text, new)
-        return len(new)
+    def _take(self, request: Any) -> int:
+        prompt = request.origin_input_ids
+        return self.take_tokens(request, prompt, request.output_ids, len(prompt))
 
 
 _histories: weakref.WeakKeyDictionary[Any, WorkerHistory | None] = weakref.WeakKeyDictionary()
@@ -100,15 +88,10 @@ def _history_of(drafter: Any, reason: str) -> WorkerHistory | None:
     if drafter not in _histories:
         options = engine.options("eagle")
         if options["history"] and reason:
-            _say_off(reason)
+            say_off(reason)
         on = options["history"] and not reason
-        _histories[drafter] = WorkerHistory(HistoryDrafts()) if on else None
+        _histories[drafter] = WorkerHistory() if on else None
     return _histories[drafter]
-
-
-def _say_off(reason: str) -> None:
-    logger.warning("no drafts from history: %s", reason)
-    ledger.note(eagle_history_off=reason)
 
 
 def _propose(
@@ -122,7 +105,7 @@ def _propose(
         if get_parallel().tp_size > 1:  # ranks must not verify different drafts
             raise
         _histories[drafter] = None  # no answer needs them
-        _say_off(f"{type(error).__name__}: {error}")
+        say_off(f"{type(error).__name__}: {error}")
         return [None] * len(requests)
 
 
@@ -229,5 +212,5 @@ def run_resolution_pipeline(original, server_args: Any):
             }
         declare_resolution(server_args, patches.of(run_resolution_pipeline).id, **fields)
     elif options["history"]:
-        _say_off(f"SGLang's speculative_algorithm={asked}")
+        say_off(f"SGLang's speculative_algorithm={asked}")
     return original(server_args)

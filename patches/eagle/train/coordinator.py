@@ -16,17 +16,17 @@ import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from flashpatch.patches.eagle.errors import eagle_error
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 
 logger = logging.getLogger("flashpatch.eagle")
 
-State = Literal["down", "starting", "idle", "training", "stopping", "given up"]
+State = Literal["down", "starting", "idle", "training", "given up"]
 MODULE = "flashpatch.patches.eagle.train"
 
 
@@ -69,14 +69,14 @@ class Coordinator:
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[str] | None = None
         self._readers: list[threading.Thread] = []
-        self._events: queue.Queue[tuple[int, dict[str, Any]]] = queue.Queue()
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()  # lines of the present worker
         self._errors: deque[str] = deque(maxlen=20)
-        self._since = 0.0
-        self._limit = inf  # seconds for which the worker may be in its state
-        self._next_slice: dict[str, Any] | None = None  # asked for while the worker was starting
-        self._standing: dict[
-            str, dict[str, Any]
-        ] = {}  # the last command of `target`, `keep`, and an open `load`
+        self._limit, self._deadline = (
+            inf,
+            inf,
+        )  # seconds for which the worker may be in its state, and their end
+        self._slice: dict[str, Any] | None = None  # asked for while the worker was starting
+        self._orders: dict[str, Any] = {}
         self._lock = threading.RLock()
 
     @property
@@ -89,11 +89,10 @@ class Coordinator:
         with self._lock:
             if self._process is not None:
                 return True
-            command = [sys.executable, "-m", MODULE, self.settings.dump()]
             try:
                 Path(self.settings.folder).mkdir(mode=0o700, parents=True, exist_ok=True)
                 process = subprocess.Popen(
-                    command,
+                    [sys.executable, "-m", MODULE, self.settings.dump()],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
@@ -107,13 +106,13 @@ class Coordinator:
                 self._failed()
                 return False
             os.set_blocking(process.stdin.fileno(), False)
-            self._process = process
+            self._process, self._said = process, queue.SimpleQueue()
             self._errors.clear()
             self.counts["started"] += 1
             self._enter("starting", self._start_limit)
             self._readers = [
-                threading.Thread(target=target, args=(process,), name="flashpatch-trainer", daemon=True)
-                for target in (self._read_events, self._read_errors)
+                threading.Thread(target=_read, args=args, name="flashpatch-trainer", daemon=True)
+                for args in ((process.stdout, self._said.put), (process.stderr, self._errors.append))
             ]
             for reader in self._readers:
                 reader.start()
@@ -138,52 +137,38 @@ class Coordinator:
             if self.state == "down" and time.monotonic() >= self._restart_at:
                 self.start()
             if self.state == "starting":
-                self._next_slice = command
+                self._slice = command
                 return True
-            if self.state != "idle":
-                return False
-            return self._begin(command)
+            return self.state == "idle" and self._begin(command)
 
     def stop(self) -> bool:
         """Tell the worker to end its slice and write a drafter; `poll` notices that it is idle, or kills it
         in time."""
         with self._lock:
             self.poll()
-            self._next_slice = None
+            self._slice = None
             if self.state != "training":
-                return self.state in ("idle", "stopping")
-            self._enter("stopping", self._stop_limit)
+                return self.state == "idle"
+            self._enter("training", self._stop_limit)
             return self._send({"command": "stop"})
 
-    def load(self, folder: str | os.PathLike[str]) -> bool:
-        """Make the worker continue from other weights, as after a rollback; return False when it cannot be reached. One
-        that is started again gets them unless the last one has them in its checkpoint."""
-        return self._send_standing({"command": "load", "folder": os.fspath(folder)})
+    def order(self, **orders: Any) -> None:
+        """Send what the worker needs beside samples, if it is idle, and with each slice to come, until other orders come.
 
-    def target(self, folder: str | os.PathLike[str]) -> bool:
-        """Send the folder of the policy's present embedding and head; return False when the worker cannot be
-        reached. One that starts, or is started again, gets the newest when it is ready: older ones may be gone."""
-        return self._send_standing({"command": "target", "folder": os.fspath(folder)})
-
-    def keep(self, folders: Iterable[str | os.PathLike[str]]) -> bool:
-        """Name the drafters that engines may return to, which stay on disk; return False when the worker cannot be reached."""
-        return self._send_standing({"command": "keep", "folders": sorted(map(os.fspath, folders))})
-
-    def _send_standing(self, command: dict[str, Any]) -> bool:
-        """Send what a worker that starts, or is started again, needs too."""
+        Args:
+            load: folder of the weights to continue from, as after a rollback; once.
+            target: folder of the policy's present embedding and head.
+            keep: folders of the drafters that engines may return to, which stay on disk.
+        """
         with self._lock:
-            self._standing[command["command"]] = command
-            return self.state == "starting" or self._send(command)
+            self._orders |= orders
+            if self.state == "idle":
+                self._send({"command": "order", **self._orders})
 
     def poll(self) -> list[dict[str, Any]]:
         """Handle and return the worker's events since the last call. Never blocks, never raises."""
         with self._lock:
             return self._handle_events() + self._check_process()
-
-    @staticmethod
-    def ends_slice(event: Mapping[str, Any]) -> bool:
-        """Return whether the worker reports with this event that its slice of time is over."""
-        return event.get("event") == "idle" and event.get("command", "train") == "train"
 
     def wait_idle(self, limit: float) -> bool:
         """Stop the slice and wait until the worker is idle; kill it after ``limit`` seconds.
@@ -193,10 +178,10 @@ class Coordinator:
         """
         self.stop()
         end, killed = time.monotonic() + limit, self.counts["killed"]
-        while self.state in ("training", "stopping"):
+        while self.state == "training":
             self.poll()
             with self._lock:
-                if time.monotonic() >= end and self.state in ("training", "stopping"):
+                if time.monotonic() >= end and self.state == "training":
                     self._kill(f"the trainer was not idle within {limit:g} seconds")
             time.sleep(0.01)
         return self.counts["killed"] == killed
@@ -222,38 +207,36 @@ class Coordinator:
             self._enter("down")
 
     def _begin(self, command: dict[str, Any]) -> bool:
-        sent = self._send(command)
+        sent = self._send({**command, **self._orders})
         if sent:
             self._enter("training", command["seconds"] + self._stop_limit)
         return sent
 
     def _handle_events(self) -> list[dict[str, Any]]:
         found = []
-        while True:
-            try:
-                pid, event = self._events.get_nowait()
-            except queue.Empty:
-                return found
-            if pid == self.pid:  # else an event of a worker that has ended
-                found.append(event)
-                self._handle(event)
+        while not self._said.empty():
+            with contextlib.suppress(ValueError):  # what a library printed
+                event = json.loads(self._said.get())
+                if isinstance(event, dict):
+                    found.append(event)
+                    self._handle(event)
+        return found
 
     def _handle(self, event: dict[str, Any]) -> None:
         name = event.get("event")
         if name in ("ready", "training", "idle", "drafter"):
             self.figures = {**self.figures, **event}
-        if name == "idle" and event.get("command") == "load":
-            self._standing.pop("load", None)
-        if name == "ready" or self.ends_slice(event):
+        if name == "ready":
             self._enter("idle")
-            if name == "ready":
-                if not self.settings.device:  # Ray hides every accelerator from a driver
-                    logger.warning("no device is named: the drafter is trained on %s", event.get("device"))
-                for command in self._standing.values():
-                    self._send(command)
-            if self._next_slice:
-                command, self._next_slice = self._next_slice, None
+            if not self.settings.device:  # Ray hides every accelerator from a driver
+                logger.warning("no device is named: the drafter is trained on %s", event.get("device"))
+            command, self._slice = self._slice, None
+            if command is not None:
                 self._begin(command)
+        elif name == "loaded" and self._orders.get("load") == event["folder"]:
+            del self._orders["load"]
+        elif name == "idle" and event.get("command", "train") == "train":
+            self._enter("idle")
         elif name == "drafter":
             self._restarts_left = self._restarts
             self.drafter = Path(event["folder"])
@@ -269,7 +252,7 @@ class Coordinator:
         """Notice that the worker died or passed a time limit; return its last events, handled."""
         process, now, last_events = self._process, time.monotonic(), []
         if process is None:
-            if self.state == "down" and self._next_slice and now >= self._restart_at:
+            if self.state == "down" and self._slice and now >= self._restart_at:
                 self.start()
             return []
         code = process.poll()
@@ -278,14 +261,11 @@ class Coordinator:
                 reader.join(1.0)  # what it wrote last may still be in the pipe
             last_events = self._handle_events()
             self.counts["died"] += 1
-            last = f": {self._errors[-1]}" if self._errors else ""
-            self._warn(
-                self.problem
-                if code == 2 and self._restarts_left == 0
-                else f"the trainer died, exit {code}{last}"
-            )
+            if code != 2 or self._restarts_left:  # else it has said why
+                last = f": {self._errors[-1].strip()[:500]}" if self._errors else ""
+                self._warn(f"the trainer died, exit {code}{last}")
             self._ended()
-        elif now - self._since > self._limit:
+        elif now > self._deadline:
             self._kill(f"the trainer was {self.state} for more than {self._limit:g} seconds")
         return last_events
 
@@ -300,7 +280,7 @@ class Coordinator:
     def _ended(self) -> None:
         with contextlib.suppress(OSError):
             self._process.stdin.close()
-        self._process = None
+        self._process, self._said = None, queue.SimpleQueue()
         self._failed()
 
     def _failed(self) -> None:
@@ -313,7 +293,7 @@ class Coordinator:
             self._enter("given up")
 
     def _enter(self, state: State, limit: float = inf) -> None:
-        self.state, self._since, self._limit = state, time.monotonic(), limit
+        self.state, self._limit, self._deadline = state, limit, time.monotonic() + limit
 
     def _warn(self, problem: str) -> None:
         if problem != self.problem:
@@ -321,27 +301,17 @@ class Coordinator:
         self.problem = problem
 
     def _send(self, command: dict[str, Any]) -> bool:
-        with self._lock:
-            line = (json.dumps(command) + "\n").encode()
-            with contextlib.suppress(
-                OSError, ValueError
-            ):  # it has ended, or does not read and the pipe is full
-                if self._process is not None:
-                    os.write(self._process.stdin.fileno(), line)  # below PIPE_BUF: at once or not at all
-                    return True
-            self.counts["undelivered"] += 1
-            return False
+        line = (json.dumps(command) + "\n").encode()
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or does not read and the pipe is full
+            if self._process is not None:
+                os.write(self._process.stdin.fileno(), line)  # below PIPE_BUF: at once or not at all
+                return True
+        self.counts["undelivered"] += 1
+        return False
 
-    def _read_events(self, process: subprocess.Popen[str]) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            for line in process.stdout:
-                with contextlib.suppress(ValueError):
-                    event = json.loads(line)
-                    if isinstance(event, dict):
-                        self._events.put((process.pid, event))
 
-    def _read_errors(self, process: subprocess.Popen[str]) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            for line in process.stderr:
-                if line.strip():
-                    self._errors.append(line.strip()[:500])
+def _read(stream: TextIO, take: Callable[[str], None]) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        for line in stream:
+            if line.strip():
+                take(line)

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PretrainedConfig
 
 from flashpatch.patches.eagle.errors import eagle_error
-from flashpatch.patches.eagle.train.drafter import Drafter, Drafter3
+from flashpatch.patches.eagle.train.drafter import Drafter
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
 ENGINES = ("vllm", "sglang")
@@ -126,7 +126,7 @@ def save_drafter(
     return final
 
 
-def load_weights(drafter: Drafter | Drafter3, folder: str | os.PathLike[str]) -> None:
+def load_weights(drafter: Drafter, folder: str | os.PathLike[str]) -> None:
     """Load into a drafter what `save_drafter`, or another trainer of such drafters, wrote.
 
     Raises:

@@ -13,6 +13,7 @@ from pathlib import Path
 from flashpatch.errors import PatchError
 from flashpatch.ledger.files import make_private
 from flashpatch.patches.eagle.capture.sample import Sample
+from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -21,23 +22,24 @@ FOLDER = "samples"
 """Name of the folder beside a trainer's checkpoints."""
 
 
-class KeptSamples:
-    """Hold the files of samples that were read from the queue, in a subfolder for each job.
+class KeptSamples(SampleReader):
+    """Read samples from a job's queue, and hold their files, in a subfolder for each job.
 
     Args:
+        queue: directory of the job's queue, by which its subfolder is named.
         folder: beside the trainer's checkpoints.
-        queue: directory of the job's queue, by which its subfolders are named.
 
     Attributes:
-        failed: files that could not be moved here, as when the disk is full; their samples are held in memory alone.
+        counts: ``unkept`` too: files that could not be moved here, as when the disk is full; their samples are held in
+            memory alone.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], queue: str) -> None:
-        self.folder = Path(folder)
-        self.failed = 0
-        self._own = self.folder / f"{zlib.crc32(os.fsencode(queue)):08x}"
+    def __init__(self, queue: str | os.PathLike[str], folder: Path) -> None:
+        super().__init__(queue)
+        self.folder = folder
+        self._own = folder / f"{zlib.crc32(os.fsencode(queue)):08x}"
 
-    def move(self, file: Path, name: str) -> Path | None:
+    def keep(self, file: Path, name: str) -> Path | None:
         """Move a sample's file here; return where it is, or None if that failed. Never raises."""
         target = self._own / name
         try:
@@ -45,15 +47,15 @@ class KeptSamples:
             shutil.move(file, target)
             target.chmod(0o600)
         except OSError as error:
-            if not self.failed:
+            if not self.counts["unkept"]:
                 logger.warning("samples do not survive a restart of the trainer: %s", error)
-            self.failed += 1
+            self.counts["unkept"] += 1
             with contextlib.suppress(OSError):
                 target.unlink(missing_ok=True)  # part of a copy
             return None
         return target
 
-    def read(self) -> list[Sample]:
+    def read_kept(self) -> list[Sample]:
         """Return what an earlier trainer kept, oldest first; delete files that cannot be read.
 
         Each job counts its policies from 0: samples of other jobs get versions up to 0.

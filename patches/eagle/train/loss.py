@@ -6,7 +6,7 @@ distributions that the frozen head gives for both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,21 +20,18 @@ CHUNK = 1024
 """Positions whose logits are in memory at a time."""
 
 
-@dataclass(frozen=True)
-class Sums:
+class Sums(NamedTuple):
     """Hold sums over the positions to learn from; divide by their number over all rows.
 
     Attributes:
         states: SmoothL1 per position, the mean over the width; zero for EAGLE-3, whose states are its own.
         tokens: soft cross entropy per position.
         agreed: positions where both distributions have the same highest token.
-        count: positions.
     """
 
     states: Tensor
     tokens: Tensor
     agreed: Tensor
-    count: Tensor
 
 
 def step_sums(
@@ -60,7 +57,7 @@ def _sums(predicted: Tensor, targets: Tensor, target_embeddings: TargetEmbedding
         one, two = predicted[start : start + CHUNK], targets[start : start + CHUNK]
         part, same = checkpoint(_cross_entropy, one, two, target_embeddings, use_reentrant=False)
         tokens, agreed = tokens + part, agreed + same
-    return Sums(states, tokens, agreed, torch.tensor(len(targets), device=predicted.device))
+    return Sums(states, tokens, agreed)
 
 
 def _cross_entropy(

@@ -72,13 +72,12 @@ class Pack:
         )
 
 
-def windows(sample: Sample, longest: int, auxiliary: bool = False, prompts: bool = False) -> Iterator[Pack]:
-    """Cut a sample into windows of at most ``longest`` positions; those without a position to learn from are
+def windows(sample: Sample, longest: int, auxiliary: bool = False) -> Iterator[Pack]:
+    """Cut a sample into windows of at most ``longest`` positions; those without a generated token to learn from are
     left out.
 
     Args:
         auxiliary: read the EAGLE-3 layers instead of the last state.
-        prompts: learn from prompt tokens too, not from generated ones only.
 
     Raises:
         PatchError: the sample lacks the layers, or a window would be empty.
@@ -92,9 +91,7 @@ def windows(sample: Sample, longest: int, auxiliary: bool = False, prompts: bool
             "Capture them: run the engine with an EAGLE-3 drafter.",
         )
     states = sample.auxiliary if auxiliary else sample.hidden
-    learn = sample.known[:-1] & sample.known[1:]
-    if not prompts:
-        learn = learn & sample.response[1:]
+    learn = sample.known[:-1] & sample.known[1:] & sample.response[1:]
     for start in range(0, len(sample) - 1, longest):
         stop = min(start + longest, len(sample) - 1)
         if learn[start:stop].any():

@@ -56,8 +56,7 @@ class WorkerSettings(Recipe):
         device: torch device; "" for the first accelerator, else the CPU.
         window: longest window of a sample, in positions.
         batch: positions of a step, over all its windows.
-        samples, bytes, keep, versions: see `buffer.Buffer`.
-        prompts: learn from prompt tokens too.
+        samples, bytes, versions: see `buffer.Buffer`.
         least: samples in the buffer before training starts.
         checkpoint: steps between checkpoints; 0 for none.
         seed: of the weights from scratch and of the draws.
@@ -78,9 +77,7 @@ class WorkerSettings(Recipe):
     batch: int = 4096
     samples: int = 10_000
     bytes: int = 4 << 30
-    keep: str = "recency"
     versions: int = 2
-    prompts: bool = False
     least: int = 8
     checkpoint: int = 100
     seed: int = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -12,8 +11,9 @@ from torch.nn import functional as F
 
 from flashpatch.patches.eagle.errors import eagle_error
 
-EMBEDDING = ("model.embed_tokens.weight", "embed_tokens.weight")
-HEAD = ("lm_head.weight",)
+NAMES = dict.fromkeys(("model.embed_tokens.weight", "embed_tokens.weight"), "embedding") | {
+    "lm_head.weight": "head"
+}
 
 
 class TargetEmbeddings:
@@ -39,23 +39,15 @@ class TargetEmbeddings:
         """
         from safetensors import safe_open
 
-        place, where = Path(folder), {}
-        index = place / "model.safetensors.index.json"
-        if index.exists():
-            where = json.loads(index.read_text())["weight_map"]
-        elif (place / "model.safetensors").exists():
-            with safe_open(place / "model.safetensors", framework="pt") as file:
-                where = dict.fromkeys(file.keys(), "model.safetensors")
         found = {}
-        for part, names in (("embedding", EMBEDDING), ("head", HEAD)):
-            for name in names:
-                if name in where and part not in found:
-                    with safe_open(place / where[name], framework="pt") as file:
-                        found[part] = file.get_tensor(name)
+        for file in sorted(Path(folder).glob("*.safetensors")):
+            with safe_open(file, framework="pt") as opened:
+                for name in NAMES.keys() & set(opened.keys()):
+                    found[NAMES[name]] = opened.get_tensor(name)
         if "embedding" not in found:
             raise eagle_error(
                 "drafter",
-                f"{place} has no {EMBEDDING[0]} in safetensors files.",
+                f"{folder} has no {next(iter(NAMES))} in safetensors files.",
                 "Give the folder of the target's checkpoint.",
             )
         return cls(found["embedding"], found.get("head"))

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-from flashpatch.patches.eagle.train.drafter import Drafter, Drafter3
-from flashpatch.patches.eagle.train.loss import Sums, step_sums
+from flashpatch.patches.eagle.train.drafter import Drafter
+from flashpatch.patches.eagle.train.loss import step_sums
 from flashpatch.patches.eagle.train.pack import Pack
 from flashpatch.patches.eagle.train.settings import Recipe
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
@@ -33,7 +32,7 @@ class Trainer:
 
     def __init__(
         self,
-        drafter: Drafter | Drafter3,
+        drafter: Drafter,
         target_embeddings: TargetEmbeddings,
         recipe: Recipe | None = None,
     ) -> None:
@@ -82,7 +81,7 @@ class Trainer:
                 for part, weight, count in zip(parts, weights, positions, strict=True)
             ]
             torch.stack(losses).sum().backward()
-            totals += torch.stack([_detached(part) for part in parts])
+            totals += torch.stack([torch.stack(part).detach() for part in parts])
         counts = torch.tensor(positions, device=parameter.device).clamp(min=1.0)
         states, tokens, agreed = (totals / counts[:, None]).T.tolist()
         means = zip(weights, states, tokens, strict=True)
@@ -105,23 +104,21 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Return all that a resumed run needs, for a checkpoint."""
-        model, optimizer = get_state_dict(self.drafter, self.optimizer)
-        return {"model": model, "optimizer": optimizer, "count": torch.tensor([self.count, self.skipped])}
+        optimizer = self.optimizer.state_dict()
+        return {
+            "model": self.drafter.state_dict(),
+            "optimizer": optimizer,
+            "count": [self.count, self.skipped],
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state` into whose tensors a checkpoint was read."""
-        set_state_dict(
-            self.drafter, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
-        self.count, self.skipped = state["count"].tolist()
+        """Restore a `state`."""
+        self.drafter.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.count, self.skipped = state["count"]
 
 
 def _step_weights(positions: Sequence[float], decay: float) -> list[float]:
     """Return the weight of each draft step's loss, 0 if it has no position; they sum to 1."""
     weights = [decay**step if count else 0.0 for step, count in enumerate(positions)]
     return [weight / sum(weights) for weight in weights]
-
-
-def _detached(part: Sums) -> Tensor:
-    """Return float64 [3]: losses and agreed positions of a draft step."""
-    return torch.stack([part.states.detach(), part.tokens.detach(), part.agreed]).double()

@@ -1,12 +1,11 @@
 """Train a drafter in slices of time, between commands.
 
-Commands: ``{"command": "train", "seconds": s, "steps": n}`` (``steps`` may be missing), ``{"command": "stop"}``,
-``{"command": "load", "folder": f}`` (continue from these weights, as after a rollback), ``{"command": "target", "folder":
-f}`` (the policy's new embedding and head), ``{"command": "keep", "folders": [f, ...]}`` (drafters that engines may return
-to, and no others), ``{"command": "exit"}``.
+Commands: ``{"command": "train", "seconds": s, "steps": n}`` (``steps`` may be missing), ``{"command": "order"}``, both with the
+orders of `coordinator.Coordinator.order`, ``{"command": "stop"}``, ``{"command": "exit"}``.
 
-Events: ``ready``, ``training`` (once a second, with the last step's figures), ``drafter`` (new weights are in
-``folder``), ``idle`` (after each command, which it names), ``error`` (a command failed; the worker goes on), ``bye``.
+Events: ``ready``, ``loaded`` (the weights in ``folder``, and a restart would not bring back those before), ``training`` (once
+a second, with the last step's figures), ``drafter`` (new weights are in ``folder``), ``idle`` (after each command, which it
+names), ``error`` (a command failed; the worker goes on), ``bye``.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from transformers import AutoConfig
 from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.capture.sample import Sample
-from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 from flashpatch.patches.eagle.train.buffer import Buffer
 from flashpatch.patches.eagle.train.checkpoint import Checkpoints
 from flashpatch.patches.eagle.train.drafter import make_drafter
@@ -66,14 +64,11 @@ class Worker:
             AutoConfig.from_pretrained(settings.target), settings.kind, settings.auxiliary
         )
         self.checkpoints = Checkpoints(Path(settings.folder) / "checkpoints")
-        self.kept = KeptSamples(Path(settings.folder) / FOLDER, settings.queue)
-        self.reader = SampleReader(settings.queue, self.kept.move)
-        self.buffer = Buffer(
-            settings.samples, settings.bytes, settings.keep, settings.versions, settings.seed
-        )
+        self.reader = KeptSamples(settings.queue, Path(settings.folder) / FOLDER)
+        self.buffer = Buffer(settings.samples, settings.bytes, settings.versions, settings.seed)
         self._unsuitable = 0
         self._good: set[str] = set()  # folders of drafters that stay on disk
-        for sample in self.kept.read():
+        for sample in self.reader.read_kept():
             self._add(sample)
         self.trainer = self._open_trainer()
 
@@ -84,7 +79,7 @@ class Worker:
             drafter = make_drafter(self.config, settings.seed)
             if settings.drafter:
                 load_weights(drafter, settings.drafter)
-            trainer = Trainer(drafter.to(self.device), self._load_target(), settings)
+            trainer = Trainer(drafter.to(self.device), self._load_target(settings.target), settings)
             try:
                 self.resumed = self.checkpoints.resume(trainer)
                 return trainer
@@ -115,25 +110,27 @@ class Worker:
             self._report({"event": "idle", "command": command.get("command"), **self._figures()})
 
     def _execute(self, command: dict[str, Any]) -> None:
-        if command["command"] == "train":
-            if found := self._train(float(command["seconds"]), command.get("steps")):
-                self._write(found)
-        elif command["command"] == "load":
-            self._load(command["folder"])
-        elif command["command"] == "target":
-            self._target = command["folder"]
-            self.trainer.target_embeddings = self._load_target()
-        elif command["command"] == "keep":
-            self._good = set(command["folders"])
+        try:
+            self._obey(command)
+        finally:  # an order that cannot be obeyed is reported, and costs no slice
+            if command["command"] == "train":
+                self.train(float(command["seconds"]), command.get("steps"))
 
-    def _load(self, folder: str) -> None:
-        fresh = make_drafter(self.config)
-        load_weights(fresh, folder)
-        self.trainer.load(fresh.state_dict())
-        self.checkpoints.save(self.trainer)  # a restart must not bring back what was rolled back
+    def _obey(self, orders: Mapping[str, Any]) -> None:
+        self._good = set(orders.get("keep", self._good))
+        if orders.get("target", self._target) != self._target:
+            self.trainer.target_embeddings = self._load_target(orders["target"])
+            self._target = orders["target"]
+        if "load" in orders:
+            fresh = make_drafter(self.config)
+            load_weights(fresh, orders["load"])
+            self.trainer.load(fresh.state_dict())
+            self.checkpoints.save(self.trainer)  # a restart must not bring back what was rolled back
+            self.checkpoints.settle()
+            self._report({"event": "loaded", "folder": orders["load"]})
 
-    def _train(self, seconds: float, steps: int | None) -> dict[str, float]:
-        """Train until time or steps are over, or another command arrives; return the figures of the last step."""
+    def train(self, seconds: float, steps: int | None = None) -> None:
+        """Train until time or steps are over, or another command arrives, and write the drafter if it has learned."""
         trainer, every = self.trainer, self.settings.checkpoint
         end, reported = time.monotonic() + seconds, 0.0
         last = trainer.count + steps if steps else None
@@ -150,7 +147,8 @@ class Worker:
             if time.monotonic() - reported > REPORT_SECONDS:
                 reported = time.monotonic()
                 self._report({"event": "training", **self._figures(), **found})
-        return found
+        if found:
+            self._write(found)
 
     def _read_samples(self) -> None:
         for sample in self.reader.read_samples(16):
@@ -177,7 +175,7 @@ class Worker:
         """Return rows of windows drawn from the buffer."""
         settings, found, total = self.settings, [], 0
         for sample in self.buffer.draw(max(1, settings.batch // 16)):
-            for part in windows(sample, settings.window, settings.kind == "eagle3", settings.prompts):
+            for part in windows(sample, settings.window, settings.kind == "eagle3"):
                 if total + len(part) <= settings.batch or not found:
                     found.append(part)
                     total += len(part)
@@ -212,11 +210,11 @@ class Worker:
             "samples": len(self.buffer),
             "read": reader["read"],
             "corrupt": reader["corrupt"],
-            "unkept": self.kept.failed,
+            "unkept": reader["unkept"],
             "unsuitable": self._unsuitable,
             "checkpoints_failed": checkpoints.failed,
             "checkpoint_problem": checkpoints.problem,
         }
 
-    def _load_target(self) -> TargetEmbeddings:
-        return TargetEmbeddings.load(self._target).to(self.device, torch.float32)
+    def _load_target(self, folder: str) -> TargetEmbeddings:
+        return TargetEmbeddings.load(folder).to(self.device, torch.float32)

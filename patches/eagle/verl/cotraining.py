@@ -6,7 +6,6 @@ lost, and the log, the ledger and the metrics say so.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import shutil
 import time
@@ -18,7 +17,7 @@ from typing import Any
 from flashpatch import ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
-from flashpatch.patches._shared.awaits import caller_awaits, resolve
+from flashpatch.patches._shared.awaits import followed
 from flashpatch.patches.eagle import verl_sglang, verl_vllm
 from flashpatch.patches.eagle.drafter_refit.commands import (
     ACCEPT_LENGTH,
@@ -96,7 +95,7 @@ class Job:
         self.coordinator.wait_idle(self.timeout)
         self._propagate_rollback(call, counts)
         good = {one["drafter_good"] for one in counts if one.get("drafter_good")}
-        self.coordinator.keep(good | ({str(self._sent)} if self._sent else set()))
+        self.coordinator.order(keep=sorted(good | ({str(self._sent)} if self._sent else set())))
         drafter = self.coordinator.drafter
         if drafter is not None and drafter != self._sent:
             self._send_drafter(call, drafter)
@@ -126,7 +125,7 @@ class Job:
         if back:
             self._warn(f"drafter {self._held} was rolled back by {len(back)} of {len(counts)} replicas")
             self._held, self._sent = back[0]["drafter"], Path(back[0]["drafter_path"])
-            self.coordinator.load(self._sent)
+            self.coordinator.order(load=str(self._sent))
             self.coordinator.drafter = None
             if any(one.get("drafter") != self._held for one in counts):
                 self._send_drafter(call, self._sent)
@@ -148,7 +147,7 @@ class Job:
         except Exception as error:
             self._warn(f"the trainer keeps older embeddings and head: {error}")
             return
-        self.coordinator.target(target)
+        self.coordinator.order(target=str(target))
         for old in sorted(folder.glob("shared-*"))[:-_KEPT]:
             shutil.rmtree(old, ignore_errors=True)
 
@@ -216,17 +215,7 @@ patches = Patches("eagle", "verl>=0.9", scope="driver", remove_when=UNTIL_VERL)
 )
 def sleep_replicas(original, self, *args: Any, **kwargs: Any) -> Any:
     """Start a slice of drafter training when a step's rollouts are complete; it ends with the next weight update."""
-
-    async def awaited() -> Any:
-        result = await original(self, *args, **kwargs)
-        await asyncio.to_thread(_rollouts_ended)
-        return result
-
-    if caller_awaits():
-        return awaited()
-    result = original(self, *args, **kwargs)
-    _rollouts_ended()
-    return result
+    return followed(lambda: original(self, *args, **kwargs), _rollouts_ended)
 
 
 def _rollouts_ended() -> None:
@@ -257,17 +246,9 @@ def _end_job(site: Site) -> None:
 def update_weights(original, self, global_steps: int | None = None, *args: Any, **kwargs: Any) -> Any:
     """Send every replica the newest drafter after each update of the policy, and the trainer the policy's embeddings
     and head."""
-
-    async def awaited() -> Any:
-        result = await resolve(original(self, global_steps, *args, **kwargs))
-        await asyncio.to_thread(_policy_updated, self, global_steps)
-        return result
-
-    if caller_awaits():
-        return awaited()
-    result = original(self, global_steps, *args, **kwargs)
-    _policy_updated(self, global_steps)
-    return result
+    return followed(
+        lambda: original(self, global_steps, *args, **kwargs), lambda: _policy_updated(self, global_steps)
+    )
 
 
 def _policy_updated(manager: Any, step: int | None) -> None:

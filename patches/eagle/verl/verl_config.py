@@ -214,8 +214,7 @@ def _trainer_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         try:
             if not equals or name not in plain:
                 raise ValueError
-            kind = type(plain[name])
-            given[name] = value.lower() in ("1", "true") if kind is bool else kind(value)
+            given[name] = type(plain[name])(value)
         except ValueError:
             raise PatchError(
                 f"option trainer has {text!r}.",

@@ -180,10 +180,7 @@ def flush(self) -> dict[str, Any]:
         if speculation is adapted.
     """
     found = capture.capture_of(self.model_runner)
-    if found is None or found.recorder is None:
-        return {}
-    found.recorder.flush()
-    return {**found.recorder.counts, "queue": str(found.recorder.writer.directory)}
+    return found.recorder.stored() if found is not None and found.recorder is not None else {}
 
 
 def save_embeddings(self, folder: str) -> int:

@@ -7,22 +7,18 @@ token counts as certain, as those of its n-gram method do, so the answers are di
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from flashpatch import engine, ledger
+from flashpatch import engine
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.history.drafts import MAX_DRAFTS, HistoryDrafts, Text
+from flashpatch.patches.eagle.history.drafts import MAX_DRAFTS, Text
+from flashpatch.patches.eagle.history.engine_history import EngineHistory, say_off
 from flashpatch.patches.eagle.options import UNTIL_VLLM
-
-logger = logging.getLogger("flashpatch.eagle")
-
-_NOTE_SECONDS = 1.0  # between two notes to the ledger
 
 
 class NoDrafter:
@@ -63,13 +59,10 @@ def open_speculation(arguments: Any, options: Mapping[str, Any]) -> None:
         }
 
 
-class SchedulerHistory:
+class SchedulerHistory(EngineHistory):
     """Feed one scheduler's requests to `HistoryDrafts`, and its drafts to the scheduler."""
 
-    def __init__(self, drafts: HistoryDrafts) -> None:
-        self.drafts = drafts
-        self._texts: weakref.WeakKeyDictionary[Any, Text] = weakref.WeakKeyDictionary()
-        self._started = self._noted = 0.0
+    _started = 0.0
 
     def step_started(self) -> None:
         """Note when scheduling of a step started."""
@@ -87,7 +80,7 @@ class SchedulerHistory:
         outcomes: dict[Text, int] = {}
         ours = set()
         for name, request in requests.items():
-            text = self._texts.get(request)
+            text = self.texts.get(request)
             sampled = (
                 output.sampled_token_ids[output.req_id_to_index[name]] if output.sampled_token_ids else ()
             )
@@ -102,10 +95,9 @@ class SchedulerHistory:
         seconds = now - self._started if decodes_only and self._started else None
         self.drafts.learn(outcomes, len(lengths), sum(map(len, verified.values())), seconds)
         for request in requests.values():
-            self._take_tokens(request)
-        if now - self._noted > _NOTE_SECONDS:
-            self._noted = now
-            ledger.note(eagle_history=self.drafts.metrics())
+            if request.prompt_token_ids:  # prompts may be given as embeddings
+                self.take_tokens(request, request.prompt_token_ids, request.all_token_ids)
+        self.note_if_due()
         return ours
 
     def propose(self, scheduler: Any, names: list[str]) -> dict[str, list[int]]:
@@ -113,7 +105,7 @@ class SchedulerHistory:
         requests, texts = [], []
         for name in names:
             request = scheduler.requests.get(name)
-            text = self._texts.get(request) if request is not None else None
+            text = self.texts.get(request) if request is not None else None
             if text is not None and not request.is_finished() and not request.is_prefill_chunk:
                 requests.append(request)
                 texts.append(text)
@@ -126,16 +118,6 @@ class SchedulerHistory:
         return {
             one.request_id: draft for one, draft in zip(requests, drafts, strict=True) if draft is not None
         }
-
-    def _take_tokens(self, request: Any) -> None:
-        text = self._texts.get(request)
-        tokens = request.all_token_ids
-        if text is None:
-            if not request.prompt_token_ids:  # prompts may be given as embeddings
-                return
-            text = self._texts[request] = self.drafts.begin(request.prompt_token_ids)
-        if len(tokens) > len(text.tokens):
-            self.drafts.extend(text, tokens[len(text.tokens) :])
 
 
 _histories: weakref.WeakKeyDictionary[Any, SchedulerHistory] = weakref.WeakKeyDictionary()
@@ -160,22 +142,17 @@ def step_finished(scheduler: Any, scheduled: Any, output: Any, requests: Mapping
 def _turn_off(scheduler: Any, error: Exception) -> None:
     """Go on without drafts from history, which no answer needs."""
     _histories.pop(scheduler, None)
-    reason = f"{type(error).__name__}: {error}"
-    logger.warning("no drafts from history any more: %s", reason, exc_info=error)
-    ledger.note(eagle_history_off=reason)
+    say_off(f"{type(error).__name__}: {error}", error)
 
 
 def attach(scheduler: Any) -> None:
     """Give a new scheduler a history, if the option is on and its engine can use one."""
-    options = engine.options("eagle")
-    if not options["history"]:
+    if not engine.options("eagle")["history"]:
         return
-    reason = _unsuited(scheduler.vllm_config)
-    if reason:
-        logger.warning("no drafts from history: %s", reason)
-        ledger.note(eagle_history_off=reason)
-        return
-    _histories[scheduler] = SchedulerHistory(HistoryDrafts(scheduler.num_spec_tokens))
+    if reason := _unsuited(scheduler.vllm_config):
+        say_off(reason)
+    else:
+        _histories[scheduler] = SchedulerHistory()
 
 
 def _unsuited(config: Any) -> str:

@@ -80,7 +80,6 @@ class SpecController(Controller):
 
     Attributes:
         steps: steps that ran; counted: those that taught the bandit. Both since the start.
-        listeners: called with (batch size, arm, tokens, seconds) of every step that counts.
         pending: a call to make before the next step is scheduled, or once all requests are over if the
             engine refuses it earlier.
         check: follows acceptance from the first step on, or None.
@@ -98,7 +97,6 @@ class SpecController(Controller):
         super().__init__(policy, state, clock)
         self.max_drafts = max_drafts
         self.steps = self.counted = 0
-        self.listeners: list[Callable[[int, Arm, int, float], None]] = []
         self.pending: Callable[[], None] | None = None
         self.check: AcceptanceCheck | None = None
         self.on_drafts: Callable[[DraftCounts], Any] | None = None
@@ -197,10 +195,7 @@ class SpecController(Controller):
         if gained and all(gained) and not from_history and (whole or self._taught_nothing > UNTAUGHT_STEPS):
             self.counted += 1
             self._taught_nothing = 0
-            arm = self._arms[count]
-            self.policy.update(len(gained), arm, sum(gained), now - started)
-            for listener in self.listeners:
-                listener(len(gained), arm, sum(gained), now - started)
+            self.policy.update(len(gained), self._arms[count], sum(gained), now - started)
         self.report_if_due(now)
 
     def _count(self, drafts: Any, sampled: list[list[int]], places: Any) -> None:

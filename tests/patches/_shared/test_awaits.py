@@ -2,7 +2,7 @@
 
 import asyncio
 
-from flashpatch.patches._shared.awaits import caller_awaits, resolve
+from flashpatch.patches._shared.awaits import caller_awaits, followed, resolve
 
 
 def target() -> bool:
@@ -34,3 +34,17 @@ def test_a_result_is_awaited_only_if_it_can_be() -> None:
         return await resolve(later()), await resolve(4)
 
     assert asyncio.run(both()) == (3, 4)
+
+
+def test_what_follows_a_call_comes_after_it_whoever_calls():
+    done = []
+
+    async def slowly():
+        done.append("call")
+        return 1
+
+    async def driver():
+        return await followed(slowly, lambda: done.append("after"))
+
+    assert asyncio.run(driver()) == 1 and done == ["call", "after"]
+    assert followed(lambda: 2, lambda: done.append("after")) == 2 and done[2:] == ["after"]

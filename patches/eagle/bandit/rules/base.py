@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import random
 from abc import ABC, abstractmethod
 from bisect import bisect_left
@@ -11,75 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.errors import eagle_error
 
-DEFAULT = (*range(1, 32), *range(32, 121, 8), *range(128, 257, 32))
-
-
-class BatchBuckets:
-    """Divide batch sizes into buckets, each named by its largest size; the last holds all larger sizes too.
-
-    Args:
-        edges: the largest batch size of each bucket, ascending. The default follows the sizes for which
-            engines record CUDA graphs: each size up to 31, by 8 up to 120, by 32 up to 256.
-
-    Raises:
-        PatchError: the edges are not ascending positive integers.
-    """
-
-    def __init__(self, edges: Sequence[int] | None = None) -> None:
-        self.edges = tuple(DEFAULT if edges is None else edges)
-        valid = self.edges and all(type(edge) is int for edge in self.edges) and self.edges[0] >= 1
-        if not valid or any(low >= high for low, high in zip(self.edges, self.edges[1:], strict=False)):
-            raise eagle_error(
-                "buckets",
-                f"batch-size buckets are {list(self.edges)}.",
-                "Give the largest batch size of each bucket, ascending, for example 1,2,4,8,16,32.",
-            )
-        self.last = len(self.edges) - 1
-        self.table = [bisect_left(self.edges, size) for size in range(min(self.edges[-1], 65536) + 1)]
-
-    def __len__(self) -> int:
-        return len(self.edges)
-
-    def index(self, batch_size: int) -> int:
-        """Return the bucket of a batch size of at least 1."""
-        if batch_size < len(self.table):
-            return self.table[batch_size]
-        return min(bisect_left(self.edges, batch_size), self.last)
+BUCKETS = (*range(1, 32), *range(32, 121, 8), *range(128, 257, 32))
+"""The largest batch size of each bucket; the last holds all larger sizes too. They follow the sizes for which engines record
+CUDA graphs."""
 
 
-LENGTH = 8191  # prime, so that a cycle over few arms does not repeat in step with it
-
-
-class RandomTables:
-    """Draw from tables made once per seed.
-
-    Attributes:
-        position: in the tables, the whole state.
-    """
-
-    __slots__ = ("position", "normals", "uniforms")
-
-    def __init__(self, seed: int) -> None:
-        self.uniforms, self.normals = _tables(seed)
-        self.position = 0
-
-    def uniform(self) -> float:
-        """Return the next number in [0, 1)."""
-        self.position = position = (self.position + 1) % LENGTH
-        return self.uniforms[position]
-
-    def below(self, count: int) -> int:
-        """Return the next integer in [0, count)."""
-        return int(self.uniform() * count)
-
-
-@functools.lru_cache(maxsize=8)
-def _tables(seed: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    source = random.Random(seed)
-    uniforms = tuple(source.random() for _ in range(LENGTH))
-    return uniforms, tuple(source.gauss(0.0, 1.0) for _ in range(LENGTH))
+def bucket_of(batch_size: int) -> int:
+    """Return the bucket of a batch size of at least 1."""
+    return min(bisect_left(BUCKETS, batch_size), len(BUCKETS) - 1)
 
 
 @dataclass(frozen=True)
@@ -88,15 +27,13 @@ class Setting:
 
     Attributes:
         arms: all arms; a rule names them by their place here.
-        buckets: the batch-size buckets.
         window: steps after which an observation should weigh little or nothing.
         random: the policy's random numbers.
     """
 
     arms: tuple[Arm, ...]
-    buckets: BatchBuckets
     window: int
-    random: RandomTables
+    random: random.Random
 
 
 class Rule(ABC):

@@ -19,15 +19,13 @@ from typing import Any
 
 from flashpatch.patches.eagle.bandit.rules.acceptance_curves import (
     HIGH,
-    LAST,
     LOW,
-    PER_UNIT,
     acceptance_curves,
     nearest_point,
     tokens_by_point,
 )
-from flashpatch.patches.eagle.bandit.rules.base import LENGTH, Rule, Setting
-from flashpatch.patches.eagle.bandit.rules.step_times import BORROWED, MAX_WEIGHT, StepTimes, SwitchCost
+from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Rule, Setting
+from flashpatch.patches.eagle.bandit.rules.step_times import BORROWED, StepTimes
 
 UNKNOWN = 4.0
 """Variance of the level before anything is seen, and the largest."""
@@ -76,77 +74,51 @@ class Thompson(Rule):
         self._surprise = 0.0  # recent mean of errors, in standard deviations
         self._shape = [1.0] * count  # an arm's tokens over those of its curve
         self._rows = [SHAPE_ROWS] * count  # requests' steps that this was learned from
-        self._times: list[StepTimes | None] = [None] * len(setting.buckets)
+        self._times: list[StepTimes | None] = [None] * len(BUCKETS)
         self._spread = _MIN_SPREAD  # of a step's seconds, squared: one slow step must not count for long
-        self.cost = SwitchCost()
+        self._cost = 0.0  # mean seconds that a step after a switch takes beyond the arm's usual ones
 
     def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
-        times = self._times[bucket] or self._new_times(bucket)
-        seconds, weights, shape, rows = times.mean, times.weight, self._shape, self._rows
-        random = self.setting.random
-        normals, at = random.normals, random.position + 1
-        if at >= LENGTH:
-            at = 0
-        here = (self._level - LOW) * PER_UNIT + 0.5
-        expected = self._by_point[int(here)]
-        place = int(here + PER_UNIT * sqrt(self._variance) * normals[at])
-        drawn = self._by_point[0 if place < 0 else LAST if place > LAST else place]
-        spread = times.newest * self._spread
+        times, gauss = self._times[bucket] or self._new_times(bucket), self.setting.random.gauss
+        expected = self._by_point[nearest_point(self._level)]
+        drawn = self._by_point[nearest_point(self._level + sqrt(self._variance) * gauss(0.0, 1.0))]
         switch_factor = 1.0
-        if current >= 0 and weights[current]:
-            switch_factor = self.cost.factor(seconds[current], self.hold)
+        if current >= 0 and times.weight[current]:
+            spent = self.hold * times.mean[current]
+            switch_factor = max(0.5, spent / (spent + self._cost))
         top, chosen, best = -1.0, allowed[0], 0.0
         for arm in allowed:
-            weight = weights[arm]
+            weight = times.weight[arm]
             if not weight:  # never run: nothing to draw from
                 chosen = arm
                 break
-            at += 1
-            if at >= LENGTH:
-                at = 0
-            per_token = shape[arm] / seconds[arm]
-            rate = expected[arm] * per_token
-            if rate > best:
-                best = rate
-            uncertainty = sqrt(spread / weight + _SHAPE_VARIANCE / rows[arm])
-            if uncertainty > MAX_UNCERTAINTY:
-                uncertainty = MAX_UNCERTAINTY
-            rate = drawn[arm] * per_token * (1.0 + uncertainty * normals[at])
+            per_token = self._shape[arm] / times.mean[arm]
+            best = max(best, expected[arm] * per_token)
+            uncertainty = sqrt(self._spread / weight + _SHAPE_VARIANCE / self._rows[arm])
+            rate = drawn[arm] * per_token * (1.0 + min(uncertainty, MAX_UNCERTAINTY) * gauss(0.0, 1.0))
             if arm != current:
                 rate *= switch_factor
             if rate > top:
                 top, chosen = rate, arm
-        random.position = at
         self.best = best * batch
         return chosen
 
     def learn(self, bucket: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
-        level_variance = self._variance + self._drift
-        self._variance = level_variance if level_variance < UNKNOWN else UNKNOWN
+        self._variance = min(self._variance + self._drift, UNKNOWN)
         if self._drafts[arm]:
             self._learn_level(batch, arm, tokens / batch)
         times = self._times[bucket] or self._new_times(bucket)
-        usual, newest = times.mean[arm], times.newest
-        if usual and times.weight[arm] >= newest:
+        usual = times.mean[arm]
+        if usual and times.weight[arm] >= 1.0:
             # The first step after a switch includes the switch, which is not a property of the arm.
             if switched:
-                self.cost.add(seconds - usual)
-                if seconds > usual:
-                    seconds = usual
+                self._cost = max(0.0, self._cost + 0.1 * (seconds - usual - self._cost))
+                seconds = min(seconds, usual)
             else:
-                if seconds > 4.0 * usual:
-                    seconds = 4.0 * usual
+                seconds = min(seconds, 4.0 * usual)
                 error = seconds / usual - 1.0
                 spread = self._spread + (error * error - self._spread) * SPREAD_SHARE
-                self._spread = spread if spread > _MIN_SPREAD else _MIN_SPREAD
-                newest *= times.growth
-                if (
-                    times.borrowed is None and newest <= MAX_WEIGHT
-                ):  # most steps: `StepTimes.add` without the call
-                    times.newest = newest
-                    times.weight[arm] = weight = times.weight[arm] + newest
-                    times.mean[arm] = usual + (seconds - usual) * newest / weight
-                    return
+                self._spread = max(spread, _MIN_SPREAD)
             times.add(arm, seconds, 1.0)
         elif (
             usual and seconds > 1.5 * usual
@@ -157,7 +129,7 @@ class Thompson(Rule):
 
     def _learn_level(self, batch: int, arm: int, gained: float) -> None:
         curve, shape, level_variance = self._curves[arm], self._shape[arm], self._variance
-        mean, slope, variance = curve[int((self._level - LOW) * PER_UNIT + 0.5)]
+        mean, slope, variance = curve[nearest_point(self._level)]
         error = gained - mean * shape
         slope *= shape
         known = slope * slope * level_variance
@@ -165,7 +137,7 @@ class Thompson(Rule):
         dispersion = self._dispersion
         expected = known + variance * dispersion  # square of the error
         surprise = self._surprise + (error / sqrt(expected) - self._surprise) * SURPRISE_SHARE
-        if surprise > RENEWAL_SURPRISE or surprise < -RENEWAL_SURPRISE:
+        if abs(surprise) > RENEWAL_SURPRISE:
             level_variance += RENEWED
             surprise = 0.0
             known = slope * slope * level_variance
@@ -173,21 +145,19 @@ class Thompson(Rule):
         self._surprise = surprise
         gain = slope * level_variance / expected
         seen = (error * error - known) / variance
-        dispersion += ((seen if seen < MAX_DISPERSION else MAX_DISPERSION) - dispersion) * SPREAD_SHARE
-        self._dispersion = dispersion if dispersion > 1.0 else 1.0
-        level = self._level + gain * error
-        self._level = level = LOW if level < LOW else HIGH if level > HIGH else level
+        self._dispersion = max(1.0, dispersion + (min(seen, MAX_DISPERSION) - dispersion) * SPREAD_SHARE)
+        self._level = level = min(max(self._level + gain * error, LOW), HIGH)
         self._variance = level_variance * (1.0 - gain * slope)
-        if -SHAPE_SURPRISE < surprise < SHAPE_SURPRISE:  # else the level itself is wrong
+        if abs(surprise) < SHAPE_SURPRISE:  # else the level itself is wrong
             rows = self._rows[arm] = self._rows[arm] * self._keep + batch
-            mean = curve[int((level - LOW) * PER_UNIT + 0.5)][0]
+            mean = curve[nearest_point(level)][0]
             self._shape[arm] = shape + (gained / mean - shape) * batch / rows
 
     def rates(self, bucket: int) -> Sequence[float]:
         times = self._times[bucket]
         if times is None:
             return [0.0] * len(self._shape)
-        rows, tokens = self.setting.buckets.edges[bucket], self._by_point[nearest_point(self._level)]
+        rows, tokens = BUCKETS[bucket], self._by_point[nearest_point(self._level)]
         return [
             rows * mean * shape / seconds if seconds else 0.0
             for mean, shape, seconds in zip(tokens, self._shape, times.mean, strict=True)
@@ -201,7 +171,7 @@ class Thompson(Rule):
         known = [other for other, seen in enumerate(self._times) if seen and any(seen.mean)]
         nearest = min(known, key=lambda other: (abs(other - bucket), other), default=None)
         lender = None if nearest is None else self._times[nearest]
-        self._times[bucket] = times = StepTimes(len(self._shape), 1.0 / self._keep, lender)
+        self._times[bucket] = times = StepTimes(len(self._shape), self._keep, lender)
         return times
 
     def state(self) -> dict[str, Any]:
@@ -210,15 +180,15 @@ class Thompson(Rule):
             "shape": list(self._shape),
             "rows": list(self._rows),
             "times": {str(bucket): seen.state() for bucket, seen in enumerate(self._times) if seen},
-            "cost": self.cost.seconds,
+            "cost": self._cost,
             "spread": self._spread,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self._level, self._variance, self._dispersion, self._surprise = state["level"]
         self._shape, self._rows = list(state["shape"]), list(state["rows"])
-        self.cost.seconds, self._spread = state["cost"], state["spread"]
-        self._times = [None] * len(self.setting.buckets)
+        self._cost, self._spread = state["cost"], state["spread"]
+        self._times = [None] * len(BUCKETS)
         for bucket, seen in state["times"].items():
-            self._times[int(bucket)] = times = StepTimes(len(self._shape), 1.0 / self._keep)
+            self._times[int(bucket)] = times = StepTimes(len(self._shape), self._keep)
             times.restore(seen)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import log, sqrt
 from typing import Any
 
-from flashpatch.patches.eagle.bandit.rules.base import Rule, Setting
+from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Rule, Setting
 
 EPSILON = 0.1  # share of choices at random
 
@@ -15,67 +15,41 @@ EPSILON = 0.1  # share of choices at random
 class Window:
     """Sum tokens, seconds and pulls per arm over the last ``length`` steps.
 
-    Sums are updated with each step; they are computed again every ``length`` steps, so that rounding errors
-    do not accumulate. An arm that left the window keeps the rate it had.
-
     Attributes:
-        pulls: steps of each arm in the window.
+        pulls, seconds: of each arm in the window.
         rate: tokens per second of each arm, the last known if it has left the window, 0 if never seen.
     """
 
-    __slots__ = ("_since_sum", "_steps", "length", "pulls", "rate", "seconds", "seen", "tokens")
-
     def __init__(self, arms: int, length: int) -> None:
-        self.length = length
-        self.pulls = [0] * arms
-        self.tokens = [0.0] * arms
-        self.seconds = [0.0] * arms
         self.rate = [0.0] * arms
-        self.seen = 0
-        self._steps: deque[tuple[int, float, float]] = deque()
-        self._since_sum = 0
+        self.steps: deque[tuple[int, float, float]] = deque(maxlen=length)
+        self._sum()
 
     def add(self, arm: int, tokens: float, seconds: float) -> None:
         """Add a step and drop the oldest."""
-        steps, rate = self._steps, self.rate
-        steps.append((arm, tokens, seconds))
-        self.pulls[arm] += 1
-        self.tokens[arm] += tokens
-        self.seconds[arm] += seconds
-        rate[arm] = self.tokens[arm] / self.seconds[arm]
-        self.seen += 1
-        if len(steps) > self.length:
-            old, gone, spent = steps.popleft()
-            self.pulls[old] -= 1
-            if self.pulls[old]:
-                self.tokens[old] -= gone
-                self.seconds[old] -= spent
-                rate[old] = self.tokens[old] / self.seconds[old]
-            else:  # exactly 0, without rounding errors
-                self.tokens[old] = self.seconds[old] = 0.0
-            self._since_sum += 1
-            if self._since_sum >= self.length:
-                self._sum_again()
+        self.steps.append((arm, tokens, seconds))
+        self._sum()
 
-    def _sum_again(self) -> None:
-        self._since_sum = 0
-        count = len(self.pulls)
-        self.tokens, self.seconds = [0.0] * count, [0.0] * count
-        for arm, tokens, seconds in self._steps:
+    def _sum(self) -> None:
+        count = len(self.rate)
+        self.pulls, self.tokens, self.seconds = [0] * count, [0.0] * count, [0.0] * count
+        for arm, tokens, seconds in self.steps:
+            self.pulls[arm] += 1
             self.tokens[arm] += tokens
             self.seconds[arm] += seconds
+        for arm, pulls in enumerate(self.pulls):
+            if pulls:
+                self.rate[arm] = self.tokens[arm] / self.seconds[arm]
 
     def state(self) -> dict[str, Any]:
         """Return all of it, fit for JSON."""
-        plain = {name: getattr(self, name) for name in ("seen", "_since_sum")}
-        lists = {name: list(getattr(self, name)) for name in ("pulls", "tokens", "seconds", "rate")}
-        return {**plain, **lists, "_steps": [list(step) for step in self._steps]}
+        return {"rate": list(self.rate), "steps": [list(step) for step in self.steps]}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a `state`."""
-        for name, value in state.items():
-            setattr(self, name, list(value) if isinstance(value, list) else value)
-        self._steps = deque((int(arm), tokens, seconds) for arm, tokens, seconds in state["_steps"])
+        self.rate = list(state["rate"])
+        self.steps.extend((int(arm), tokens, seconds) for arm, tokens, seconds in state["steps"])
+        self._sum()
 
 
 class Windowed(Rule):
@@ -88,7 +62,7 @@ class Windowed(Rule):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._windows: list[Window | None] = [None] * len(setting.buckets)
+        self._windows: list[Window | None] = [None] * len(BUCKETS)
         self._run = [0] * len(setting.arms)
 
     def window(self, bucket: int) -> Window:
@@ -104,7 +78,7 @@ class Windowed(Rule):
 
     def learn(self, bucket: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
         self._run[arm] += 1
-        (self._windows[bucket] or self._open(bucket)).add(arm, tokens, seconds)
+        self.window(bucket).add(arm, tokens, seconds)
 
     def rates(self, bucket: int) -> Sequence[float]:
         window = self._windows[bucket]
@@ -112,11 +86,10 @@ class Windowed(Rule):
 
     def _open(self, bucket: int) -> Window:
         self._windows[bucket] = window = Window(len(self.setting.arms), self.setting.window)
-        edges = self.setting.buckets.edges
-        known = [other for other, seen in enumerate(self._windows) if seen and seen.seen]
+        known = [other for other, seen in enumerate(self._windows) if seen and seen.steps]
         if known:
             nearest = min(known, key=lambda other: (abs(other - bucket), other))
-            scale = edges[bucket] / edges[nearest]
+            scale = BUCKETS[bucket] / BUCKETS[nearest]
             source = self._windows[nearest]
             for arm, rate in enumerate(source.rate):
                 if rate:
@@ -130,7 +103,7 @@ class Windowed(Rule):
 
     def restore(self, state: dict[str, Any]) -> None:
         self._run = list(state["run"])
-        self._windows = [None] * len(self.setting.buckets)
+        self._windows = [None] * len(BUCKETS)
         for bucket, saved in state["windows"].items():
             self._windows[int(bucket)] = window = Window(len(self.setting.arms), self.setting.window)
             window.restore(saved)
@@ -150,7 +123,7 @@ class Greedy(Windowed):
         best = max(allowed, key=rate.__getitem__)
         self.best = rate[best]
         random = self.setting.random
-        return allowed[random.below(len(allowed))] if random.uniform() < EPSILON else best
+        return random.choice(allowed) if random.random() < EPSILON else best
 
 
 class Ucb1(Windowed):
@@ -170,7 +143,7 @@ class Ucb1(Windowed):
         best = self.best = max([rate[arm] for arm in allowed])
         if best <= 0.0:
             return allowed[0]
-        wide = self.scale * sqrt(2.0 * log(min(window.seen, window.length) + 1.0))
+        wide = self.scale * sqrt(2.0 * log(len(window.steps) + 1.0))
         top, chosen = -1.0, allowed[0]
         for arm in allowed:
             index = rate[arm] / best + wide / sqrt(pulls[arm] or 0.5)

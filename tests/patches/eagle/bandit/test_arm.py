@@ -2,7 +2,7 @@ import pytest
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
-from flashpatch.patches.eagle.bandit.rules.base import BatchBuckets
+from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, bucket_of
 
 
 @pytest.mark.parametrize("text", ["3_1_4", "1_1_2", "5_4_16", "8_4_32", "disable"])
@@ -24,14 +24,7 @@ def test_lists_are_refused_when_empty_or_when_an_arm_is_there_twice():
         parse_arms(["3_1_4", "disable", "3_1_4"])
 
 
-def test_default_buckets_follow_the_recorded_graph_sizes():
-    buckets = BatchBuckets()
+def test_buckets_follow_the_recorded_graph_sizes():
     sizes = (1, 17, 31, 32, 33, 40, 121, 129, 256, 257, 10**9)
-    found = [buckets.edges[buckets.index(size)] for size in sizes]
+    found = [BUCKETS[bucket_of(size)] for size in sizes]
     assert found == [1, 17, 31, 32, 40, 40, 128, 160, 256, 256, 256]
-
-
-@pytest.mark.parametrize("edges", [[], [0, 1], [2, 2], [4, 1], [1.5], [True]])
-def test_buckets_that_do_not_ascend_are_refused(edges):
-    with pytest.raises(PatchError, match="buckets"):
-        BatchBuckets(edges)

@@ -14,7 +14,7 @@ def test_choices_are_counted_by_arm_over_all_batch_sizes() -> None:
         arm = controller.choose(batch)
         controller.policy.update(batch, arm, batch, 0.01)
         chosen[str(arm)] = chosen.get(str(arm), 0) + 1
-    counted = {arm: count for arm, count in controller.pulls().items() if count}
+    counted = {arm: count for arm, count in controller.policy.pulls().items() if count}
     assert counted == chosen and len(counted) == len(ARMS)
 
 

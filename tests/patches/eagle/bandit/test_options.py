@@ -15,7 +15,6 @@ def _policy(**options) -> Policy:
 
 
 def test_without_options_the_policy_is_the_default_one():
-    assert _policy().buckets.edges == Policy(ARMS).buckets.edges
     assert (_policy().rule_name, _policy().guard) == ("thompson", Policy(ARMS).guard)
 
 

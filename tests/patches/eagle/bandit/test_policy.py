@@ -159,7 +159,6 @@ def test_an_empty_batch_and_one_beyond_the_guard_are_not_speculated_on():
         ({"guard": 0}, "guard"),
         ({"window": 1}, "window"),
         ({"hold": 0}, "hold"),
-        ({"buckets": [3, 2]}, "buckets"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong, says):

@@ -8,8 +8,7 @@ import bandit_traces
 import pytest
 from tree import TREE
 
-from flashpatch.patches.eagle.bandit.policy import Policy
-from flashpatch.patches.eagle.bandit.rules import DEFAULT, thompson
+from flashpatch.patches.eagle.bandit.rules import DEFAULT
 
 RECORDED = sorted((TREE / "benchmarks" / "traces").glob("*.jsonl.gz"))
 
@@ -23,17 +22,3 @@ def test_the_default_is_near_the_best_fixed_arm_and_ahead_of_the_published_rules
         for rule in (DEFAULT, *bandit_fastrl.PUBLISHED)
     }
     assert shares[DEFAULT] > 0.95 and shares[DEFAULT] == max(shares.values()), shares
-
-
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name)
-def test_a_step_added_in_place_teaches_exactly_what_step_times_would(path, monkeypatch):
-    trace = bandit_traces.read(path)
-
-    def learned():
-        policy = Policy(trace.arms, seed=3)
-        bandit.run(trace, policy.select, policy.update)
-        return policy.state()
-
-    in_place = learned()
-    monkeypatch.setattr(thompson, "MAX_WEIGHT", 0.0)  # every step goes through `StepTimes.add`
-    assert learned() == in_place

@@ -85,7 +85,7 @@ def test_a_bad_drafter_goes_though_the_policy_moved(late: bool) -> None:
     engine.update(1)
     engine.rollout(300)
     assert engine.events() == ["update 1", "doubted 1", "trial 0", "worse 1", "rollback 0"]
-    assert engine.version == engine.drafting == 0 and not engine.check.running
+    assert engine.version == engine.drafting == 0 and engine.check._phase == "idle"
 
 
 def test_a_bad_drafter_goes_without_a_trial_while_the_policy_stays() -> None:
@@ -159,7 +159,7 @@ def test_weights_that_cannot_be_loaded_leave_those_in_use(steps: int, drafts: in
     engine.fails = True
     engine.rollout(300)
     assert engine.drafting == drafts and engine.in_use.version == engine.version == drafts
-    assert engine.events()[-1] == last and not engine.check.running
+    assert engine.events()[-1] == last and engine.check._phase == "idle"
 
 
 def test_a_policy_that_moves_at_every_rollout_never_costs_a_good_drafter() -> None:

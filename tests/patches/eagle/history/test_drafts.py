@@ -74,7 +74,7 @@ def _rollout(drafts: HistoryDrafts, answers: list[list[int]], slope: float) -> f
     places, total = [0] * len(answers), 0.0
     while live := [row for row, answer in enumerate(answers) if places[row] < len(answer)]:
         proposed = drafts.propose(
-            [texts[row] for row in live], [len(answers[row]) - places[row] - 1 for row in live]
+            [texts[row] for row in live], [min(8, len(answers[row]) - places[row] - 1) for row in live]
         )
         outcomes, drafted = {}, 0
         for row, draft in zip(live, proposed, strict=True):
@@ -96,7 +96,7 @@ def _rollout(drafts: HistoryDrafts, answers: list[list[int]], slope: float) -> f
 
 def test_an_epoch_that_repeats_answers_is_several_times_faster():
     random.seed(4)
-    drafts = HistoryDrafts(most=8, capacity=10_000)
+    drafts = HistoryDrafts(capacity=10_000)
     answers = [[random.randrange(10, 500) for _ in range(64)] for _ in range(4)]
     first, second = (_rollout(drafts, answers, slope=0.02) for _ in range(2))
     assert first < 64 * 1.03 and second < first / 3
@@ -105,7 +105,7 @@ def test_an_epoch_that_repeats_answers_is_several_times_faster():
 @pytest.mark.parametrize("slope", [0.05, 0.5])
 def test_answers_that_never_repeat_cost_next_to_nothing(slope):
     random.seed(5)
-    drafts = HistoryDrafts(most=8, capacity=100_000)
+    drafts = HistoryDrafts(capacity=100_000)
     total = stock = 0.0
     for _ in range(20):
         answers = [
@@ -117,7 +117,7 @@ def test_answers_that_never_repeat_cost_next_to_nothing(slope):
 
 
 def test_a_better_drafter_keeps_its_drafts():
-    drafts = HistoryDrafts(most=4, capacity=10_000)
+    drafts = HistoryDrafts(capacity=10_000)
     text = drafts.begin([1, 2, 3, 4, 1, 2])
     drafts.learn({}, batch_size=1, draft_tokens=0, seconds=1.0)
     for _ in range(200):
@@ -130,7 +130,7 @@ def test_a_better_drafter_keeps_its_drafts():
 
 
 def test_drafts_fit_into_the_room_that_is_left():
-    drafts = HistoryDrafts(most=8, capacity=10_000)
+    drafts = HistoryDrafts(capacity=10_000)
     text = drafts.begin([1, 2, 3, 4, 5, 6, 1, 2])
     drafts.learn({}, batch_size=1, draft_tokens=0, seconds=1.0)
     drafts.learn({}, batch_size=1, draft_tokens=8, seconds=1.0)
@@ -140,7 +140,7 @@ def test_drafts_fit_into_the_room_that_is_left():
 
 
 def test_prompts_that_were_not_asked_for_long_are_forgotten():
-    drafts = HistoryDrafts(most=4, capacity=1000)
+    drafts = HistoryDrafts(capacity=1000)
     for number in range(100):
         drafts.extend(drafts.begin([number, *range(50)]), list(range(60)))
     assert drafts.metrics()["prompts"] < 20

@@ -34,11 +34,6 @@ def test_the_majority_decides_and_of_equals_the_newest():
     assert [(guess.token, guess.votes, guess.total) for guess in guesses] == [(3, 2, 3), (9, 1, 2)]
 
 
-def test_longer_matches_outvote_shorter_ones():
-    index = _index([5, 1, 2, 3], [6, 1, 2, 4], [6, 1, 2, 4])
-    assert index.predict([5, 1, 2], most=1)[0].token == 3
-
-
 def test_a_text_that_grows_is_found_while_it_grows():
     text = [1, 2, 3]
     index = _index(text)

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashpatch.patches.eagle.history.drafts import HistoryDrafts
 from flashpatch.patches.eagle.sglang import history_drafts
 from flashpatch.patches.eagle.sglang.history_drafts import WorkerHistory
 
@@ -20,7 +19,7 @@ class Request:
 
 @pytest.fixture
 def history() -> WorkerHistory:
-    return WorkerHistory(HistoryDrafts(8, 1000))
+    return WorkerHistory()
 
 
 def answered(history: WorkerHistory, prompt: list[int]) -> None:

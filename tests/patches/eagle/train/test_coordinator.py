@@ -91,37 +91,33 @@ def test_figures_are_those_of_the_worker_that_runs(run):
     assert one.figures["event"] == "ready" and one.figures["step"] == 0
 
 
-def test_the_newest_target_alone_reaches_a_worker_that_starts_and_one_that_starts_again(run):
-    one = run()
-    one.start()
-    assert one.state == "starting" and all(one.target(f"/shared-{step}") for step in (0, 1, 2))
-    assert one.train(1.0)
-    got = [event for event in until(lambda: one.counts["drafters"] == 1, one) if event["event"] == "got"]
-    assert [event["folder"] for event in got] == ["/shared-2"]
-    os.kill(one.pid, signal.SIGKILL)
-    until(lambda: one.state == "down", one)
-    events = []
-    while not any(event["event"] == "got" for event in events):
-        one.start()
-        events = until(lambda: one.state == "idle", one) + one.poll()
-    assert [event["folder"] for event in events if event["event"] == "got"] == ["/shared-2"]
-
-
-def test_a_rollback_while_no_worker_runs_reaches_the_next_once(run):
-    one, events = run(), []
-    one._handle = lambda event, handle=one._handle: (events.append(event), handle(event))
-    assert one.load("/good") is False
-    for loaded in (["/good"], []):
-        events.clear()
-        while one.state != "idle":
-            one.start()
-            until(lambda: one.state in ("idle", "down"), one)
-        assert one.train(1.0)
-        drafters = one.counts["drafters"]
-        until(lambda: one.counts["drafters"] > drafters and one.state == "idle", one)
-        assert [event["folder"] for event in events if event["event"] == "got"] == loaded
+def test_orders_reach_a_worker_that_starts_and_one_that_starts_again_and_a_rollback_once(run):
+    one, got = run(), []
+    one._handle = lambda event, handle=one._handle: (got.append(event), handle(event))
+    for step in range(3):
+        one.order(target=f"/shared-{step}")
+    one.order(load="/good")
+    for expected in ("/good", None):
+        got.clear()
+        one.train(1.0)
+        until(lambda: one.train(1.0) or one.state == "training", one)
+        until(lambda: one.state == "idle" and one.counts["drafters"], one)
+        commands = [event for event in got if event["event"] == "got"]
+        assert {event["target"] for event in commands} == {"/shared-2"}
+        assert commands[0].get("load") == expected
         os.kill(one.pid, signal.SIGKILL)
         until(lambda: one.state == "down", one)
+
+
+def test_an_idle_worker_gets_orders_at_once(run):
+    one = run()
+    one.start()
+    until(lambda: one.state == "idle", one)
+    one.order(keep=["/a"])
+    events = []
+    while not events:
+        events = [event for event in one.poll() if event["event"] == "got"]
+    assert events[0]["command"] == "order" and events[0]["keep"] == ["/a"] and one.state == "idle"
 
 
 def test_a_worker_that_keeps_dying_is_given_up(run):
@@ -140,8 +136,8 @@ def test_refused_settings_are_not_tried_again(run):
 
 
 def test_what_a_worker_said_last_is_heard_after_its_end(run, monkeypatch):
-    read = Coordinator._read_events
-    monkeypatch.setattr(Coordinator, "_read_events", lambda *args: time.sleep(0.3) or read(*args))
+    read = coordinator._read
+    monkeypatch.setattr(coordinator, "_read", lambda *args: time.sleep(0.3) or read(*args))
     one = run("refuse")
     one.start()
     os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
@@ -185,13 +181,11 @@ def test_closing_ends_in_time_too(run):
 
 def test_commands_to_a_worker_that_does_not_read_are_dropped_at_once(run):
     one = run("deaf")
-    assert one.load("/some/drafter") is False
     one.start()
     until(lambda: one.state == "idle", one)
-    for _ in range(3000):  # more than a pipe holds
-        one.load("/some/drafter-with-a-long-name")
     began = time.monotonic()
-    assert one.load("/some/drafter") is False
+    for _ in range(3000):  # more than a pipe holds
+        one.order(load="/some/drafter-with-a-long-name")
     assert time.monotonic() - began < HANGS
     assert one.counts["undelivered"] > 1
 

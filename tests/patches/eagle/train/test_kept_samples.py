@@ -38,10 +38,9 @@ def requests(samples) -> list[str]:
 def test_what_was_read_is_there_again(tmp_path, samples):
     queue = tmp_path / "queue"
     write(queue, samples)
-    kept = KeptSamples(tmp_path / "kept", str(queue))
-    read = SampleReader(queue, kept.move).read_samples(100)
+    read = KeptSamples(queue, tmp_path / "kept").read_samples(100)
     assert not list(queue.glob("*.safetensors"))
-    again = KeptSamples(tmp_path / "kept", str(queue)).read()
+    again = KeptSamples(queue, tmp_path / "kept").read_kept()
     assert requests(again) == requests(read) == requests(samples)
     assert all(one.file.exists() and one.version == 1 for one in again)
     assert all((one.hidden == two.hidden).all() for one, two in zip(again, samples, strict=True))
@@ -55,13 +54,12 @@ def test_without_it_a_reader_deletes_what_it_read(tmp_path, samples):
     assert not list(tmp_path.glob("**/*.safetensors"))
 
 
-@pytest.mark.parametrize("keep", ["recency", "reservoir"])
-def test_files_follow_the_buffer(keep, tmp_path, samples):
+def test_files_follow_the_buffer(tmp_path, samples):
     queue = tmp_path / "queue"
     write(queue, samples)
-    kept = KeptSamples(tmp_path / "kept", str(queue))
-    buffer = Buffer(samples=3, keep=keep)
-    for sample in SampleReader(queue, kept.move).read_samples(100):
+    kept = KeptSamples(queue, tmp_path / "kept")
+    buffer = Buffer(samples=3)
+    for sample in kept.read_samples(100):
         buffer.add(sample)
     held = {sample.file for sample in buffer.draw(100)}
     assert len(held) == 3 and set((tmp_path / "kept").glob("*/*")) == held
@@ -72,9 +70,9 @@ def test_files_of_old_policies_go(tmp_path, samples):
     write(queue, samples[:2])
     write(queue, capture(make_target(), 1, version=5), first=9)
     buffer = Buffer(versions=2)
-    for sample in SampleReader(queue, KeptSamples(tmp_path / "kept", str(queue)).move).read_samples(100):
+    for sample in KeptSamples(queue, tmp_path / "kept").read_samples(100):
         buffer.add(sample)
-    assert buffer.counts["stale"] == 2 and len(list((tmp_path / "kept").glob("*/*"))) == 1
+    assert len(buffer) == 1 == len(list((tmp_path / "kept").glob("*/*")))
 
 
 def test_another_jobs_samples_are_older_than_any_of_this_one(tmp_path):
@@ -82,11 +80,11 @@ def test_another_jobs_samples_are_older_than_any_of_this_one(tmp_path):
     for job, versions in (("a", (3, 4)), ("b", (7,))):
         for version in versions:
             write(tmp_path / job, capture(model, 1, version=version), first=version)
-        SampleReader(tmp_path / job, KeptSamples(tmp_path / "kept", str(tmp_path / job)).move).read_samples(9)
-    mine = KeptSamples(tmp_path / "kept", str(tmp_path / "c"))
-    assert sorted(sample.version for sample in mine.read()) == [-4, -3, 0]
-    of_b = KeptSamples(tmp_path / "kept", str(tmp_path / "b"))
-    assert sorted(sample.version for sample in of_b.read()) == [-1, 0, 7]
+        KeptSamples(tmp_path / job, tmp_path / "kept").read_samples(9)
+    mine = KeptSamples(tmp_path / "c", tmp_path / "kept")
+    assert sorted(sample.version for sample in mine.read_kept()) == [-4, -3, 0]
+    of_b = KeptSamples(tmp_path / "b", tmp_path / "kept")
+    assert sorted(sample.version for sample in of_b.read_kept()) == [-1, 0, 7]
 
 
 def test_samples_of_several_jobs_come_oldest_first(tmp_path, samples):
@@ -94,24 +92,24 @@ def test_samples_of_several_jobs_come_oldest_first(tmp_path, samples):
     for job, first in (("a", 0), ("b", 1)):
         for number in (first, first + 2):
             write(tmp_path / job, samples[number : number + 1], first=number)
-        SampleReader(tmp_path / job, KeptSamples(tmp_path / "kept", str(tmp_path / job)).move).read_samples(9)
-    assert requests(KeptSamples(tmp_path / "kept", "another").read()) == ["r0", "r1", "r2", "r3"]
+        KeptSamples(tmp_path / job, tmp_path / "kept").read_samples(9)
+    assert requests(KeptSamples("another", tmp_path / "kept").read_kept()) == ["r0", "r1", "r2", "r3"]
 
 
 def test_a_damaged_file_is_deleted(tmp_path, samples):
     queue = tmp_path / "queue"
     write(queue, samples)
-    kept = KeptSamples(tmp_path / "kept", str(queue))
-    SampleReader(queue, kept.move).read_samples(100)
+    kept = KeptSamples(queue, tmp_path / "kept")
+    kept.read_samples(100)
     damaged = sorted((tmp_path / "kept").glob("*/*"))[2]
     damaged.write_bytes(damaged.read_bytes()[:90])
-    assert requests(kept.read()) == ["r0", "r1", "r3", "r4", "r5"] and not damaged.exists()
+    assert requests(kept.read_kept()) == ["r0", "r1", "r3", "r4", "r5"] and not damaged.exists()
 
 
 def test_a_full_disk_costs_the_files_alone(tmp_path, samples, monkeypatch):
     queue = tmp_path / "queue"
     write(queue, samples)
-    kept = KeptSamples(tmp_path / "kept", str(queue))
+    kept = KeptSamples(queue, tmp_path / "kept")
 
     def full(source, target):
         target.write_bytes(b"half of it")
@@ -119,9 +117,9 @@ def test_a_full_disk_costs_the_files_alone(tmp_path, samples, monkeypatch):
 
     with monkeypatch.context() as inside:
         inside.setattr(kept_samples.shutil, "move", full)
-        read = SampleReader(queue, kept.move).read_samples(100)
+        read = kept.read_samples(100)
     assert requests(read) == requests(samples) and all(one.file is None for one in read)
-    assert kept.failed == 6 and kept.read() == [] and not list(queue.glob("*"))
+    assert kept.counts["unkept"] == 6 and kept.read_kept() == [] and not list(queue.glob("*"))
 
 
 def test_a_worker_goes_on_with_the_samples_of_the_one_before(target, tmp_path):

@@ -1,4 +1,4 @@
-from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 
@@ -7,7 +7,6 @@ pytest.importorskip("transformers")
 
 
 import torch
-import torch.distributed.checkpoint as dcp
 from drafter_lab import capture, cut, make_target
 
 from flashpatch.errors import PatchError
@@ -54,7 +53,7 @@ def test_resumed_training_is_the_uninterrupted_one(lesson, tmp_path):
     trainer.step(rows[:1])  # goes on while the checkpoint is written
     saved.settle()
     assert saved.failed == 0, saved.problem
-    assert saved.newest() == tmp_path / "step-2"
+    assert saved.newest() == tmp_path / "step-2.pt"
     straight = trainer.step(rows[1:])
     other = make(target, rate=1e-2)
     assert Checkpoints(tmp_path).resume(other)
@@ -72,10 +71,9 @@ def test_old_checkpoints_go_and_a_half_written_one_does_not_count(lesson, tmp_pa
         trainer.step(rows[:1])
         saved.save(trainer)
     saved.settle()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-3", "step-4"]
-    (tmp_path / "step-9").mkdir()
-    (tmp_path / ".step-10").mkdir()
-    assert Checkpoints(tmp_path).newest() == tmp_path / "step-4"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-3.pt", "step-4.pt"]
+    (tmp_path / ".partial").write_bytes(b"of step 10")
+    assert Checkpoints(tmp_path).newest() == tmp_path / "step-4.pt"
 
 
 def test_a_full_disk_costs_the_checkpoint_and_nothing_else(lesson, tmp_path, monkeypatch):
@@ -85,17 +83,15 @@ def test_a_full_disk_costs_the_checkpoint_and_nothing_else(lesson, tmp_path, mon
     saved.save(trainer)
     saved.settle()
 
-    def full(*args, **kwargs):
-        future = Future()
-        future.set_exception(OSError(28, "No space left on device"))
-        return future
+    def full(*args):
+        raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(dcp, "async_save", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     trainer.step(rows[:1])
     saved.save(trainer)
     saved.settle()
     assert saved.failed == 1 and "No space left" in saved.problem
-    assert saved.newest() == tmp_path / "step-1"
+    assert saved.newest() == tmp_path / "step-1.pt" and list(tmp_path.iterdir()) == [saved.newest()]
     assert trainer.step(rows[:1])["positions"] > 0
 
 
@@ -105,7 +101,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(lesson, tmp_path):
     trainer.step(rows[:1])
     saved.save(trainer)
     saved.settle()
-    (tmp_path / "step-1" / ".metadata").write_bytes(b"no")
+    (tmp_path / "step-1.pt").write_bytes(b"no")
     with pytest.raises(PatchError, match="cannot resume from .*step-1"):
         Checkpoints(tmp_path).resume(make(target))
 

@@ -92,8 +92,9 @@ def test_losses_and_gradients_are_those_of_draftings_one_by_one(family, kind, mo
 
     states, tokens, count = naive_losses(drafter, embeddings, parts, kind == "eagle")
     wanted = gradients(states, tokens)
-    found = step_sums(drafter, embeddings, join(parts), STEPS)
-    assert [int(one.count) for one in found] == count.tolist() and min(count) > 0
+    row = join(parts)
+    found = step_sums(drafter, embeddings, row, STEPS)
+    assert [int(row.learn_at(step).sum()) for step in range(STEPS)] == count.tolist() and min(count) > 0
     # transformers' RMS norm and rotary tables are in single precision whatever the input is.
     torch.testing.assert_close(torch.stack([one.states for one in found]), states, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(torch.stack([one.tokens for one in found]), tokens, rtol=1e-6, atol=1e-8)
@@ -158,7 +159,7 @@ def test_the_loss_weighs_steps_by_the_decay_and_each_by_its_own_positions():
     found = trainer.backward(rows)
     parts = [step_sums(drafter, embeddings_of(target), row, 3) for row in rows]
     means = [
-        sum(part[n].tokens.item() for part in parts) / sum(int(part[n].count) for part in parts)
+        sum(part[n].tokens.item() for part in parts) / sum(int(row.learn_at(n).sum()) for row in rows)
         for n in range(3)
     ]
     assert found["loss"] == pytest.approx(0.5 * (4 * means[0] + 2 * means[1] + means[2]) / 7, rel=1e-5)

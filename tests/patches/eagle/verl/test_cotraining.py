@@ -35,14 +35,11 @@ class Trainer:
     def wait_idle(self, limit):
         return True
 
-    def load(self, folder):
-        self.commands.append(("load", str(folder)))
-
-    def keep(self, folders):
-        self.kept = set(folders)
-
-    def target(self, folder):
-        self.commands.append(("target", Path(folder).name))
+    def order(self, **orders):
+        self.kept = set(orders.pop("keep", getattr(self, "kept", ())))
+        if "target" in orders:
+            orders["target"] = Path(orders["target"]).name
+        self.commands += orders.items()
 
     def close(self):
         self.commands.append(("close",))

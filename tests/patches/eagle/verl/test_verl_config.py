@@ -132,7 +132,7 @@ def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
     }
     found, dialect = Speculation(kind, str(tmp_path)), speculation.of(reader(settings))
     assert not list(verl_config.remarks(reader(settings), OFF, dialect, found))
-    options = {**OFF, "trainer": ["rate=1e-3", "least=4", "prompts=true", "ttt_decay=0.5", "ttt_steps=3"]}
+    options = {**OFF, "trainer": ["rate=1e-3", "least=4", "ttt_decay=0.5", "ttt_steps=3"]}
     made = verl_config.training(reader(settings), options, dialect, found)
     asked = dict(
         target=str(tmp_path),
@@ -140,7 +140,6 @@ def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
         kind=kind,
         rate=1e-3,
         least=4,
-        prompts=True,
         engine=engine,
         ttt_steps=3,
         ttt_decay=0.5,

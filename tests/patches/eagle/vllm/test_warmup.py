@@ -32,8 +32,8 @@ def _flashpatch(*arguments: object, **environment: str) -> subprocess.CompletedP
     "prompts", [["a text", "another"], [[1, 2, 3], [4]], [[{"role": "user", "content": "hello"}]]]
 )
 def test_prompts_are_texts_messages_or_token_ids(tmp_path: Path, prompts: list) -> None:
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"q": prompt}) + "\n" for prompt in prompts))
-    assert read_prompts(tmp_path / "p.jsonl", "q") == prompts
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps({"prompt": prompt}) + "\n" for prompt in prompts))
+    assert read_prompts(tmp_path / "p.jsonl") == prompts
 
 
 @pytest.mark.parametrize(
@@ -42,15 +42,15 @@ def test_prompts_are_texts_messages_or_token_ids(tmp_path: Path, prompts: list) 
         ("", "has no prompts"),
         ('{"other": "x"}\n', "KeyError"),
         ("no json\n", "JSONDecodeError"),
-        ('{"prompt": []}\n', "prompt 0, is []"),
-        ('{"prompt": "x"}\n{"prompt": [1.5]}\n', "prompt 1, is [1.5]"),
+        ('{"prompt": []}\n', "prompt 0 is []"),
+        ('{"prompt": "x"}\n{"prompt": [1.5]}\n', "prompt 1 is [1.5]"),
     ],
 )
 def test_bad_prompts_are_named(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "p.jsonl").write_text(text)
     with pytest.raises(PatchError) as raised:
-        read_prompts(tmp_path / "p.jsonl", "prompt")
-    assert problem in str(raised.value) and "--key" in str(raised.value)
+        read_prompts(tmp_path / "p.jsonl")
+    assert problem in str(raised.value) and "column prompt" in str(raised.value)
 
 
 def test_wrong_usage_is_named(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_first_drafter_is_accepted_more_often_than_one_from_scratch(
     arguments = (
         models / "chain",
         tmp_path / "p.jsonl",
-        *("--out", tmp_path / "out", "--tokens", 40, "--seconds", 40, "--vllm", json.dumps(more), "--json"),
+        *("--out", tmp_path / "out", "--seconds", 40, "--vllm", json.dumps(more), "--json"),
     )
     done = _flashpatch(*arguments, **tiny.ENVIRONMENT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
