@@ -50,7 +50,7 @@ class Sender:
 
     def __init__(self) -> None:
         self._copies: dict[str, torch.Tensor] = {}
-        self._complete = False
+        self._next: str | None = None  # the version of a stream that was taken to its end
         self.version: str | None = None
         self.last: Sent | None = None
 
@@ -68,7 +68,7 @@ class Sender:
         from flashpatch.patches._shared import tensor_message
 
         base = base if base == self.version else None
-        self.version, self._complete = None, False
+        self.version = self._next = None
         sent = self.last = Sent(base, version)
         table: dict[str, Any] = {}
         items = iter(weights)
@@ -93,12 +93,11 @@ class Sender:
         closing = {"version": version, "weights": list(table.items())}
         yield from _counted(sent, tensor_message.encode(wire.CLOSE, closing, device))
         self._copies = {name: copy for name, copy in self._copies.items() if name in table}
-        self._complete = True
+        self._next = version
 
     def sent(self) -> None:
         """Take the last stream as arrived, if it was taken to its end."""
-        if self._complete and self.last is not None:
-            self.version = self.last.version
+        self.version = self._next
 
     def _weight(self, name: str, tensor: torch.Tensor, sent: Sent) -> tuple[Any, list[Named]]:
         """Return the weight's fingerprint, and what to send for it: nothing, a patch, or the tensor."""

@@ -27,38 +27,26 @@ def measure(
         trainer: the same under the trainer's.
         mask: [samples, tokens], 1 for tokens that count.
         cap: where importance weights are truncated.
-        truncated: whether the rollout's are normalized over fewer tokens, see `measure_kept_mass`.
+        truncated: whether the rollout's are normalized over fewer tokens, the kept set of each position.
 
     Returns:
         ``tokens``, ``k1``, ``k3``, ``ratio_mean``, ``ratio_std`` and ``clip_fraction`` (of tokens whose ratio is
-        above ``cap``), with ``truncated`` also ``kept_mass`` and ``kept_mass_error``; only ``tokens``, 0, where
-        none counts.
+        above ``cap``); only ``tokens``, 0, where none counts. With ``truncated`` also ``kept_mass``, an unbiased
+        estimate of the trainer's probability of the kept set, a mean over positions, and ``kept_mass_error``, its
+        standard error, which grows with the difference of the policies; for equal ones each ratio is the kept mass.
     """
     d = (trainer - rollout)[mask.bool()].double().clamp(-_BOUND, _BOUND)
     if d.numel() == 0:
         return {"tokens": 0.0}
     ratio = d.exp()
-    kept = measure_kept_mass(ratio) if truncated else {}
+    mean, deviation = float(ratio.mean()), float(ratio.std(correction=0))
+    kept = {"kept_mass": mean, "kept_mass_error": deviation / math.sqrt(ratio.numel())} if truncated else {}
     return {
         "tokens": float(d.numel()),
         "k1": float(-d.mean()),
         "k3": float((d.expm1() - d).clamp(min=0).mean()),
-        "ratio_mean": float(ratio.mean()),
-        "ratio_std": float(ratio.std(correction=0)),
+        "ratio_mean": mean,
+        "ratio_std": deviation,
         "clip_fraction": float((ratio > cap).double().mean()),
         **kept,
     }
-
-
-def measure_kept_mass(ratio: torch.Tensor) -> dict[str, float]:
-    """Estimate the trainer's probability of the kept set, a mean over the positions of the tokens.
-
-    Args:
-        ratio: [tokens], the trainer's probability of each token over the rollout's processed one.
-
-    Returns:
-        ``kept_mass``, unbiased, and ``kept_mass_error``, its standard error, which grows with the difference of
-        the policies; for equal policies each ratio is the kept mass of its position.
-    """
-    error = float(ratio.std(correction=0)) / math.sqrt(ratio.numel())
-    return {"kept_mass": float(ratio.mean()), "kept_mass_error": error}

@@ -110,7 +110,7 @@ class Derived:
         """
         for identity, (container, contents) in now.contents.items():
             old = before.contents.get(identity, (None, {}))[1]
-            for table, held, known in _tables(container, contents, old):
+            for table, held, known in tables(container, contents, old):
                 self.note(container, [k for k, v in held.items() if v is not known.get(k, ABSENT)], table)
                 for key, value in held.items():
                     if isinstance(value, torch.Tensor):
@@ -125,14 +125,17 @@ def set_on(tensor: torch.Tensor, before: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _tables(container: Any, contents: Any, old: Any) -> Iterator[tuple[str, dict, dict]]:
+def tables(container: Any, contents: Any, old: Any) -> Iterator[tuple[str, dict, dict]]:
     """Yield each table of a container, now and before: a module's registered ones have names."""
     if not isinstance(contents, dict):
         return
     if isinstance(container, torch.nn.Module):
         for table in ("_parameters", "_buffers", "_modules"):
             yield table, contents[table], old.get(table, {})
-        contents = {key: value for key, value in contents.items() if key not in layer_state.TABLES}
+        contents, old = (
+            {key: value for key, value in one.items() if key not in layer_state.TABLES}
+            for one in (contents, old)
+        )
     yield "", contents, old
 
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from flashpatch.patches.fp8.refit.attributes import Derived
-from flashpatch.patches.fp8.refit.compare import InitialBuffers, compare
+from flashpatch.patches.fp8.refit.compare import compare
 from flashpatch.patches.fp8.refit.errors import REPORT, update_error
 from flashpatch.patches.fp8.refit.finite import is_finite
 from flashpatch.patches.fp8.refit.fold import LayoutChanged, Plan
@@ -319,20 +319,26 @@ class Layer:
                 param.tensor = twins.setdefault(identity, param.stage())
                 yield param, param.tensor
 
-    def _restore_pristine(self) -> InitialBuffers:
-        """Put the modules back to how their constructor left them, with the loaded tensors in place."""
+    def _restore_pristine(self) -> dict[int, int]:
+        """Put the modules back to how their constructor left them, with the loaded tensors in place.
+
+        Returns:
+            Of buffers at their initial values: identity to the number of writes so far. Those to inference tensors are
+            not counted, so that these are left out.
+        """
         buffers = [module._buffers.copy() for module in self.modules]
         self._pristine.restore()
         for module, live in zip(self.modules, buffers):
             for key, value in live.items():
                 if key in module._buffers:
                     module._buffers[key] = value
-        initial = InitialBuffers()
+        initial = {}
         for param in self.params:
             if param.is_buffer and param.initial is not None and param.key in param.module._buffers:
-                param.module._buffers[param.key] = initial.add(
-                    param.initial.to(param.storage.device, copy=True)
-                )
+                buffer = param.initial.to(param.storage.device, copy=True)
+                param.module._buffers[param.key] = buffer
+                if not buffer.is_inference():
+                    initial[id(buffer)] = buffer._version
         for param, staged in self._staged():
             table = param.module._buffers if param.is_buffer else param.module._parameters
             table[param.key] = staged

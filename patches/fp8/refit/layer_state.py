@@ -8,7 +8,6 @@ no tensor is copied) and `Snapshot.restore` writes them back into the same conta
 
 from __future__ import annotations
 
-import enum
 import functools
 import types
 from collections.abc import Iterable, Iterator
@@ -49,46 +48,32 @@ TABLES = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buff
 """A module's own tables, beside its ordinary attributes."""
 
 
-class _Kind(enum.Enum):
-    """What a value is to a walk over containers."""
-
-    NOTHING = enum.auto()  # holds no state
-    FUNCTION = enum.auto()
-    PARTIAL = enum.auto()
-    METHOD = enum.auto()
-    DICT = enum.auto()
-    TUPLE = enum.auto()
-    LIST = enum.auto()  # or a set
-    MODULE = enum.auto()
-    OBJECT = enum.auto()
-
-
-_KINDS = {
-    types.FunctionType: _Kind.FUNCTION,
-    functools.partial: _Kind.PARTIAL,
-    types.MethodType: _Kind.METHOD,
-    dict: _Kind.DICT,
-    tuple: _Kind.TUPLE,
-    list: _Kind.LIST,
-    set: _Kind.LIST,
-    torch.nn.Module: _Kind.MODULE,
-}
-_known: dict[type, _Kind] = {}  # a model has a million values of some hundred types
+_BASES = (
+    types.FunctionType,
+    functools.partial,
+    types.MethodType,
+    dict,
+    tuple,
+    list,
+    set,
+    torch.nn.Module,
+)
+_NOTHING = types.NoneType
+_known: dict[type, type] = {}  # a model has a million values of some hundred types
 
 
-def _kind(value: Any) -> _Kind:
+def _kind(value: Any) -> type:
+    """What a value is to a walk over containers: one of `_BASES`, ``object``, or `_NOTHING` if it holds no state."""
     return _known.get(type(value)) or _find_kind(value)
 
 
-def _find_kind(value: Any) -> _Kind:
+def _find_kind(value: Any) -> type:
     """The kind of a value; kept for its type, unless values of that type may pass for those of another."""
     cls = type(value)
-    if isinstance(value, _LEAVES):
-        kind = _Kind.NOTHING
-    else:
+    kind: type = _NOTHING
+    if not isinstance(value, _LEAVES):
         stateful = hasattr(value, "__dict__") and not f"{cls.__module__}.".startswith(_FOREIGN)
-        other = _Kind.OBJECT if stateful else _Kind.NOTHING
-        kind = next((kind for base, kind in _KINDS.items() if isinstance(value, base)), other)
+        kind = next((base for base in _BASES if isinstance(value, base)), object if stateful else _NOTHING)
     if not any("__class__" in vars(base) for base in cls.__mro__ if base is not object):
         _known[cls] = kind
     return kind
@@ -122,7 +107,7 @@ class Snapshot:
                     key: old.get(key) if isinstance(value, torch.Tensor) else value
                     for key, value in contents.items()
                 }
-                tables = ("_parameters", "_buffers") if _kind(container) is _Kind.MODULE else ()
+                tables = ("_parameters", "_buffers") if _kind(container) is torch.nn.Module else ()
                 kept |= {table: dict.fromkeys(contents[table]) for table in tables}
                 snapshot.contents[identity] = container, kept
         return snapshot
@@ -143,14 +128,12 @@ class Snapshot:
 def read(container: Any) -> Any:
     """Return a shallow copy of what ``container`` holds."""
     kind = _kind(container)
-    if kind is _Kind.DICT:
-        return container.copy() if container else {}
-    if kind is _Kind.LIST:
+    if kind in (dict, list, set):
         return container.copy()
-    if kind is _Kind.FUNCTION:
+    if kind is types.FunctionType:
         return list(children(container))
     contents = vars(container).copy()
-    if kind is _Kind.MODULE:
+    if kind is torch.nn.Module:
         for table in TABLES:
             contents[table] = contents[table].copy()
     return contents
@@ -159,9 +142,9 @@ def read(container: Any) -> Any:
 def write(container: Any, contents: Any) -> None:
     """Write what `read` returned back; the container, and a module's own tables, keep their identity."""
     kind = _kind(container)
-    if kind is _Kind.DICT:
+    if kind in (dict, set):
         _replace(container, contents)
-    elif kind is _Kind.FUNCTION:
+    elif kind is types.FunctionType:
         cells, defaults = container.__closure__ or (), container.__defaults__ or ()
         values = iter(contents)
         for cell in cells:
@@ -171,11 +154,9 @@ def write(container: Any, contents: Any) -> None:
             container.__defaults__ = tuple(next(values) for _ in defaults)
         for key in container.__kwdefaults__ or ():
             container.__kwdefaults__[key] = next(values)
-    elif isinstance(container, list):
+    elif kind is list:
         container[:] = contents
-    elif isinstance(container, set):
-        _replace(container, contents)
-    elif kind is _Kind.MODULE:
+    elif kind is torch.nn.Module:
         state = vars(container)
         kept = {table: state[table] for table in TABLES}
         for key, live in kept.items():
@@ -191,11 +172,8 @@ def _replace(live: dict | set, contents: dict | set) -> None:
         live.update(contents)
 
 
-class _Empty:
-    """Stands for a closure cell with nothing in it."""
-
-
-_EMPTY = _Empty()
+_EMPTY = object()
+"""Stands for a closure cell with nothing in it."""
 
 
 def _cell(cell: types.CellType) -> Any:
@@ -208,19 +186,19 @@ def _cell(cell: types.CellType) -> Any:
 def children(container: Any) -> Iterable[Any]:
     """Return the values directly held by ``container``."""
     kind = _kind(container)
-    if kind is _Kind.DICT:
+    if kind is dict:
         return container.values()
-    if kind is _Kind.LIST or kind is _Kind.TUPLE:
+    if kind in (list, set, tuple):
         return container
-    if kind is _Kind.MODULE:
+    if kind is torch.nn.Module:
         attributes = [value for key, value in vars(container).items() if key not in TABLES]
         return attributes + list(container._modules.values())
-    if kind is _Kind.FUNCTION:
+    if kind is types.FunctionType:
         cells, keywords = container.__closure__ or (), container.__kwdefaults__ or {}
         return [*map(_cell, cells), *(container.__defaults__ or ()), *keywords.values()]
-    if kind is _Kind.PARTIAL:
+    if kind is functools.partial:
         return [container.func, *container.args, *container.keywords.values()]
-    if kind is _Kind.METHOD:
+    if kind is types.MethodType:
         return (container.__self__,)
     return getattr(container, "__dict__", {}).values()
 
@@ -228,12 +206,12 @@ def children(container: Any) -> Iterable[Any]:
 def holds_state(value: Any) -> bool:
     """Whether an object may hold state of a kernel."""
     kind = _kind(value)
-    if kind is _Kind.FUNCTION:
+    if kind is types.FunctionType:
         return bool(value.__closure__ or value.__defaults__ or value.__kwdefaults__)
-    return kind is not _Kind.NOTHING
+    return kind is not _NOTHING
 
 
-_IMMUTABLE = (_Kind.TUPLE, _Kind.PARTIAL, _Kind.METHOD)
+_IMMUTABLE = (tuple, functools.partial, types.MethodType)
 
 
 def held_containers(model: torch.nn.Module) -> Iterator[Any]:
@@ -309,12 +287,12 @@ class LayerState:
                 continue
             for value in children(container):
                 kind = known.get(type(value))
-                if kind is _Kind.NOTHING:
+                if kind is _NOTHING:
                     continue
                 identity = id(value)
                 if identity in seen or identity in fixed or identity in shared:
                     continue
-                if kind is _Kind.DICT and not value:
+                if kind is dict and not value:
                     seen.add(identity)
                     found.append(value)
                 elif holds_state(value):

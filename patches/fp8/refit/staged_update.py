@@ -82,10 +82,8 @@ class StagedUpdate:
         self._new = False  # whether a layer was given what it does not hold already
         self._queue: list[Layer] = []
         self._constants: list[torch.Tensor] = []
-        self._numbers: dict[Layer, int] = {}  # of the layers, the same on all ranks
         self._call = 0  # number of the load_weights call under way
         self._accessible: dict[int, bool] = {}  # storages known to have memory, see `WriteTracker`
-        self._in_place = False  # whether a layer of it was put in place
         self._pins: list[StorageWeakRef] = []  # what this call has let go of, whose identity its loader knows
         self._late: list[tuple[PristineParam, torch.Tensor, str]] = []  # writes to layers of earlier calls
         self._stream = streams.current(adapter.device)  # on which this update began
@@ -113,7 +111,7 @@ class StagedUpdate:
             one.clear()
         self._joined.restart()
         self._tied.restart()
-        self._new = self._in_place = False
+        self._new = False
         self._call = 0
         for layer in self._layers:
             layer.reset()
@@ -131,7 +129,7 @@ class StagedUpdate:
 
     def note_mixture(self) -> None:
         """Before an unfinished update is dropped: note that layers of it may be in place already."""
-        self.mixed |= self._in_place
+        self.mixed |= self._atomic == "layer" and any(layer.released_in for layer in self._layers)
 
     def missing(self, partial: bool) -> list[str]:
         """Return names that a complete update would still have to bring; ``partial``: layers left out whole are fine."""
@@ -159,7 +157,6 @@ class StagedUpdate:
         """
         self._call += 1
         self._constants = constants
-        self._numbers = {layer: number for number, layer in enumerate(self._layers)}
         touched: dict[Layer, None] = {}  # layers written since they were last looked at, in order
         with ExitStack() as stack:
             stack.callback(self._show_live)
@@ -291,7 +288,9 @@ class StagedUpdate:
                 queue = [layer for layer in self._queue if last or layer.opened_in == self._call]
                 for layer in queue:
                     layer.prepare()
-                ready, all_last = self._agree(None, [self._numbers[layer] for layer in queue], last)
+                numbers = [self._layers.index(layer) for layer in queue]  # the same on all ranks
+                verdict, ready, all_last = self._adapter.consensus.agree(None, numbers, last)
+                self._raise(verdict)
                 for number in ready:
                     self._process(self._layers[number])
                     self._queue.remove(self._layers[number])
@@ -307,7 +306,6 @@ class StagedUpdate:
         # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
         self._pins += [StorageWeakRef(one.storage.get()) for one in layer.params if one.tensor is not None]
         if self._atomic == "layer":
-            self._in_place = True
             plan.apply()
             layer.release()
         else:
@@ -363,13 +361,8 @@ class StagedUpdate:
                 param.coverage.add(view, written_by)
                 param.note_sum(None)  # those before the restart are forgotten
 
-    def _agree(self, error: str | None, ready: list[int], last: bool = True) -> tuple[list[int], bool]:
-        """The layers ready on every rank, and whether all are done; raise, on every rank, the first error of any."""
-        verdict, ready, last = self._adapter.consensus.agree(error, ready, last)
-        self._raise(verdict)
-        return ready, last
-
     def _raise(self, verdict: str | None) -> None:
+        """Raise, on every rank, the first error of any."""
         if verdict:
             self.verdict = self._error(verdict, "Send a complete update.")
             raise self.verdict

@@ -31,18 +31,14 @@ class Versions:
 
     def __init__(self) -> None:
         self._job, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
-        self._wide: set[str] = set()
-        self._is_wide_known: bool | None = None  # before a rollout has said anything
+        self._untold = False  # whether a rollout could not tell once
+        self.wide: set[str] | None = None
         self.last: str | None = None
-
-    @property
-    def wide(self) -> set[str] | None:
-        return set(self._wide) if self._is_wide_known else None
 
     def learn(self, wide: set[str] | None) -> None:
         """Note what rollouts said after a sync; later ones see in bf16 what was cast, so nothing is forgotten."""
-        self._wide |= wide or set()
-        self._is_wide_known = wide is not None and self._is_wide_known is not False
+        self._untold |= wide is None
+        self.wide = None if self._untold else (self.wide or set()) | (wide or set())
 
     def next(self) -> str:
         """Return the name of a new version; there is no last one until it has been made."""

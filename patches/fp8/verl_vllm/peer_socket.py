@@ -35,8 +35,7 @@ class PeerSocket:
         patch: id of the patch that errors name.
         peer: what the other side is, for errors.
         timeout: seconds to wait for the peer; 0 for ever.
-        check_peer: called while waiting, with the seconds since the connection was lost (None: it was not);
-            raises when no answer will come.
+        check_peer: called while waiting; raises when no answer will come.
 
     Attributes:
         waited: seconds spent waiting for the peer.
@@ -53,7 +52,7 @@ class PeerSocket:
         patch: str,
         peer: str,
         timeout: float,
-        check_peer: Callable[[float | None], None] = lambda lost: None,
+        check_peer: Callable[[], None] = lambda: None,
     ) -> None:
         self._socket = socket
         self._patch, self._peer, self._timeout, self._check_peer = patch, peer, timeout, check_peer
@@ -137,13 +136,12 @@ class PeerSocket:
 
     def _check(self, silence: float) -> None:
         self._notice()
-        lost = None if self._lost is None else time.monotonic() - self._lost
         try:
-            self._check_peer(lost)
+            self._check_peer()
         except BaseException:
             self.over = True
             raise
-        if lost is not None and lost > _GRACE:
+        if self._lost is not None and time.monotonic() - self._lost > _GRACE:
             self.over = True
             raise self._problem(
                 f"{self._peer} is gone: its connection ended in the middle of a weight transfer.",

@@ -165,7 +165,7 @@ class _CallCheck:
         self._sending = sending
         self._ended: float | None = None
 
-    def __call__(self, lost: float | None) -> None:
+    def __call__(self) -> None:
         future = self._sending.future if self._sending else None
         if future is None or not future.done():
             return

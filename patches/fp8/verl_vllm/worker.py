@@ -215,35 +215,23 @@ def receiver_init_socket(original, self) -> None:
     if receiving is not None and receiving.ticket:
         self.zmq_handle = job_socket_name(self.zmq_handle, receiving.ticket["run"])
     original(self)
+
+    def check_sender() -> None:
+        """Raise when the sending process has ended, also before it has ever connected."""
+        if receiving is not None and receiving.sender_gone():
+            raise PatchError(
+                f"the trainer that sends the weights has ended (process {receiving.ticket['pid']}).",
+                patch=patches.of(receiver_init_socket).id,
+                advice="Look for its end in the job's log.",
+            )
+
     self.socket = PeerSocket(
         self.socket,
         patch=patches.of(receiver_init_socket).id,
         peer="the trainer that sends the weights",
         timeout=engine.options("fp8")["transfer_timeout"],
-        check_peer=_SenderCheck(receiving),
+        check_peer=check_sender,
     )
-
-
-class _SenderCheck:
-    """Raise when the sending process has ended, also before it has ever connected."""
-
-    _EVERY = 1.0
-
-    def __init__(self, receiving: Receiving | None) -> None:
-        self._receiving = receiving
-        self._next = 0.0
-
-    def __call__(self, lost: float | None) -> None:
-        if self._receiving is None or time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + self._EVERY
-        if self._receiving.sender_gone():
-            pid = self._receiving.ticket["pid"]
-            raise PatchError(
-                f"the trainer that sends the weights has ended (process {pid}).",
-                patch=patches.of(receiver_init_socket).id,
-                advice="Look for its end in the job's log.",
-            )
 
 
 @patches.wrap(

@@ -12,7 +12,7 @@ import functools
 import gc
 import multiprocessing
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from vllm_lab import imported
@@ -96,26 +96,59 @@ def answers(llm: Any, tokens: int = TOKENS) -> dict[str, Any]:
     return dict(
         prompt_logprobs=_text([_dense(output.prompt_logprobs, skip=1) for output in outputs]),
         logprobs=_text([_dense(output.outputs[0].logprobs) for output in outputs]),
-        tokens=[list(output.outputs[0].token_ids) for output in outputs],
+        tokens=[tokens_of(output) for output in outputs],
     )
 
 
 def greedy(llm: Any, tokens: int = TOKENS) -> list[list[int]]:
     """Only the greedy continuations: the quick question, and the one that uses the prefix cache."""
-    return [list(output.outputs[0].token_ids) for output in _generate(llm, tokens)]
+    return [tokens_of(output) for output in _generate(llm, tokens)]
 
 
-def _generate(llm: Any, tokens: int, **sampling: Any) -> list[Any]:
+def _generate(llm: Any, tokens: int, **more: Any) -> list[Any]:
     """One prompt at a time: an engine in another process batches whatever has arrived, and where activations
     share one scale (fp8 per tensor) a prompt's answer depends on its company."""
+    asked = sampling(tokens, **more)
+    return [llm.generate({"prompt_token_ids": list(prompt)}, asked, use_tqdm=False)[0] for prompt in PROMPTS]
+
+
+def sampling(tokens: int = TOKENS, **more: Any) -> Any:
+    """vLLM's parameters of a greedy continuation of so many tokens, or of what ``more`` makes of it."""
     from vllm import SamplingParams
 
-    parameters = SamplingParams(
-        temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, **sampling
-    )
-    return [
-        llm.generate({"prompt_token_ids": list(prompt)}, parameters, use_tqdm=False)[0] for prompt in PROMPTS
-    ]
+    greedily = dict(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    return SamplingParams(**{**greedily, **more})
+
+
+def add(
+    llm: Any,
+    name: str,
+    prompt: Iterable[int] = PROMPTS[0],
+    tokens: int = TOKENS,
+    lora: Any = None,
+    **more: Any,
+) -> None:
+    """Give a request to an engine that `step` and `ended` drive."""
+    asked = {"prompt_token_ids": list(prompt)}
+    llm.llm_engine.add_request(name, asked, sampling(tokens, **more), lora_request=lora)
+
+
+def step(llm: Any, times: int = 1) -> dict[str, Any]:
+    """Step so often; the outputs of requests that have ended meanwhile, by name."""
+    outputs = [output for _ in range(times) for output in llm.llm_engine.step()]
+    return {output.request_id: output for output in outputs if output.finished}
+
+
+def ended(llm: Any) -> dict[str, Any]:
+    """Step until no request is left; the outputs of those that have ended, by name."""
+    found: dict[str, Any] = {}
+    while llm.llm_engine.has_unfinished_requests():
+        found |= step(llm)
+    return found
+
+
+def tokens_of(output: Any) -> list[int]:
+    return list(output.outputs[0].token_ids)
 
 
 def array(text: str) -> numpy.ndarray:

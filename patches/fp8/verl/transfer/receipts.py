@@ -26,22 +26,16 @@ def receipt(
         seconds: duration of the whole sync.
         called: whether this process called the server, so that it must have the workers' receipts.
     """
-    return {
-        "step": sending.step,
-        "id": sending.id,
+    told = {
         "judged": True,
         "replica": replica,
         "rank": rank,
         "called": called,
         "workers": workers,
         "seconds": seconds,
-        "export": sending.export,
-        "gather": sending.gather,
-        "send": sending.send,
-        "waited": sending.waited,
-        "bytes": sending.bytes,
-        "tensors": sending.tensors,
     }
+    of_sending = ("step", "id", "export", "gather", "send", "waited", "bytes", "tensors")
+    return {**told, **{name: getattr(sending, name) for name in of_sending}}
 
 
 def unjudged_receipt(sending: Sending) -> dict[str, Any]:

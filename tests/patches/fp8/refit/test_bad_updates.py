@@ -119,15 +119,6 @@ def test_a_tensor_twice_in_one_call_is_refused():
         engine.load([*B, B[4]])
 
 
-def test_a_tensor_again_in_a_later_call_starts_over(atomic):
-    engine = toys.engine(atomic=atomic)
-    engine.load(A[: len(A) // 2])  # a sender that died without a word
-    for bucket in toys.cut(B, 3, 7):
-        engine.load(bucket)
-    engine.managed.finish()
-    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
-
-
 def test_a_new_start_after_a_layer_was_completed_in_the_same_call(atomic):
     """An earlier call had opened it, so it was not processed yet, and all of its tensors may come again."""
     engine = toys.engine(atomic=atomic)
@@ -177,15 +168,6 @@ def test_a_dead_sender_never_mixes(dead, atomic):
     except PatchError:
         assert engine.managed.may_generate == (atomic == "model")
         engine.update(B)
-    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
-
-
-def test_begin_drops_what_came_before(atomic):
-    engine = toys.engine(atomic=atomic)
-    engine.load(A[:6])
-    engine.managed.begin()
-    engine.load(B)
-    engine.managed.finish()
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
 
 

@@ -135,16 +135,6 @@ def test_clearing_everything_first_is_no_load():
     assert got.satisfies(expected)
 
 
-def test_what_is_missing_is_named():
-    param = torch.zeros(6, 4)
-    expected, got = coverage_of(param), coverage_of(param)
-    for index, name in enumerate("qkv"):
-        expected.add(param[2 * index : 2 * index + 2], name)
-    got.add(param[2:4], "k")
-    assert got.missing(expected) == ["q", "v"]
-    assert got.missing(None) == []
-
-
 @pytest.mark.parametrize("shards", ["in order", "by shard", "backwards"])
 def test_the_cost_of_a_write_does_not_grow_with_the_experts(shards, monkeypatch):
     """Boxes that one write is compared with, of w1 and w3 in one parameter [experts, 4, 2]: at most its expert's own."""

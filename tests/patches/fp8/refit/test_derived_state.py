@@ -4,39 +4,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import fp8_toy_derived as derived
 import fp8_toys as toys
 from torch import nn
 
 from flashpatch.errors import PatchError
 
 A, B, C = (toys.checkpoint(seed) for seed in range(3))
-
-
-class Deriving(toys.Attention):
-    """Processed last. Derives one matrix by applying a neighbour, another from a parameter that it has kept."""
-
-    def __init__(self, source: toys.Linear, kept: nn.Parameter) -> None:
-        super().__init__(source)
-        self.kept = [kept]
-        self.by_neighbour = self.by_reference = None
-
-    def process(self) -> None:
-        super().process()
-        (source,) = self.sources
-        self.by_neighbour = source(torch.eye(toys.HIDDEN)).sum(-1)[: toys.HIDDEN].clone()
-        self.by_reference = self.kept[0].double()
-
-    def forward(self, x):
-        return super().forward(x) * self.by_neighbour + self.by_reference.to(x.dtype)
-
-
-class Absorbed(toys.Model):
-    """A model of which attention holds values of other layers, as MLA and attention sinks do."""
-
-    def __init__(self, method: str) -> None:
-        super().__init__(method)
-        for block in self.layers:
-            block.attn = Deriving(block.down, block.norm.weight)
 
 
 class Hooked(toys.Model):
@@ -135,20 +109,36 @@ def same_as_fresh(engine, made, weights) -> bool:
     return toys.same_answers(engine.model, toys.Engine(made, weights).model)
 
 
+def absorbing(kind: str, method: str) -> derived.Model:
+    """A model of which attention holds values of other layers, as MLA and attention sinks do."""
+    return derived.Model(method, 2, False, kind)
+
+
+def policy(kind: str, seed: int) -> list[tuple[str, torch.Tensor]]:
+    return list(derived.checkpoint(seed, 2, kind, False, False, True).items())
+
+
+def derived_at(model: nn.Module, kind: str) -> list[int]:
+    attentions = [block.attn for block in model.layers]
+    return [(one.impl.sinks if kind == "sinks" else one.absorbed).data_ptr() for one in attentions]
+
+
+@pytest.mark.parametrize("kind", ["absorbed", "sinks"])
 @pytest.mark.parametrize("method", ["bare", "transposed", "quantized", "closure"])
-def test_layers_processed_last_see_the_new_values(method, atomic):
+def test_layers_processed_last_see_the_new_values(method, kind, atomic):
     """With quantized MLA and attention sinks, atomic=model derived them from the old layers."""
-    engine = toys.Engine(Absorbed(method), A, atomic=atomic)
-    places = [block.attn.by_neighbour.data_ptr() for block in engine.model.layers]
-    for weights in (B, C):
-        engine.update(weights)
-        assert same_as_fresh(engine, Absorbed(method), weights)
-    assert places == [block.attn.by_neighbour.data_ptr() for block in engine.model.layers]
+    engine = toys.Engine(absorbing(kind, method), policy(kind, 0), atomic=atomic)
+    places = derived_at(engine.model, kind)
+    for seed in (1, 2):
+        engine.update(policy(kind, seed))
+        assert same_as_fresh(engine, absorbing(kind, method), policy(kind, seed))
+    assert derived_at(engine.model, kind) == places
 
 
+@pytest.mark.parametrize("kind", ["absorbed", "sinks"])
 @pytest.mark.parametrize("method", ["bare", "transposed", "quantized"])
-def test_a_layer_processed_last_that_fails_leaves_the_old_policy(method):
-    engine = toys.Engine(Absorbed(method), A, atomic="model")
+def test_a_layer_processed_last_that_fails_leaves_the_old_policy(method, kind):
+    engine = toys.Engine(absorbing(kind, method), policy(kind, 0), atomic="model")
     before, process = toys.state(engine.model), engine.managed.adapter.process
 
     def fails(module):
@@ -158,11 +148,11 @@ def test_a_layer_processed_last_that_fails_leaves_the_old_policy(method):
 
     engine.managed.adapter.process = fails
     with pytest.raises(MemoryError):
-        engine.update(B)
+        engine.update(policy(kind, 1))
     assert engine.managed.may_generate and toys.same_bits(before, toys.state(engine.model))
     engine.managed.adapter.process = process
-    engine.update(B)
-    assert same_as_fresh(engine, Absorbed(method), B)
+    engine.update(policy(kind, 1))
+    assert same_as_fresh(engine, absorbing(kind, method), policy(kind, 1))
 
 
 @pytest.mark.parametrize("made", [Hooked, HookedAgain, Wrapped])

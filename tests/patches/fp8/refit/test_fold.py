@@ -98,16 +98,6 @@ def flat(value):
     return [value(torch.eye(2))]
 
 
-@pytest.mark.parametrize("name", list(make(A)[0]))
-def test_the_same_tensor_keeps_its_place_over_many_updates(name):
-    live, tensors = make(A)
-    state = live[name]
-    for round_ in range(3):
-        plan, state = apply(state, make(A * round_ + 1)[0][name])
-        plan.apply()
-    assert sum(torch.equal(t, A * 2 + 1) for t in tensors) == 1
-
-
 def test_another_method_is_taken():
     live, fresh = Kernel(A.clone()), Kernel(B.clone())
     plan, kept = apply(live.run, fresh.walk)

@@ -121,16 +121,6 @@ def test_scales_that_only_some_checkpoints_have(first, then, atomic):
         assert toys.same_answers(engine.model, toys.fresh("transposed", weights))
 
 
-def test_one_cut_anywhere(atomic):
-    engine = toys.engine(atomic=atomic)
-    for point in range(1, len(B)):
-        weights = toys.checkpoint(point)
-        for bucket in toys.cut(weights, point):
-            engine.load(bucket)
-        engine.managed.finish()
-        assert toys.same_answers(engine.model, toys.fresh("transposed", weights)), point
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_any_order_and_cuts(seed, atomic):
     rng = random.Random(seed)
@@ -142,14 +132,6 @@ def test_any_order_and_cuts(seed, atomic):
         engine.load(iter(bucket))
     engine.managed.finish()
     assert toys.same_answers(engine.model, toys.fresh(method, B)), (method, points)
-
-
-def test_a_tensor_per_call(method):
-    engine = toys.engine(method)
-    for item in B:
-        engine.load([item])
-    engine.managed.finish()
-    assert toys.same_answers(engine.model, toys.fresh(method, B))
 
 
 def test_no_update_begins_while_the_memory_is_away(atomic):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, models, oracle, scenario
+from vllm_precisions import opened
 
 pytestmark = pytest.mark.vllm
 
@@ -147,12 +148,6 @@ def enabled_late(a: str, b: str, processes: bool) -> dict[str, Any]:
 
 def updated_from_a_thread(a: str, b: str) -> dict[str, Any]:
     """In the middle of a forward another thread begins to load: it waits for the step to end."""
-    from vllm import SamplingParams
-
-    import flashpatch
-
-    flashpatch.enable("bf16", in_flight="recompute")
-    sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
     in_forward, loading = threading.Event(), threading.Event()
     found: dict[str, Any] = {}
 
@@ -169,59 +164,44 @@ def updated_from_a_thread(a: str, b: str) -> dict[str, Any]:
             in_forward.set()
             found["loaded meanwhile"] = loading.wait(1.0)
 
-    with engines.open_llm(a) as llm:
+    with opened("bf16", a, options=dict(in_flight="recompute")) as llm:
         thread = threading.Thread(target=update)
         thread.start()
         hook = engines.inner_model(llm).model.layers[1].register_forward_pre_hook(pause)
-        llm.llm_engine.add_request("1", {"prompt_token_ids": list(engines.PROMPTS[0])}, sampling)
-        found["request"] = updates.error(lambda: [llm.llm_engine.step() for _ in range(4)])
+        engines.add(llm, "1", tokens=12)
+        found["request"] = updates.error(lambda: engines.step(llm, 4))
         thread.join()
         hook.remove()
-        while llm.llm_engine.has_unfinished_requests():
-            llm.llm_engine.step()
+        engines.ended(llm)
         found["b"] = engines.answers(llm)
-    flashpatch.disable()
     return found
 
 
 def preempted(a: str, b: str) -> dict[str, Any]:
     """Of four requests one is preempted for want of KV memory, a fifth has not begun; then the policy moves."""
-    from vllm import SamplingParams
-
-    import flashpatch
-
-    flashpatch.enable("bf16", in_flight="abort")
-    sampling = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, detokenize=False)
-    found: dict[str, Any] = dict(ended={}, tokens={})
-    with engines.open_llm(a, block_size=32, num_gpu_blocks_override=10) as llm:
+    found: dict[str, Any] = {}
+    kw = dict(block_size=32, num_gpu_blocks_override=10)
+    with opened("bf16", a, options=dict(in_flight="abort"), **kw) as llm:
         core = llm.llm_engine.engine_core.engine_core
-
-        def ask(name: str, prompt: int) -> None:
-            llm.llm_engine.add_request(name, {"prompt_token_ids": list(engines.PROMPTS[prompt])}, sampling)
-
-        def step() -> None:
-            for output in llm.llm_engine.step():
-                if output.finished:
-                    found["ended"][output.request_id] = output.outputs[0].finish_reason
-                    found["tokens"][output.request_id] = list(output.outputs[0].token_ids)
 
         def tokens(requests: Any) -> dict[str, int]:
             return {one.request_id.partition("-")[0]: one.num_output_tokens for one in requests}
 
-        for prompt in range(4):
-            ask(str(prompt), prompt)
+        ends: dict[str, Any] = {}
+        for number, prompt in enumerate(engines.PROMPTS):
+            engines.add(llm, str(number), prompt, 48)
         while not any(one.num_preemptions for one in core.scheduler.requests.values()):
-            step()
-        ask("fresh", 0)
+            ends |= engines.step(llm)
+        engines.add(llm, "fresh", tokens=48)
         found["waiting"], found["before"] = (
             tokens(core.scheduler.waiting),
             tokens(core.scheduler.requests.values()),
         )
         engines.inner_model(llm).load_weights(models.weights(b))
-        while llm.llm_engine.has_unfinished_requests():
-            step()
+        ends |= engines.ended(llm)
+        found["ended"] = {name: output.outputs[0].finish_reason for name, output in ends.items()}
+        found["fresh"] = engines.tokens_of(ends["fresh"])
         found["b"] = engines.greedy(llm, tokens=48)
-    flashpatch.disable()
     return found
 
 
@@ -287,6 +267,6 @@ def test_in_flight_abort_ends_what_waits_with_tokens_of_the_old_policy(
 ) -> None:
     got = runner(preempted, *ab)
     assert got["waiting"].pop("fresh") == 0 and all(got["waiting"].values()) and got["waiting"]
-    assert got["ended"].pop("fresh") == "length" and got["tokens"]["fresh"] == got["b"][0]
+    assert got["ended"].pop("fresh") == "length" and got["fresh"] == got["b"][0]
     assert set(got["ended"].values()) == {"abort"}, f"an answer has tokens of two policies: {got['ended']}"
     assert got["ended"].keys() | {"fresh"} == got["before"].keys()

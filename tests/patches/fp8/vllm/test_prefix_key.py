@@ -8,6 +8,7 @@ import lora_lab
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, environment, models, oracle, scenario
+from vllm_precisions import opened
 
 pytestmark = pytest.mark.vllm
 
@@ -15,6 +16,7 @@ CACHED = dict(
     enable_prefix_caching=True, block_size=32
 )  # two blocks a prompt, of which the last is never served
 TOKENS = engines.TOKENS
+KEEP = dict(in_flight="keep")
 
 
 # --- what runs in the engine's process
@@ -24,24 +26,20 @@ class Asked:
     """Requests of one engine, by name: tokens, and how many of the prompt's came from the cache."""
 
     def __init__(self, llm: Any) -> None:
-        self.engine = llm.llm_engine
+        self.llm = llm
         self.ended: dict[str, list] = {}
 
     def add(self, name: str, prompt: Any, tokens: int = TOKENS, **more: Any) -> None:
-        from vllm import SamplingParams
-
-        sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        self.engine.add_request(name, {"prompt_token_ids": list(prompt)}, sampling, **more)
+        engines.add(self.llm, name, prompt, tokens, **more)
 
     def step(self, times: int = 1) -> None:
-        for _ in range(times):
-            for one in self.engine.step():
-                if one.finished:
-                    self.ended[one.request_id] = [list(one.outputs[0].token_ids), one.num_cached_tokens]
+        self._note(engines.step(self.llm, times))
 
     def finish(self) -> None:
-        while self.engine.has_unfinished_requests():
-            self.step()
+        self._note(engines.ended(self.llm))
+
+    def _note(self, ended: dict[str, Any]) -> None:
+        self.ended |= {name: [engines.tokens_of(one), one.num_cached_tokens] for name, one in ended.items()}
 
     def all_prompts(self, name: str) -> list[list]:
         """Every prompt of the laboratory, one at a time: [tokens, cached]."""
@@ -53,7 +51,7 @@ class Asked:
     def held_back(self, name: str, prompt: Any) -> tuple:
         """A request whose blocks are hashed, and which the core's own thread has not admitted yet."""
         held: list[tuple] = []
-        core = self.engine.engine_core.engine_core
+        core = drafted.core_of(self.llm)
         core.add_request = lambda *args: held.append(args)
         self.add(name, prompt)
         del core.add_request
@@ -111,10 +109,7 @@ def plain(path: str, *prompts: list[int]) -> dict[str, Any]:
 
 def preempted(a: str, b: str) -> dict[str, Any]:
     """Four requests want more KV memory than there is; when one was preempted, A becomes B."""
-    import flashpatch
-
-    flashpatch.enable("bf16", in_flight="keep")
-    with engines.open_llm(a, **CACHED, num_gpu_blocks_override=10) as llm:
+    with opened("bf16", a, options=KEEP, **CACHED, num_gpu_blocks_override=10) as llm:
         asked = Asked(llm)
         for number, prompt in enumerate(engines.PROMPTS):
             asked.add(str(number), prompt, 48)
@@ -132,7 +127,6 @@ def preempted(a: str, b: str) -> dict[str, Any]:
         asked.finish()
         found["ended"] = asked.ended
         found["b"] = asked.all_prompts("b")
-    flashpatch.disable("bf16")
     return found
 
 
@@ -140,34 +134,25 @@ def unsalted(a: str, b: str) -> str | None:
     """Something in the process takes the salt out of the hashes."""
     from vllm.v1.core import kv_cache_utils
 
-    import flashpatch
-
-    flashpatch.enable("bf16", in_flight="keep")
     original = kv_cache_utils.generate_block_hash_extra_keys
     kv_cache_utils.generate_block_hash_extra_keys = lambda request, start, end, at: (None, at)
     try:
-        with engines.open_llm(a, **CACHED) as llm:
+        with opened("bf16", a, options=KEEP, **CACHED) as llm:
             engines.greedy(llm)
             send(llm, b)
             return updates.error(lambda: engines.greedy(llm))
     finally:
         kv_cache_utils.generate_block_hash_extra_keys = original
-        flashpatch.disable("bf16")
 
 
 def asleep(a: str, b: str, level: int) -> list[list]:
-    import flashpatch
-
-    flashpatch.enable("bf16", in_flight="keep")
-    with engines.open_llm(a, **CACHED, **environment.SLEEPING) as llm:
+    with opened("bf16", a, options=KEEP, **CACHED, **environment.SLEEPING) as llm:
         asked = Asked(llm)
         asked.all_prompts("a")
         llm.sleep(level)
         llm.wake_up()
         send(llm, b)
-        found = asked.all_prompts("b") + asked.all_prompts("again")
-    flashpatch.disable("bf16")
-    return found
+        return asked.all_prompts("b") + asked.all_prompts("again")
 
 
 def with_drafter(at: dict[str, str], good: str, bad: str) -> dict[str, Any]:
@@ -190,10 +175,7 @@ def load(worker: Any, path: str) -> None:
 
 def in_processes(a: str, b: str) -> dict[str, Any]:
     """Core and worker in processes of their own: a request runs while A becomes B."""
-    import flashpatch
-
-    flashpatch.enable("bf16", in_flight="keep")
-    with engines.open_llm(a, processes=True, fork=True, **CACHED) as llm:
+    with opened("bf16", a, options=KEEP, processes=True, fork=True, **CACHED) as llm:
         asked = Asked(llm)
         asked.all_prompts("a")
         asked.add("long", engines.PROMPTS[0], 150)
@@ -201,28 +183,23 @@ def in_processes(a: str, b: str) -> dict[str, Any]:
         llm.collective_rpc(load, args=(b,))
         found: dict[str, Any] = dict(b=asked.all_prompts("b"), again=asked.all_prompts("again"))
         found["long"] = len(asked.ended["long"][0])
-    flashpatch.disable("bf16")
     return found
 
 
 def adapters(a: str, where: str) -> dict[str, Any]:
     """A request runs under an adapter while its name comes to mean another content, at the same path."""
-    import flashpatch
-
     found = {}
-    flashpatch.enable("bf16", in_flight="keep")
-    with engines.open_llm(a, **CACHED, **lora_lab.ENGINE) as llm:
+    with opened("bf16", a, options=KEEP, **CACHED, **lora_lab.ENGINE) as llm:
         asked = Asked(llm)
         for seed in (1, 2):
             folder = lora_lab.write(where, lora_lab.tensors(a, seed))
             lora_lab.send(llm, folder)
             asked.finish()
             found[str(seed)] = lora_lab.ask(llm, folder, engines.greedy)
-            asked.add(f"runs {seed}", engines.PROMPTS[0], 40, lora_request=lora_lab.request(folder))
+            asked.add(f"runs {seed}", engines.PROMPTS[0], 40, lora=lora_lab.request(folder))
             asked.step(3)
         asked.finish()
         found["2 again"] = lora_lab.ask(llm, folder, engines.greedy)
-    flashpatch.disable("bf16")
     return found
 
 

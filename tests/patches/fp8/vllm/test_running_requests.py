@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, models, oracle, scenario
+from vllm_precisions import opened
 
 pytestmark = pytest.mark.vllm
 
@@ -17,16 +18,8 @@ RUN = "requests are running"
 # --- what runs in the engine's process
 
 
-def add(llm: Any, name: str, prompt: Any = engines.PROMPTS[0], **sampling: Any) -> None:
-    from vllm import SamplingParams
-
-    wanted = dict(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False) | sampling
-    llm.llm_engine.add_request(name, {"prompt_token_ids": list(prompt)}, SamplingParams(**wanted))
-
-
 def steps(llm: Any, times: int) -> None:
-    for _ in range(times):
-        assert not any(one.finished for one in llm.llm_engine.step())
+    assert not engines.step(llm, times)
 
 
 def rest(llm: Any) -> list[list[int]]:
@@ -51,17 +44,17 @@ def paused(a: str, b: str) -> dict[str, Any]:
             found[name].append(rest(llm))
 
         for clear in False, True:
-            add(llm, f"half {clear}")
+            engines.add(llm, f"half {clear}")
             steps(llm, TOKENS // 2)
             update(f"half {clear}", clear)
-        add(llm, "prompt")
+        engines.add(llm, "prompt")
         steps(llm, 1)
         update("half a prompt", False)
-        add(llm, "several", n=2, temperature=1.0)
+        engines.add(llm, "several", n=2, temperature=1.0)
         steps(llm, TOKENS // 2)
         update("several", False)
         core.pause_scheduler("keep", False)
-        add(llm, "waits")
+        engines.add(llm, "waits")
         update("waits", False)
     return found
 
@@ -70,7 +63,7 @@ def preempted(a: str, b: str) -> dict[str, Any]:
     """An update of an engine paused for new requests alone, in which one that was preempted waits with its tokens."""
     with engines.open_llm(a) as llm:
         core = llm.llm_engine.engine_core.engine_core
-        add(llm, "preempted")
+        engines.add(llm, "preempted")
         steps(llm, TOKENS // 2)
         core.reset_prefix_cache(reset_running_requests=True)
         core.scheduler.set_pause_state(type(core.scheduler.pause_state).PAUSED_NEW)
@@ -81,16 +74,13 @@ def preempted(a: str, b: str) -> dict[str, Any]:
 
 def begun_meanwhile(a: str, b: str) -> dict[str, Any]:
     """A request begins under the old policy while an update is open: how it ends, then an update by itself."""
-    import flashpatch
-
-    flashpatch.enable("bf16", atomic="model")
     items = list(models.weights(b))
     found: dict[str, Any] = {}
-    with engines.open_llm(a) as llm:
+    with opened("bf16", a, options=dict(atomic="model")) as llm:
         for name, parts in dict(bucket=[items[:9], items[9:]], end=[items, []]).items():
             llm.collective_rpc(begin)
             updates.send(llm, parts[:1])
-            add(llm, name)
+            engines.add(llm, name)
             steps(llm, TOKENS // 2)
             error = updates.error(
                 lambda: updates.send(llm, parts[1:]) if parts[1] else llm.collective_rpc(end)
@@ -117,14 +107,13 @@ def managed(worker: Any) -> Any:
 
 def apart(a: str, b: str, mode: str) -> dict[str, Any]:
     """An engine core in a process of its own, paused and updated as trainers do it, half of an answer in."""
-    from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     import flashpatch
 
     flashpatch.enable("bf16", in_flight=mode)
-    sampling = SamplingParams(temperature=0, max_tokens=120, ignore_eos=True, detokenize=False)
+    sampling = engines.sampling(120)
 
     async def ask(engine: Any, name: str, seen: list[Any]) -> None:
         async for output in engine.generate({"prompt_token_ids": list(engines.PROMPTS[0])}, sampling, name):
@@ -149,9 +138,7 @@ def apart(a: str, b: str, mode: str) -> dict[str, Any]:
             await request
             after: list[Any] = []
             await ask(engine, "after", after)
-            found |= {
-                name: list(seen[-1].outputs[0].token_ids) for name, seen in (("met", met), ("after", after))
-            }
+            found |= {name: engines.tokens_of(seen[-1]) for name, seen in (("met", met), ("after", after))}
             found["reason"] = met[-1].outputs[0].finish_reason
         finally:
             engine.shutdown()

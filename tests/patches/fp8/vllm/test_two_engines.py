@@ -11,23 +11,18 @@ pytestmark = pytest.mark.vllm
 
 def beside(a: str, b: str) -> dict[str, Any]:
     """Update one while a request runs on the other; break one, ask the other; update both."""
-    from vllm import SamplingParams
-
     import flashpatch
 
     flashpatch.enable("bf16")
-    sampling = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
     items = {path: list(models.weights(path)) for path in (a, b)}
     found: dict[str, Any] = {}
     with engines.open_llm(a) as one, engines.open_llm(a) as other:
-        one.llm_engine.add_request("900000", {"prompt_token_ids": list(engines.PROMPTS[0])}, sampling)
-        for _ in range(3):
-            one.llm_engine.step()
+        engines.add(one, "900000", tokens=16)
+        engines.step(one, 3)
         found["own"] = updates.error(lambda: updates.send(one, [items[b]]))
         found["others"] = updates.error(lambda: updates.send(other, [items[b]]))
         found["b"] = engines.answers(other)
-        while one.llm_engine.has_unfinished_requests():
-            one.llm_engine.step()
+        engines.ended(one)
         found["a"] = engines.answers(one)
         updates.send(other, [items[a][:5]])
         found["refusals"] = [updates.refusal(llm) for llm in (one, other)]

@@ -8,6 +8,7 @@ import vllm_updates as updates
 from installed import version_of
 from packaging.version import Version
 from vllm_lab import engines, models, oracle, scenario
+from vllm_precisions import opened
 
 pytestmark = pytest.mark.vllm
 
@@ -65,11 +66,8 @@ FEW = ("missing shard", "NaN", "killed sender")
 def bad_updates(a: str, b: str, kw: dict[str, Any], names: list[str], **options: Any) -> dict[str, Any]:
     """Bad updates on an engine that serves A: their errors, the refusal after each, what is answered after it,
     and what is answered once all of A came again."""
-    import flashpatch
-
-    flashpatch.enable("bf16", **options)
     found: dict[str, Any] = {}
-    with engines.open_llm(a, **kw) as llm:
+    with opened("bf16", a, options=options, **kw) as llm:
         for how in names:
             bad, _ = BAD[how]
             error = updates.error(lambda: bad(llm, list(models.weights(b))))
@@ -84,7 +82,6 @@ def bad_updates(a: str, b: str, kw: dict[str, Any], names: list[str], **options:
             found[how]["mended"] = engines.answers(llm)
         updates.send(llm, [list(models.weights(b))])
         found["b"] = engines.answers(llm)
-    flashpatch.disable("bf16")
     return found
 
 

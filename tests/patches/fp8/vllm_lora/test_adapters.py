@@ -114,34 +114,21 @@ def cached(a: str, where: str, names: str) -> dict[str, Any]:
 
 def in_flight(a: str, folders: list[str]) -> dict[str, Any]:
     """A replacement while a request runs under the adapter, and one under a number of its own."""
-    from vllm import SamplingParams
-
     with opened("bf16", a, **{**lora_lab.ENGINE, "max_loras": 2}) as llm:
-        engine, sampling = (
-            llm.llm_engine,
-            SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False),
-        )
         lora_lab.send(llm, folders[0])
-        prompt = {"prompt_token_ids": list(engines.PROMPTS[0])}
-        engine.add_request("running", prompt, sampling, lora_request=lora_lab.request(folders[0]))
-        for _ in range(4):
-            engine.step()
+        engines.add(llm, "running", lora=lora_lab.request(folders[0]))
+        engines.step(llm, 4)
         found: dict[str, Any] = dict(replaced=updates.error(lambda: lora_lab.send(llm, folders[1])))
         beside = dict(name="next", number=2)
         found["beside"] = updates.error(lambda: lora_lab.send(llm, folders[1], **beside))
-        ended = []
-        while engine.has_unfinished_requests():
-            ended += [output for output in engine.step() if output.finished]
-        found["tokens"] = list(ended[0].outputs[0].token_ids)
+        found["tokens"] = engines.tokens_of(engines.ended(llm)["running"])
         found["next"] = lora_lab.ask(llm, folders[1], **beside)
     return found
 
 
 def in_one_batch(a: str, folders: list[str]) -> dict[str, Any]:
     """Greedy tokens of the base and of two adapters, alone and in batches of several."""
-    from vllm import SamplingParams
-
-    asked = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
+    asked = engines.sampling()
     prompt = {"prompt_token_ids": list(engines.PROMPTS[0])}
     with opened("bf16", a, **{**lora_lab.ENGINE, "max_loras": 2}) as llm:
         named = [lora_lab.request(one, name=f"one-{at}", number=at) for at, one in enumerate(folders, 1)]
@@ -150,7 +137,7 @@ def in_one_batch(a: str, folders: list[str]) -> dict[str, Any]:
         def said(*names: str) -> dict[str, list[int]]:
             rows = [under[name] for name in names]
             outputs = llm.generate([prompt] * len(rows), asked, lora_request=rows, use_tqdm=False)
-            return {name: list(one.outputs[0].token_ids) for name, one in zip(names, outputs, strict=True)}
+            return {name: engines.tokens_of(one) for name, one in zip(names, outputs, strict=True)}
 
         alone = {name: said(name)[name] for name in under}
         return dict(alone=alone, together=[said("base", "first"), said("second", "base"), said(*under)])

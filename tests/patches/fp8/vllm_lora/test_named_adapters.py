@@ -34,12 +34,10 @@ def request(folder: str, name: str = "policy") -> Any:
 
 def say(llm: Any, adapter: Any, tokens: int = 8, prompt: list[int] = PROMPT) -> list[Any]:
     """Tokens and their logprobs."""
-    from vllm import SamplingParams
-
-    sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False, logprobs=0)
+    sampling = engines.sampling(tokens, logprobs=0)
     one = llm.generate([{"prompt_token_ids": prompt}], sampling, lora_request=adapter, use_tqdm=False)[0]
     logprobs = [next(iter(at.values())).logprob for at in one.outputs[0].logprobs]
-    return [list(one.outputs[0].token_ids), logprobs]
+    return [engines.tokens_of(one), logprobs]
 
 
 def clear(llm: Any) -> None:
@@ -62,22 +60,16 @@ def there_and_back(a: str, first: tuple[str, str], second: tuple[str, str], in_p
 
 def replaced_in_flight(a: str, folders: list[str], mode: str) -> dict[str, Any]:
     """A request runs under the first adapter while its number gets the second, of another path; then the first comes back."""
-    from vllm import SamplingParams
-
     found: dict[str, Any] = {}
-    sampling = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, detokenize=False)
     with an_engine(a, in_flight=mode) as llm:
         lora_lab.send(llm, folders[0])
         found["first"] = say(llm, request(folders[0]), 60)
         clear(llm)
-        engine, ended = llm.llm_engine, []
-        engine.add_request("1", {"prompt_token_ids": PROMPT}, sampling, lora_request=request(folders[0]))
-        for _ in range(30):
-            engine.step()
+        engines.add(llm, "1", PROMPT, 60, lora=request(folders[0]))
+        engines.step(llm, 30)
         lora_lab.send(llm, folders[1])
-        while engine.has_unfinished_requests():
-            ended += [output for output in engine.step() if output.finished]
-        found["tokens"] = list(ended[0].outputs[0].token_ids) if ended else []
+        ended = list(engines.ended(llm).values())
+        found["tokens"] = engines.tokens_of(ended[0]) if ended else []
         found["reason"] = ended[0].outputs[0].finish_reason if ended else ""
         lora_lab.send(llm, folders[0])
         found["back"] = say(llm, request(folders[0]), prompt=PROMPT + found["tokens"])
@@ -88,13 +80,10 @@ def replaced_in_flight(a: str, folders: list[str], mode: str) -> dict[str, Any]:
 
 def ended_alone(a: str, folders: list[str], where: str) -> dict[str, Any]:
     """Requests in one batch: of the base, of an adapter, of one whose folder has changed, and of one with NaN."""
-    from vllm import SamplingParams
-
     changed = lora_lab.write(f"{where}/changed", lora_lab.tensors(a, 1))
     bad = lora_lab.tensors(a, 2)
     next(iter(bad.values()))[0, 0] = float("nan")
     nan = lora_lab.write(f"{where}/nan", bad)
-    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
     with opened("bf16", a, **lora_lab.ENGINE) as llm:
         engine, core = llm.llm_engine, llm.llm_engine.engine_core.engine_core
         engine.add_lora(lora_lab.request(changed, "changed", 1))
@@ -109,7 +98,7 @@ def ended_alone(a: str, folders: list[str], where: str) -> dict[str, Any]:
             other=lora_lab.request(folders[0], "other", 2),
         )
         for key, adapter in named.items():
-            engine.add_request(key, {"prompt_token_ids": PROMPT}, sampling, lora_request=adapter)
+            engines.add(llm, key, PROMPT, lora=adapter)
         found: dict[str, Any] = {key: [[], None, None] for key in named}
         while core.scheduler.has_unfinished_requests():
             for outputs in core.step()[0].values():
@@ -124,22 +113,15 @@ def ended_alone(a: str, folders: list[str], where: str) -> dict[str, Any]:
 
 def evicted_and_needed(a: str, folders: list[str], where: str) -> dict[str, Any]:
     """More adapters are asked for than vLLM keeps, and each folder is overwritten once its request is in the engine."""
-    from vllm import SamplingParams
-
-    sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, detokenize=False)
     found: dict[str, Any] = {}
     with opened("bf16", a, **lora_lab.ENGINE) as llm:
-        engine = llm.llm_engine
         for number in (1, 2, 3):
             folder = lora_lab.write(f"{where}/{number}", lora_lab.tensors(a, number))
-            asked = lora_lab.request(folder, str(number), number)
-            engine.add_request(str(number), {"prompt_token_ids": PROMPT}, sampling, lora_request=asked)
-        engine.step()
+            engines.add(llm, str(number), PROMPT, lora=lora_lab.request(folder, str(number), number))
+        engines.step(llm)
         for number in (1, 2, 3):
             lora_lab.write(f"{where}/{number}", lora_lab.tensors(a, 9))
-        while engine.has_unfinished_requests():
-            for one in engine.step():
-                found[one.request_id.partition("-")[0]] = list(one.outputs[0].token_ids)
+        found |= {name: engines.tokens_of(one) for name, one in engines.ended(llm).items()}
         from flashpatch.patches.fp8.vllm_lora import worker_manager
 
         for seed in (1, 2):  # what nobody names is not kept
