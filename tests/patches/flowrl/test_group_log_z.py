@@ -1,6 +1,7 @@
 """log Z estimated from a group: against its equation in plain numbers, and inside verl's own driver and actor."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
@@ -117,7 +118,7 @@ def batch(number=8):
 @pytest.mark.parametrize("length", ["mean", "sum"])
 def test_the_advantages_have_it_whatever_the_split(length):
     """The loss of advantages less log Z with no log Z is the loss with it; no row depends on the order of rows."""
-    chosen = options.Choices(**{**DEFAULTS, "log_z": "group", "length": length, "beta": 3.0})
+    chosen = SimpleNamespace(**{**DEFAULTS, "log_z": "group", "length": length, "beta": 3.0})
     whole, uids = batch(), ["b", "a", "b", "c", "a", "a", "c", "b"]
     got = less_log_z(whole, uids, chosen)
     mask = whole["response_mask"].bool()
@@ -147,7 +148,7 @@ def test_the_advantages_have_it_whatever_the_split(length):
 def test_a_batch_that_lacks_something_is_refused_by_name(name):
     whole = {key: value for key, value in batch().items() if key != name}
     uids = None if name == "uid" else list("aabbccdd")
-    chosen = options.Choices(**{**DEFAULTS, "log_z": "group"})
+    chosen = SimpleNamespace(**{**DEFAULTS, "log_z": "group"})
     with pytest.raises(PatchError, match=f"lacks {name}"):
         less_log_z(whole, uids, chosen)
 

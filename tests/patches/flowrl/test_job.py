@@ -74,10 +74,9 @@ def test_two_steps_of_adapters_and_the_partition_function(world, tmp_path):
 
 @pytest.mark.full
 def test_two_steps_with_log_z_of_the_group(world, tmp_path):
-    """Raw rewards, log Z in the driver, no partition function; a setting of the published code is taken out."""
+    """Raw rewards, log Z in the driver, no partition function."""
     config = '[flowrl]\nlog_z = "group"\nreward = "raw"\nbeta = 3.0\n'
-    published = "+actor_rollout_ref.actor.tb_type=tempered_important_sampling"
-    told = trained(world, tmp_path, *SETTINGS, published, config=config, **FLOWRL)
+    told = trained(world, tmp_path, *SETTINGS, config=config, **FLOWRL)
     assert metrics(told, "training/global_step") == [1, 2]
     assert min(metrics(told, "actor/grad_norm")) > 0 and min(metrics(told, "actor/tb_loss")) > 0
     assert not metrics(told, "actor/log_z") and len(metrics(told, "actor/log_reward")) == 2
