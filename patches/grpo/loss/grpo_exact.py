@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from flashpatch.patches.grpo.errors import refuse
+from flashpatch.errors import PatchError
 
 AGGREGATIONS = (
     "seq-mean-token-mean",
@@ -118,9 +118,16 @@ def grpo_loss(
         weights: [B, L], importance weights of the tokens, through which no gradient goes.
 
     Raises:
-        PatchError: shapes do not fit, or an argument that cannot be meant.
+        PatchError: an unknown aggregation, or a constant is missing.
     """
-    _check(logprobs, mask, counts, aggregation, constant, old_logprobs, clip, world)
+    if aggregation not in AGGREGATIONS:
+        raise _refusal(f"aggregation is {aggregation!r}.", f"Choose one of {', '.join(AGGREGATIONS)}.")
+    if aggregation == "seq-mean-token-sum-norm" and not constant:
+        raise _refusal(
+            f"constant is {constant} under seq-mean-token-sum-norm; the width of a micro-batch, which verl falls back on, "
+            "makes the loss depend on the split.",
+            "Give a constant, such as the longest response (verl: actor.loss_scale_factor).",
+        )
     kept = mask != 0
     new = _inside(logprobs, kept)
     old = None if old_logprobs is None else _inside(old_logprobs, kept).detach()
@@ -183,26 +190,5 @@ def _inside(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     return wide.masked_fill(~kept, 0.0)
 
 
-def _check(logprobs, mask, counts, aggregation, constant, old, clip, world) -> None:
-    if aggregation not in AGGREGATIONS:
-        refuse("loss", "aggregation", f"is {aggregation!r}.", f"Choose one of {', '.join(AGGREGATIONS)}.")
-    if aggregation == "seq-mean-token-sum-norm" and not constant:
-        refuse(
-            "loss",
-            "constant",
-            f"is {constant} under seq-mean-token-sum-norm; the width of a micro-batch, which verl falls "
-            "back on, makes the loss depend on the split.",
-            "Give a constant, such as the longest response (verl: actor.loss_scale_factor).",
-        )
-    if logprobs.ndim != 2 or logprobs.shape != mask.shape:
-        shapes = f"{tuple(logprobs.shape)} and {tuple(mask.shape)}"
-        refuse("loss", "logprobs, mask", f"have the shapes {shapes}.", "Give both as [samples, tokens].")
-    if clip is not None and old is None:
-        refuse("loss", "clip", "was given without old_logprobs.", "A ratio needs both policies.")
-    if counts.samples < 0 or counts.tokens < 0 or world < 1:
-        refuse(
-            "loss",
-            "counts, world",
-            f"are {counts} and {world}.",
-            "Count with flashpatch.patches.grpo.loss.grpo_exact.count.",
-        )
+def _refusal(problem: str, advice: str) -> PatchError:
+    return PatchError(problem, patch="grpo.verl.register_policy_loss", advice=advice)
