@@ -15,7 +15,7 @@ import signal
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -187,9 +187,9 @@ class Worker:
 
     def _change_what_arrives(self) -> None:
         """Change a bit of the last tensor in the second bucket, or forget one small tensor."""
-        from flashpatch.patches.cpu.transfer import buckets
+        from flashpatch.patches.cpu.buckets import Joiner
 
-        take = buckets.Joiner.take
+        take = Joiner.take
 
         def changed(joiner: Any, pieces: list[Any]) -> Any:
             if self.fault == "lose":
@@ -197,10 +197,10 @@ class Worker:
             elif self.fault and joiner.contents.buckets == 2:
                 data = pieces[-1].data.copy()
                 data[-1] ^= 1
-                pieces = [*pieces[:-1], replace(pieces[-1], data=data)]
+                pieces = [*pieces[:-1], pieces[-1]._replace(data=data)]
             return take(joiner, pieces)
 
-        buckets.Joiner.take = changed
+        Joiner.take = changed
 
 
 def serve(case: Case, role: str, index: int, folder: str, address: str, calls: Connection) -> None:
