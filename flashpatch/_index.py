@@ -200,5 +200,5 @@ FAMILIES = \
                         'verl.utils.model': ('flowrl.verl.convert_weight_keys',),
                         'verl.utils.fsdp_utils': ('flowrl.verl.get_fsdp_full_state_dict',),
                         'verl.model_merger.fsdp_model_merger': ('flowrl.verl.load_and_merge_state_dicts', 'flowrl.verl.merge_and_save'),
-                        'verl.utils.checkpoint.fsdp_checkpoint_manager': ('flowrl.verl.save_checkpoint', 'flowrl.verl.load_checkpoint'),
+                        'verl.utils.checkpoint.fsdp_checkpoint_manager': ('flowrl.verl.save_checkpoint',),
                         'verl.trainer.ppo.v1.trainer_base': ('flowrl.verl.compute_metrics',)}}}

@@ -55,11 +55,9 @@ CASES = {
     "sender-killed": Case("kill", "trainer0"),
     "sender-stopped": Case("stop", "trainer0", timeout=PATIENCE),
     "receiver-raises": Case("raise", again=EVERYBODY),
-    "receiver-raises-beside-two-trainers": Case("raise", trainers=2, rollouts=1),
     "receiver-leaves": Case("leave"),
     "receiver-killed": Case("kill", again=("trainer0", "rollout2")),
     "receiver-stopped": Case("stop", timeout=PATIENCE),
-    "receiver-absent": Case("absent", timeout=PATIENCE),
     "other-version": Case("version"),
     "stale": Case("stale", timeout=PATIENCE),
     "flipped": Case("flip", again=EVERYBODY),
@@ -129,15 +127,11 @@ class Worker:
         return self.engine.prepare()
 
     def init(self, rank: int, join: dict[str, Any], peers: dict[int, str]) -> None:
-        if self.fault == "absent":
-            return
         if self.fault == "stale":
             join = {**join, "transfer": join["transfer"] - 1}
         self.engine.init_process_group(rank, join, peers)
 
     def transfer(self, step: int) -> dict[str, Any]:
-        if self.fault == "absent":
-            return {}
         if self.fault in ("flip", "lose"):
             self._change_what_arrives()
         if self.sends:

@@ -1,7 +1,7 @@
 r"""Compute a GRPO loss whose gradient does not depend on how the batch was divided.
 
-Per token minus advantage times log-probability (GRPO, Shao et al. 2024, equations 19 and 20; async-grpo's
-``grpo_loss.py``), or the clipped ratio if the batch is off-policy. Tokens are weighted, summed, and
+Per token minus advantage times the clipped ratio (GRPO, Shao et al. 2024, equations 19 and 20; async-grpo's
+``grpo_loss.py``). Tokens are weighted, summed, and
 divided by counts of the *whole* batch, over all micro-batches and ranks. Data-parallel wrappers (FSDP, DDP)
 average gradients over ranks, so that the sum is multiplied with their number. What is then accumulated over
 micro-batches and averaged over ranks equals one backward through the whole batch, for any split.
@@ -97,8 +97,8 @@ def grpo_loss(
     world: int = 1,
     aggregation: str = "seq-mean-token-mean",
     constant: float | None = None,
-    old_logprobs: torch.Tensor | None = None,
-    clip: Clip | None = None,
+    old_logprobs: torch.Tensor,
+    clip: Clip,
     weights: torch.Tensor | None = None,
 ) -> GrpoLoss:
     """Compute the loss of one micro-batch.
@@ -111,10 +111,8 @@ def grpo_loss(
         world: number of ranks over which gradients are averaged.
         aggregation: one of `AGGREGATIONS`.
         constant: divisor of every token under ``seq-mean-token-sum-norm``.
-        old_logprobs: [B, L], of the policy at the start of the step; then the surrogate is the ratio to it.
-            None
-            where policy and data agree: then it is the log-probability, which has the same gradient.
-        clip: clips the ratio; needs ``old_logprobs``.
+        old_logprobs: [B, L], of the policy at the start of the step; the surrogate is the ratio to it.
+        clip: clips the ratio.
         weights: [B, L], importance weights of the tokens, through which no gradient goes.
 
     Raises:
@@ -130,10 +128,10 @@ def grpo_loss(
         )
     kept = mask != 0
     new = _inside(logprobs, kept)
-    old = None if old_logprobs is None else _inside(old_logprobs, kept).detach()
+    old = _inside(old_logprobs, kept).detach()
     gain = _inside(advantages if advantages.ndim == 2 else advantages[:, None].expand_as(new), kept).detach()
     sums: dict[str, torch.Tensor] = {"tokens": kept.sum()}
-    per_token = -gain * new if old is None else _surrogate(new, old, gain, clip, sums)
+    per_token = _surrogate(new, old, gain, clip, sums)
     if weights is not None:
         per_token = per_token * _inside(weights, kept).detach()
     loss = aggregate(per_token, kept, counts, aggregation, constant, world)
@@ -165,15 +163,13 @@ def aggregate(
     return total / max(counts.samples, 1)
 
 
-def _surrogate(new, old, gain, clip: Clip | None, sums: dict[str, torch.Tensor]) -> torch.Tensor:
+def _surrogate(new, old, gain, clip: Clip, sums: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return minus advantage times ratio, clipped if that makes it larger (the pessimistic bound)."""
     log_ratio = new - old
     sums["log_ratio"] = -log_ratio.detach().sum()
     # exp(20) is far beyond any clip; without a bound a single token could overflow.
     ratio = log_ratio.clamp(-20.0, 20.0).exp()
     plain = -gain * ratio
-    if clip is None:
-        return plain
     bounded = -gain * ratio.clamp(1 - clip.low, 1 + clip.high)
     sums["clipped"] = (bounded > plain).sum()
     chosen = torch.maximum(plain, bounded)

@@ -60,40 +60,6 @@ def test_it_solves_its_equation(drawn, length, beta):
         assert math.fsum(terms) / len(terms) == pytest.approx(1, rel=1e-6)
 
 
-@pytest.mark.parametrize("length", ["mean", "sum"])
-def test_it_is_exact_where_the_policy_is_the_target(length):
-    """Responses of the target: every one alone gives log Z, which their residual confirms."""
-    draw = torch.Generator().manual_seed(0)
-    ref = -torch.rand(6, 4, generator=draw, dtype=torch.float64)
-    reward = torch.randn(6, 1, generator=draw, dtype=torch.float64).expand(6, 4)
-    mask = torch.tensor([[at < tokens for at in range(4)] for tokens in (1, 2, 3, 4, 4, 2)])
-    log_z = torch.tensor([0.7] * 3 + [-1.1] * 3, dtype=torch.float64)
-    gain = (3.0 * reward[:, 0] - log_z)[:, None]
-    policy = ref + (gain if length == "mean" else gain / mask.sum(1, keepdim=True))
-    groups = torch.tensor([0, 0, 0, 1, 1, 1])
-    got = group_log_z(policy, ref, reward, mask, groups, beta=3.0, length=length)
-    assert torch.allclose(got, log_z)
-
-
-def test_its_average_is_z_under_any_policy():
-    """Four answers, every group of two by its probability: the expected exp(log Z) is the sum that Z stands for."""
-    policy, ref = (torch.tensor(p, dtype=torch.float64) for p in ([0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]))
-    reward = torch.tensor([1.0, 0.0, 0.5, 0.0], dtype=torch.float64)
-    pairs = torch.cartesian_prod(torch.arange(4), torch.arange(4))
-    at = pairs.flatten()
-    got = group_log_z(
-        policy.log()[at, None],
-        ref.log()[at, None],
-        reward[at, None],
-        torch.ones(32, 1, dtype=torch.bool),
-        torch.arange(16).repeat_interleave(2),
-        beta=2.0,
-        length="sum",
-    )[::2]
-    expected = (policy[pairs].prod(1) * got.exp()).sum()
-    assert float(expected) == pytest.approx(float((ref * (2.0 * reward).exp()).sum()))
-
-
 def test_a_group_without_tokens_is_zero_and_does_not_count_elsewhere():
     ones = torch.ones(3, 2)
     mask = torch.tensor([[True, True], [False, False], [False, False]])
