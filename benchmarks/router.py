@@ -10,7 +10,7 @@ alone. Routers:
 
     verl                     GlobalRequestLoadBalancer: fewest requests, everything is handed out at once
     ours, lengths unknown    fewest outstanding tokens where every response is expected to have the mean length,
-                             first come first served (``predict = false``)
+                             first come first served
     ours, lengths predicted  from responses to the same prompt that ended or still run, longest first
     ours, lengths known      the same with each request's own length, submitted longest first
 
@@ -52,7 +52,7 @@ class Ours:
 
     def __init__(self, workers: int, slots: int, mean: int, lengths: str) -> None:
         self.kind, self.mean, self.now = lengths, mean, 0.0
-        self.pool = Pool(most=threshold(slots), slack=mean * slots // 4)
+        self.pool = Pool(threshold(slots))
         self.lengths = Lengths(mean)
         predicted = lengths == "predicted"
         self.order: Any = LongestFirst(self.lengths, lambda: self.now) if predicted else Arrival()
@@ -185,7 +185,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--requests", type=int, nargs="+", default=[4096, 16_384, 65_536])
-    parser.add_argument("--recorded", type=Path, default=RECORDED, help="a file of grpo's router_trace")
+    parser.add_argument("--recorded", type=Path, default=RECORDED, help="what a job did, see `router_traces`")
     parser.add_argument("--json", action="store_true")
     given = quick.parse(parser, workers=4, slots=4, requests=[256])
     logging.disable(logging.WARNING)

@@ -4,7 +4,7 @@
     groups        the same lengths over all, but a prompt's difficulty decides the mean of its responses: the logarithm
                   of a length is normal with deviation ``WITHIN`` around the prompt's, and those are normal too
     epoch         the same prompts an epoch later: other responses, all of them a tenth longer
-    recorded      what a job of verl's did, as grpo's option ``router_trace`` writes it, a file or several
+    recorded      what a job of verl's did: a JSON line per response with step, prompt, prompt_tokens and tokens
 
 A trace is a list of requests in the order in which they are submitted.
 """

@@ -51,25 +51,14 @@ FAMILIES = \
           'options': {'loss': (True, (), 'bool', 'str', ()),
                       'logprobs': (False, (), 'bool', 'str', ()),
                       'router': (True, (), 'bool', 'str', ()),
-                      'worker_tokens': (0, (), 'int', 'str', (0, None, None, None)),
-                      'worker_requests': (0, (), 'int', 'str', (0, None, None, None)),
-                      'affinity_slack': (0, (), 'int', 'str', (0, None, None, None)),
-                      'response_tokens': (1024, (), 'int', 'str', (0, None, None, None)),
-                      'predict': (True, (), 'bool', 'str', ()),
                       'longest_first': (True, (), 'bool', 'str', ()),
-                      'router_trace': ('', (), 'str', 'str', ()),
                       'resubmit': (True, (), 'bool', 'str', ()),
-                      'journal': (0, (), 'int', 'str', (0, None, None, None)),
                       'slow_after': (0.0, (), 'float', 'str', (0, None, None, None)),
-                      'stream_eager': (0.5, (), 'float', 'str', (0, 1, None, None)),
                       'reference_every': (0, (), 'int', 'str', (0, None, None, None)),
-                      'max_staleness': (0, (), 'int', 'str', (0, None, None, None)),
-                      'replace_lost': (4, (), 'int', 'str', (0, None, None, None)),
-                      'rest': (30.0, (), 'float', 'str', (0, None, None, None))},
-          'modules': 'verl.utils.config verl.workers.engine.utils verl.trainer.ppo.core_algos verl.utils.experimental.torch_functional verl.workers.rollout.router verl.workers.rollout.llm_server verl.workers.rollout.vllm_rollout.vllm_async_server vllm.v1.engine.async_llm verl.trainer.ppo.v1.trainer_base verl.workers.engine_workers verl.workers.engine.fsdp.transformer_impl '
-                     'sglang.srt.managers.tokenizer_manager',
-          'patches': 'grpo.verl.validate_config grpo.verl.prepare_micro_batches grpo.verl.register_policy_loss grpo.verl.fused_linear_for_ppo_forward grpo.verl.get_router_handle grpo.verl.init_global_load_balancer grpo.verl.acquire_server grpo.verl.vllm_request_id grpo.verl.release_server grpo.verl.generate grpo.verl_vllm.generate grpo.vllm.generate grpo.verl.get_trainer_cls '
-                     'grpo.verl.generate_part grpo.verl.generate_whole grpo.verl.actor_rollout_ref_worker_init grpo.verl.forward_backward_batch grpo.verl.forward_step grpo.sglang.generate_request'},
+                      'max_staleness': (0, (), 'int', 'str', (0, None, None, None))},
+          'modules': 'verl.utils.config verl.workers.engine.utils verl.trainer.ppo.core_algos verl.utils.experimental.torch_functional verl.workers.rollout.router verl.workers.rollout.llm_server verl.trainer.ppo.v1.trainer_base verl.workers.engine_workers verl.workers.engine.fsdp.transformer_impl sglang.srt.managers.tokenizer_manager',
+          'patches': 'grpo.verl.validate_config grpo.verl.prepare_micro_batches grpo.verl.register_policy_loss grpo.verl.fused_linear_for_ppo_forward grpo.verl.get_router_handle grpo.verl.init_global_load_balancer grpo.verl.acquire_server grpo.verl.release_server grpo.verl.generate grpo.verl.get_trainer_cls grpo.verl.generate_part grpo.verl.generate_whole grpo.verl.actor_rollout_ref_worker_init '
+                     'grpo.verl.forward_backward_batch grpo.verl.forward_step grpo.sglang.generate_request'},
  'fsdp': {'names': {'fsdp': {}},
           'options': {'audit': ('refuse', ('refuse', 'report', 'off'), 'str', 'str', ()), 'audit_every': (1, (), 'int', 'str', (1, None, None, None))},
           'modules': 'verl.workers.engine.fsdp.transformer_impl verl.workers.engine.fsdp.utils verl.experimental.separation.engine_workers verl.utils.config verl.workers.rollout.vllm_rollout.bucketed_weight_transfer sglang.srt.managers.scheduler_components.weight_updater sglang.srt.model_executor.model_runner_components.weight_updater sglang.srt.managers.scheduler '
@@ -109,10 +98,8 @@ FAMILIES = \
                         'detach_hidden': (False, (), 'bool', 'str', ()),
                         'lr': (None, (), 'float', 'str', (None, None, 0, None)),
                         'weight_decay': (None, (), 'float', 'str', (0, None, None, None)),
-                        'diversity_prompts': (32, (), 'int', 'str', (0, None, None, None)),
                         'log_z': ('learned', ('learned', 'group'), 'str', 'str', ()),
-                        'reward': ('advantage', ('advantage', 'raw'), 'str', 'str', ()),
-                        'paper': (False, (), 'bool', 'str', ())},
+                        'reward': ('advantage', ('advantage', 'raw'), 'str', 'str', ())},
             'modules': 'verl.utils.config verl.workers.engine_workers verl.workers.engine.fsdp.transformer_impl verl.workers.utils.losses verl.trainer.ppo.core_algos verl.trainer.ppo.ray_trainer verl.utils.model verl.utils.fsdp_utils verl.model_merger.fsdp_model_merger verl.utils.checkpoint.fsdp_checkpoint_manager verl.trainer.ppo.v1.trainer_base',
             'patches': 'flowrl.verl.validate_config flowrl.verl.init_model flowrl.verl.build_module flowrl.verl.build_lora_module flowrl.verl.build_optimizer flowrl.verl.prepare_model_inputs flowrl.verl.prepare_model_outputs flowrl.verl.ppo_loss flowrl.verl.register_policy_loss flowrl.verl.compute_advantage flowrl.verl.convert_weight_keys flowrl.verl.get_fsdp_full_state_dict '
-                       'flowrl.verl.load_and_merge_state_dicts flowrl.verl.save_checkpoint flowrl.verl.merge_and_save flowrl.verl.load_checkpoint flowrl.verl.compute_metrics'}}
+                       'flowrl.verl.load_and_merge_state_dicts flowrl.verl.save_checkpoint flowrl.verl.merge_and_save flowrl.verl.compute_metrics'}}

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # FlowRL's recipe for mathematics with unmodified verl and vLLM: Qwen2.5-7B, 512 prompts of 8 responses up to 8192 tokens,
-# 16 updates per batch, eight GPUs of one node. flowrl.toml beside this file has the paper's settings of the loss.
+# 16 updates per batch, eight GPUs of one node. flowrl.toml beside this file has the dropout of the published code.
 #
 #   examples/gpu/flowrl_7b.sh [SETTING=VALUE...]
 #

@@ -25,10 +25,9 @@ import torch
 from verl.checkpoint_engine.base import CheckpointEngine, CheckpointEngineRegistry
 from verl.workers.rollout.utils import ensure_async_iterator
 
-from flashpatch.patches.cpu.transfer import exchange
-from flashpatch.patches.cpu.transfer.buckets import Contents, Joiner, Piece, cut
-from flashpatch.patches.cpu.transfer.errors import as_text, transfer_error
-from flashpatch.patches.cpu.transfer.exchange import Line
+from flashpatch.patches.cpu import exchange
+from flashpatch.patches.cpu.buckets import Contents, Joiner, Piece, cut
+from flashpatch.patches.cpu.exchange import Line, transfer_error
 
 logger = logging.getLogger("flashpatch.cpu")
 
@@ -147,7 +146,7 @@ class ObjectStoreEngine(CheckpointEngine):
             return await self._send(line, weights, global_steps) if line else {}
         except BaseException as error:
             if line:
-                line.fail(as_text(error))
+                line.fail(error)
             raise
         finally:
             async for _ in weights:
@@ -165,15 +164,15 @@ class ObjectStoreEngine(CheckpointEngine):
                     bucket, size = [], 0
                 bucket.append(piece)
                 size += piece.data.size
-            contents.add(piece)
+                contents.add(piece)
         if bucket:
             await _pass_on(line, bucket, contents, step)
             bucket = []
-        await line.offer(contents.buckets, step, contents.summary())
+        await line.offer(contents.buckets, step, vars(contents))
         await line.offer(contents.buckets + 1, step, None)
         await line.settle()
         seconds = time.perf_counter() - began
-        logger.info("sent %s: %s in %.3f s", line.version, contents.summary(), seconds)
+        logger.info("sent %s: %s in %.3f s", line.version, vars(contents), seconds)
         numbers = {"bytes": contents.bytes, "seconds": seconds, "buckets": contents.buckets}
         return {f"gloo/{name}": float(value) for name, value in numbers.items()}
 
@@ -230,7 +229,7 @@ class Receiving:
             self._complete = True
             self._line.ask("take", self._line.rank, self._joiner.contents.buckets + 1)
         except Exception as error:
-            self._line.fail(as_text(error))
+            self._line.fail(error)
             raise
         finally:
             coming.cancel()
@@ -242,7 +241,7 @@ class Receiving:
         if self._complete:
             return
         error = None if task.cancelled() else task.exception()
-        self._line.fail(as_text(error) if error else "loading ended before the last weight")
+        self._line.fail(error or "loading ended before the last weight")
 
     def _ask(self, step: int | None) -> asyncio.Task[Any]:
         """Ask for the next bucket at once, and fetch it while the one before is loaded."""
@@ -264,11 +263,10 @@ class Receiving:
 
     def _check(self, sent: dict[str, Any]) -> None:
         """Raise `PatchError` if what arrived is not what the sender counted."""
-        mine = self._joiner.contents.summary()
-        if (unfinished := self._joiner.unfinished()) or mine != sent:
+        mine = vars(self._joiner.contents)
+        if mine != sent:
             raise transfer_error(
-                f"rollout rank {self._line.rank} received {mine} of {self._line.version}, and {sent} was sent"
-                + (f"; the end of {unfinished} is missing." if unfinished else ".")
+                f"rollout rank {self._line.rank} received {mine} of {self._line.version}, and {sent} was sent."
             )
 
 

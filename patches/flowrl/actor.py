@@ -126,7 +126,7 @@ def attach(engine: Any, module: Any) -> None:
     _restore(head, Path(engine.model_config.local_path) / FOLDER / FILE)
     module.add_module(HEAD, head.to(module.dtype))
     # A unit of its own for FSDP, like a layer: its optimizer state then has a place of its own too, and a
-    # checkpoint from before FlowRL still fits the rest. Ignored when the configuration names units.
+    # checkpoint's other units stay as they are. Ignored when the configuration names units.
     module._no_split_modules = [*(module._no_split_modules or ()), type(head).__name__]
     setattr(engine, _CAPTURE, Capture(module, chosen.detach_hidden))
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 from flashpatch.decorate import Patches
-from flashpatch.patches._shared.context import having, holding
+from flashpatch.patches._shared.context import holding
 from flashpatch.patches._shared.flow_names import FILE, FOLDER, HEAD, is_head, without_head
 from flashpatch.patches.flowrl.actor import IMPL
-
-logger = logging.getLogger("flashpatch.flowrl")
 
 MANAGER = "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager"
 MERGER = "verl.model_merger.fsdp_model_merger:FSDPModelMerger"
@@ -97,80 +92,3 @@ def keep(weights: dict[str, Any], model: Path) -> None:
     (model / FOLDER).mkdir(parents=True, exist_ok=True)
     own = {name.rpartition(f"{HEAD}.")[2]: tensor.contiguous() for name, tensor in weights.items()}
     save_file(own, model / FOLDER / FILE)
-
-
-@patches.wrap(
-    f"{MANAGER}.load_checkpoint",
-    relies_on=(
-        "self.model.load_state_dict",
-        "self.optimizer.load_state_dict",
-        "self.lr_scheduler.load_state_dict",
-    ),
-    why="A checkpoint written without FlowRL lacks the partition function; verl fails with missing keys.",
-)
-def load_checkpoint(original, self, local_path: str | None, *args: Any, **kwargs: Any) -> Any:
-    """Add the initial partition function, its optimizer group and its learning rate to a checkpoint that has none, and log
-    that; one that has them is loaded unchanged."""
-    modules = getattr(
-        self.model, "named_modules", tuple
-    )()  # none to load into, or a stand-in without modules
-    if local_path is None or not any(is_head(name) for name, _ in modules):
-        return original(self, local_path, *args, **kwargs)
-
-    def weights(state: Mapping[str, Any]) -> Mapping[str, Any]:
-        if any(map(is_head, state)):
-            return state
-        logger.warning(
-            "%s was written without FlowRL: the partition function starts from its initial weights",
-            local_path,
-        )
-        return {**state, **{name: own for name, own in self.model.state_dict().items() if is_head(name)}}
-
-    with (
-        _filling(self.model, weights),
-        _filling(self.optimizer, lambda state: with_group(state, self.optimizer.state_dict())),
-        _filling(self.lr_scheduler, lambda state: with_rate(state, self.lr_scheduler.state_dict())),
-    ):
-        return original(self, local_path, *args, **kwargs)
-
-
-def with_group(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add the second parameter group to a saved optimizer state that has only the first.
-
-    The second group's learning rate joins at the stage where the first one's is.
-    """
-    groups, own = saved.get("param_groups"), fresh.get("param_groups")
-    if groups is None or own is None or len(groups) != 1 or len(own) != 2:
-        return saved
-    first = len(groups[0]["params"])
-    added = {**own[1], "params": [first + at for at in range(len(own[1]["params"]))]}
-    if groups[0].get("initial_lr"):
-        added["lr"] = own[1]["initial_lr"] * groups[0]["lr"] / groups[0]["initial_lr"]
-    return {**saved, "param_groups": [*groups, added]}
-
-
-def with_rate(saved: Mapping[str, Any], fresh: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add the second group's learning rate to a saved schedule that has only the first's.
-
-    The second group joins at the stage where the first one is.
-    """
-    one, both = saved.get("base_lrs"), fresh.get("base_lrs")
-    if one is None or both is None or len(one) != 1 or len(both) != 2:
-        return saved
-    stage = saved["_last_lr"][0] / one[0] if one[0] else 1.0
-    return {
-        **saved,
-        "base_lrs": [*one, both[1]],
-        "_last_lr": [*saved["_last_lr"], both[1] * stage],
-        "lr_lambdas": [*saved["lr_lambdas"], fresh["lr_lambdas"][1]],
-    }
-
-
-def _filling(holder: Any, fill: Callable[[Any], Any]) -> AbstractContextManager[None]:
-    """Pass the state through ``fill`` before ``holder.load_state_dict`` inside the block."""
-    if holder is None:
-        return nullcontext()
-    load = holder.load_state_dict
-    return having(
-        holder, "load_state_dict", lambda state, *args, **kwargs: load(fill(state), *args, **kwargs)
-    )

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flashpatch.decorate import Patches
-from flashpatch.patches.flowrl import options
 
 TRAINER = "verl.trainer.ppo.v1.trainer_base"
 FIELDS = ["responses", "rm_scores"]
+PROMPTS = 32
+"""Prompts of a step whose responses are compared."""
 
 SAME = 0.8
 """Two responses are one solution when they share this part of all their runs of three words (Jaccard index)."""
@@ -49,7 +50,7 @@ def compute_metrics(original, self, batch: Any, metrics: dict[str, Any], *args: 
     A response is right when its reward is above 0.
     """
     found = original(self, batch, metrics, *args, **kwargs)
-    chosen = first_prompts(batch.keys, batch.tags, options.current().diversity_prompts)
+    chosen = first_prompts(batch.keys, batch.tags, PROMPTS)
     if chosen:
         metrics.update(measure(responses(chosen, batch.partition_id, self.tokenizer)))
     return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from flashpatch import engine
@@ -257,7 +258,7 @@ def _spread(values: Any, batch: Any) -> Any:
     return values.unsqueeze(-1) * batch["response_mask"]
 
 
-def less_log_z(batch: Any, uids: Any, chosen: options.Choices) -> Any:
+def less_log_z(batch: Any, uids: Any, chosen: SimpleNamespace) -> Any:
     """Return the advantages less ``log Z / beta`` of each response's group, ``(batch, tokens)``.
 
     Args:

@@ -1,8 +1,4 @@
-"""Set what FlowRL needs in verl's configuration, and refuse what contradicts it, before anything starts.
-
-With ``paper = true`` the settings of the published training scripts are set too. Source: the math script for 7B and 32B
-models of the published code; arXiv 2509.15207, its training details.
-"""
+"""Set what FlowRL needs in verl's configuration, and refuse what contradicts it, before anything starts."""
 
 from __future__ import annotations
 
@@ -25,29 +21,6 @@ DEFAULTS = {LOSS_MODE: "vanilla", USE_KL: False, KL_COEF: 0.001}
 """verl's own values, which do not count as chosen."""
 
 REQUIRED = {LOSS_MODE: MODE, USE_KL: True, KL_COEF: 0}
-
-PUBLISHED_LAYERS = f"{ACTOR}.porj_layer"
-PUBLISHED_LOSS = f"{ACTOR}.tb_type"
-PUBLISHED = {
-    "algorithm.adv_estimator": ("grpo", "gae"),
-    "algorithm.norm_adv_by_std_in_grpo": (True, True),
-    "data.train_batch_size": (512, 1024),
-    "data.max_prompt_length": (2048, 512),
-    "data.max_response_length": (8192, 512),
-    "data.truncation": ("left", "error"),
-    f"{ACTOR}.optim.lr": (1e-6, 1e-6),
-    f"{ACTOR}.optim.lr_warmup_steps": (10, -1),
-    f"{ACTOR}.optim.weight_decay": (0.1, 0.01),
-    f"{ACTOR}.ppo_mini_batch_size": (32, 256),
-    f"{ACTOR}.entropy_coeff": (0, 0),
-    f"{ACTOR}.clip_ratio": (0.2, 0.2),
-    f"{ACTOR}.clip_ratio_low": (0.2, 0.2),
-    f"{ACTOR}.clip_ratio_high": (0.2, 0.2),
-    "actor_rollout_ref.rollout.n": (8, 1),
-    "actor_rollout_ref.rollout.temperature": (1.0, 1.0),
-}
-"""Settings by path: the published value, and verl's own, which does not count as chosen unless the command line
-names it."""
 
 patches = Patches(
     "flowrl",
@@ -81,9 +54,7 @@ def validate_config(
     """
     job = JobConfig.open(config, patches.of(validate_config).id)
     chosen = options.current()
-    refused = [*options.contradictions(), *published_refusals(job.get, chosen)]
-    take_published(job, chosen)
-    refused += refusals(job.get, job.overrides)
+    refused = [*options.contradictions(), *refusals(job.get, job.overrides)]
     where = CLIP if job.get(CLIP_LOW) is None else CLIP_LOW
     if chosen.weight == "clip" and not 0 <= (job.get(where) or 0) < 1:
         refused.append(f"{where}={job.get(where)} (the lower bound of the importance weight is 1 minus that)")
@@ -140,36 +111,3 @@ def group_refusals(get: Get) -> Iterator[str]:
         yield f"{SAMPLES}={number} (log_z = 'group' needs several responses to a prompt)"
     if get("trainer.use_v1", True) and get(TRAINER_MODE) == "stream_async":
         yield f"{TRAINER_MODE}=stream_async (it computes the reference after log_z = 'group' needs it)"
-
-
-def take_published(job: JobConfig, chosen: options.Choices) -> None:
-    """Set what `PUBLISHED` has and the user did not choose, with ``paper``; drop the published code's own settings.
-
-    verl refuses settings that its dataclasses do not know; `published_refusals` has checked them.
-    """
-    for path in (PUBLISHED_LAYERS, PUBLISHED_LOSS):
-        _drop(job, path)
-    for path, (value, own) in PUBLISHED.items() if chosen.paper else ():
-        if not is_chosen(job.get, path, own, job.overrides):
-            job.set(path, value, "the paper's")
-
-
-def published_refusals(get: Get, chosen: options.Choices) -> Iterator[str]:
-    """Yield the published code's own settings that ask for something else than the options of the family."""
-    layers, kind = get(PUBLISHED_LAYERS), get(PUBLISHED_LOSS)
-    if layers is not None and layers != chosen.num_layers:
-        yield f"{PUBLISHED_LAYERS}={layers} (num_layers in [flowrl] is {chosen.num_layers}: set that)"
-    if layers is not None and chosen.log_z != "learned":
-        yield f"{PUBLISHED_LAYERS}={layers} (log_z = 'group' has no partition function)"
-    if kind not in (None, "tempered_important_sampling"):
-        yield f"{PUBLISHED_LOSS}={kind} (only the published tempered_important_sampling is known; see length and weight)"
-
-
-def _drop(job: JobConfig, path: str) -> None:
-    if job.get(path) is None:
-        return
-    from omegaconf import OmegaConf, open_dict
-
-    holder, _, name = path.rpartition(".")
-    with open_dict(node := OmegaConf.select(job.config, holder)):
-        del node[name]

@@ -77,13 +77,6 @@ SHARED: Mapping[str, Listed] = {
         ("fp8.verl_vllm.collective_rpc", "eagle.verl_vllm.collective_rpc"),
         "each answers methods of its own name",
     ),
-    f"{_VERL_VLLM}.vllm_async_server:vLLMHttpServer.generate": Listed(
-        ("fp8.verl_vllm.generate", "grpo.verl_vllm.generate"), COUNTS
-    ),
-    "vllm.v1.engine.async_llm:AsyncLLM.generate": Listed(
-        ("fp8.vllm.generate", "grpo.vllm.generate"),
-        "the journal reads the token's own log-probability, whatever else fp8 asks for",
-    ),
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngineWithLMHead.prepare_model_outputs": Listed(
         ("fp8.verl.prepare_model_outputs", "flowrl.verl.prepare_model_outputs"),
         "flowrl adds log Z to what the forward returns, whatever its log-probabilities are over",

@@ -9,12 +9,9 @@ model      folder name of the model, made when it is not there
 steps      how often to update, 1
 extra      of the batch
 save, load folder names of verl checkpoints: written at the end, or read at the start
-stock      true: without the family
-adapters   "stock": from here on verl adds them to the partition function too
 apart      true: ``exported`` is a pair, of weights without adapters and of adapters, as for engines that merge them
 """
 
-import inspect
 import json
 import os
 import sys
@@ -33,12 +30,7 @@ def main(folder: Path, file: str) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     for case in json.loads((folder / file).read_text()):
         defaults = {name: option.default for name, option in options.OPTIONS.items()}
-        if case.get("adapters") == "stock":
-            FSDPEngine._build_lora_module = inspect.unwrap(FSDPEngine._build_lora_module)
-        if case.get("stock"):
-            flashpatch.disable("flowrl")
-        else:
-            flashpatch.enable("flowrl", **{**defaults, **case.get("options", {})})
+        flashpatch.enable("flowrl", **{**defaults, **case.get("options", {})})
         written = step(folder, case, world)
         if rank == 0:
             torch.save(written, folder / f"{case['name']}-{world}.pt")

@@ -4,10 +4,7 @@ from typing import Any
 
 from flashpatch.patches.grpo.routing.balancer import TokenBalancer
 
-OPTIONS = {"cap": 0, "most": 0, "slack": None, "response_tokens": 100}
-OPTIONS |= {"predict": True, "longest_first": True, "trace": ""}
-
 
 def balancer(servers: str = "ab", **options: Any) -> TokenBalancer:
     """A balancer of servers with names of one letter."""
-    return TokenBalancer({name: name.upper() for name in servers}, OPTIONS | options)
+    return TokenBalancer({name: name.upper() for name in servers}, **options)

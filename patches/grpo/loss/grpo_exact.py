@@ -1,7 +1,7 @@
 r"""Compute a GRPO loss whose gradient does not depend on how the batch was divided.
 
-Per token minus advantage times log-probability (GRPO, Shao et al. 2024, equations 19 and 20; async-grpo's
-``grpo_loss.py``), or the clipped ratio if the batch is off-policy. Tokens are weighted, summed, and
+Per token minus advantage times the clipped ratio (GRPO, Shao et al. 2024, equations 19 and 20; async-grpo's
+``grpo_loss.py``). Tokens are weighted, summed, and
 divided by counts of the *whole* batch, over all micro-batches and ranks. Data-parallel wrappers (FSDP, DDP)
 average gradients over ranks, so that the sum is multiplied with their number. What is then accumulated over
 micro-batches and averaged over ranks equals one backward through the whole batch, for any split.
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from flashpatch.patches.grpo.errors import refuse
+from flashpatch.errors import PatchError
 
 AGGREGATIONS = (
     "seq-mean-token-mean",
@@ -97,8 +97,8 @@ def grpo_loss(
     world: int = 1,
     aggregation: str = "seq-mean-token-mean",
     constant: float | None = None,
-    old_logprobs: torch.Tensor | None = None,
-    clip: Clip | None = None,
+    old_logprobs: torch.Tensor,
+    clip: Clip,
     weights: torch.Tensor | None = None,
 ) -> GrpoLoss:
     """Compute the loss of one micro-batch.
@@ -111,22 +111,27 @@ def grpo_loss(
         world: number of ranks over which gradients are averaged.
         aggregation: one of `AGGREGATIONS`.
         constant: divisor of every token under ``seq-mean-token-sum-norm``.
-        old_logprobs: [B, L], of the policy at the start of the step; then the surrogate is the ratio to it.
-            None
-            where policy and data agree: then it is the log-probability, which has the same gradient.
-        clip: clips the ratio; needs ``old_logprobs``.
+        old_logprobs: [B, L], of the policy at the start of the step; the surrogate is the ratio to it.
+        clip: clips the ratio.
         weights: [B, L], importance weights of the tokens, through which no gradient goes.
 
     Raises:
-        PatchError: shapes do not fit, or an argument that cannot be meant.
+        PatchError: an unknown aggregation, or a constant is missing.
     """
-    _check(logprobs, mask, counts, aggregation, constant, old_logprobs, clip, world)
+    if aggregation not in AGGREGATIONS:
+        raise _refusal(f"aggregation is {aggregation!r}.", f"Choose one of {', '.join(AGGREGATIONS)}.")
+    if aggregation == "seq-mean-token-sum-norm" and not constant:
+        raise _refusal(
+            f"constant is {constant} under seq-mean-token-sum-norm; the width of a micro-batch, which verl falls back on, "
+            "makes the loss depend on the split.",
+            "Give a constant, such as the longest response (verl: actor.loss_scale_factor).",
+        )
     kept = mask != 0
     new = _inside(logprobs, kept)
-    old = None if old_logprobs is None else _inside(old_logprobs, kept).detach()
+    old = _inside(old_logprobs, kept).detach()
     gain = _inside(advantages if advantages.ndim == 2 else advantages[:, None].expand_as(new), kept).detach()
     sums: dict[str, torch.Tensor] = {"tokens": kept.sum()}
-    per_token = -gain * new if old is None else _surrogate(new, old, gain, clip, sums)
+    per_token = _surrogate(new, old, gain, clip, sums)
     if weights is not None:
         per_token = per_token * _inside(weights, kept).detach()
     loss = aggregate(per_token, kept, counts, aggregation, constant, world)
@@ -158,15 +163,13 @@ def aggregate(
     return total / max(counts.samples, 1)
 
 
-def _surrogate(new, old, gain, clip: Clip | None, sums: dict[str, torch.Tensor]) -> torch.Tensor:
+def _surrogate(new, old, gain, clip: Clip, sums: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return minus advantage times ratio, clipped if that makes it larger (the pessimistic bound)."""
     log_ratio = new - old
     sums["log_ratio"] = -log_ratio.detach().sum()
     # exp(20) is far beyond any clip; without a bound a single token could overflow.
     ratio = log_ratio.clamp(-20.0, 20.0).exp()
     plain = -gain * ratio
-    if clip is None:
-        return plain
     bounded = -gain * ratio.clamp(1 - clip.low, 1 + clip.high)
     sums["clipped"] = (bounded > plain).sum()
     chosen = torch.maximum(plain, bounded)
@@ -183,26 +186,5 @@ def _inside(values: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
     return wide.masked_fill(~kept, 0.0)
 
 
-def _check(logprobs, mask, counts, aggregation, constant, old, clip, world) -> None:
-    if aggregation not in AGGREGATIONS:
-        refuse("loss", "aggregation", f"is {aggregation!r}.", f"Choose one of {', '.join(AGGREGATIONS)}.")
-    if aggregation == "seq-mean-token-sum-norm" and not constant:
-        refuse(
-            "loss",
-            "constant",
-            f"is {constant} under seq-mean-token-sum-norm; the width of a micro-batch, which verl falls "
-            "back on, makes the loss depend on the split.",
-            "Give a constant, such as the longest response (verl: actor.loss_scale_factor).",
-        )
-    if logprobs.ndim != 2 or logprobs.shape != mask.shape:
-        shapes = f"{tuple(logprobs.shape)} and {tuple(mask.shape)}"
-        refuse("loss", "logprobs, mask", f"have the shapes {shapes}.", "Give both as [samples, tokens].")
-    if clip is not None and old is None:
-        refuse("loss", "clip", "was given without old_logprobs.", "A ratio needs both policies.")
-    if counts.samples < 0 or counts.tokens < 0 or world < 1:
-        refuse(
-            "loss",
-            "counts, world",
-            f"are {counts} and {world}.",
-            "Count with flashpatch.patches.grpo.loss.grpo_exact.count.",
-        )
+def _refusal(problem: str, advice: str) -> PatchError:
+    return PatchError(problem, patch="grpo.verl.register_policy_loss", advice=advice)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from flashpatch.patches.grpo.errors import refuse
+from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.loss.linear_ce import LinearCrossEntropy, Shape
 
 IGNORE = -100
@@ -59,23 +59,19 @@ def token_logprobs(
         tokens, vocabulary: largest block of logits in memory.
 
     Raises:
-        PatchError: shapes or dtypes do not fit, a label is outside the vocabulary, the temperature is not
-            positive, a block is empty.
+        PatchError: there are more or fewer labels than hidden states, a label is outside the vocabulary, or the temperature is not positive.
     """
-    _check(hidden, head, labels, tokens, vocabulary)
+    if labels.shape != hidden.shape[:-1]:
+        shapes = f"{tuple(labels.shape)}, and hidden states {tuple(hidden.shape)}"
+        raise _refusal(f"labels have the shape {shapes}.", "Give one label for each.")
     flat = labels.reshape(-1)
     keep = flat != IGNORE
     wanted = flat[keep]
     total = head.shape[0]
     if wanted.numel() and (int(wanted.min()) < 0 or int(wanted.max()) >= total):
         worst = int(wanted.min()) if int(wanted.min()) < 0 else int(wanted.max())
-        refuse(
-            "logprobs",
-            "labels",
-            f"contain {worst}, and the vocabulary has {total} tokens.",
-            "Mask with -100.",
-        )
-    scale = _scale(temperature, labels, keep)
+        raise _refusal(f"label {worst} is outside of a vocabulary of {total} tokens.", "Mask with -100.")
+    scale = _scale(temperature, keep)
     rows = hidden.reshape(-1, hidden.shape[-1])
     # A selection of all rows would only copy them.
     rows = rows if bool(keep.all()) else rows[keep]
@@ -92,37 +88,17 @@ def token_logprobs(
     return TokenLogprobs(*map(spread, found))
 
 
-def _check(
-    hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, tokens: int, vocabulary: int
-) -> None:
-    if head.ndim != 2 or hidden.ndim < 1 or hidden.shape[-1] != head.shape[1]:
-        shapes = f"{tuple(hidden.shape)} and {tuple(head.shape)}"
-        refuse("logprobs", "hidden, head", f"have the shapes {shapes}.", "Give [..., H] and [V, H].")
-    if hidden.dtype != head.dtype or not hidden.is_floating_point():
-        dtypes = f"{hidden.dtype} and {head.dtype}"
-        refuse("logprobs", "hidden, head", f"have the dtypes {dtypes}.", "Give one floating-point dtype.")
-    if labels.shape != hidden.shape[:-1] or labels.dtype != torch.int64:
-        problem = f"are {labels.dtype} of shape {tuple(labels.shape)}."
-        refuse("logprobs", "labels", problem, f"Give int64 of shape {tuple(hidden.shape[:-1])}.")
-    if tokens < 1 or vocabulary < 1:
-        refuse("logprobs", "tokens, vocabulary", f"are {tokens} and {vocabulary}.", "Give positive sizes.")
-
-
-def _scale(
-    temperature: float | torch.Tensor, labels: torch.Tensor, keep: torch.Tensor
-) -> float | torch.Tensor:
+def _scale(temperature: float | torch.Tensor, keep: torch.Tensor) -> float | torch.Tensor:
     """Return one over the temperature: a number, or one value per wanted token."""
-    if isinstance(temperature, torch.Tensor):
-        if temperature.ndim == 0:
-            temperature = float(temperature)
-        elif temperature.shape != labels.shape:
-            problem = f"has the shape {tuple(temperature.shape)}."
-            refuse("logprobs", "temperature", problem, f"Give a number or the shape {tuple(labels.shape)}.")
-        else:
-            chosen = temperature.reshape(-1)[keep]
-            if not bool((chosen > 0).all()):
-                refuse("logprobs", "temperature", "is not positive everywhere.", "Give positive values.")
-            return chosen.reciprocal()
-    if not 0 < temperature < float("inf"):
-        refuse("logprobs", "temperature", f"is {temperature}.", "Give a positive number.")
-    return 1.0 / temperature
+    if isinstance(temperature, torch.Tensor) and temperature.ndim:
+        chosen = temperature.reshape(-1)[keep]
+        if not bool((chosen > 0).all()):
+            raise _refusal("the temperature is not positive everywhere.", "Give positive values.")
+        return chosen.reciprocal()
+    if not 0 < float(temperature) < float("inf"):
+        raise _refusal(f"the temperature is {float(temperature)}.", "Give a positive number.")
+    return 1.0 / float(temperature)
+
+
+def _refusal(problem: str, advice: str) -> PatchError:
+    return PatchError(problem, patch="grpo.verl.fused_linear_for_ppo_forward", advice=advice)

@@ -1,21 +1,19 @@
-"""Balance verl's requests by outstanding tokens, below thresholds, with back-pressure."""
+"""Balance verl's requests by outstanding tokens, below a threshold, with back-pressure."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
-import os
 import time
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from flashpatch.patches.grpo.routing.lengths import Conversation, Conversations, Digest, Lengths, digest
-from flashpatch.patches.grpo.routing.order import LongestFirst
+from flashpatch.patches.grpo.routing.order import Arrival, LongestFirst, Order
 from flashpatch.patches.grpo.routing.pool import Pool
-from flashpatch.patches.grpo.routing.wait_queue import Places, RequestLost
+from flashpatch.patches.grpo.routing.wait_queue import Places, RequestLost, Wait
 
 EMPTY = "No available servers in load balancer"
 """verl's own message, on which its asynchronous client waits."""
@@ -23,11 +21,10 @@ EMPTY = "No available servers in load balancer"
 
 @dataclass(slots=True)
 class _Held:
-    """Hold a generation on a server: its ticket, conversation, prompt tokens, when it began, and for which client."""
+    """Hold a generation on a server: its ticket, conversation, when it began, and for which client."""
 
     ticket: int
     conversation: Conversation
-    prompt_tokens: int
     began: float
     client: str | None
 
@@ -36,29 +33,22 @@ class TokenBalancer:
     """Implement verl's ``RequestLoadBalancer`` (``verl/workers/rollout/router.py``), an async Ray actor.
 
     A request goes to the server with the fewest outstanding tokens: its prompt and the response it may have.
-    Turns of one conversation stay on one server, as in verl, unless that is above its threshold or more than
-    ``slack`` tokens fuller than the emptiest. A server that has had the same prompt is preferred while it is
-    at most that prompt fuller than another. If all are above their thresholds, `acquire_server` waits.
+    Turns of one conversation stay on one server, as in verl, unless that is at its threshold. A server that has had
+    the same prompt is preferred while it is at most that prompt fuller than another. If all are at their thresholds,
+    `acquire_server` waits.
 
     Args:
         servers: server id to actor handle.
-        options: ``cap`` and ``most``: thresholds in tokens and requests, 0 for none; ``slack``: see above,
-            None for any; ``response_tokens``: what a response is expected to have while nothing is known;
-            ``predict``: learn lengths from those that ended, else ``response_tokens`` is a bound;
-            ``longest_first``: of those that wait, the longest predicted one is next; ``trace``: file for
-            `Trace`, or empty.
+        most: threshold of a server in requests; 0 for none.
+        longest_first: of those that wait, the longest predicted one is next; else the first come.
     """
 
-    def __init__(self, servers: Mapping[str, Any], options: Mapping[str, Any]) -> None:
-        self._pool = Pool(cap=options["cap"], most=options["most"], slack=options["slack"])
-        self._response = options["response_tokens"]
-        self._lengths = Lengths(self._response) if options["predict"] else None
-        self._order: LongestFirst[Any] | None = None
-        if self._lengths is not None and options["longest_first"]:
-            self._order = LongestFirst(self._lengths, time.monotonic)
-        self._places = Places(self._pool, order=self._order)
+    def __init__(self, servers: Mapping[str, Any], most: int = 0, longest_first: bool = True) -> None:
+        self._pool = Pool(most)
+        self._lengths = Lengths()
+        self._order: Order[Wait] = LongestFirst(self._lengths, time.monotonic) if longest_first else Arrival()
+        self._places = Places(self._pool, self._order)
         self._conversations = Conversations()
-        self._trace = Trace(options["trace"]) if options["trace"] else None
         self._handles: dict[str, Any] = {}
         self._tickets = itertools.count()
         self._held: dict[tuple[str, str], deque[_Held]] = {}
@@ -74,7 +64,7 @@ class TokenBalancer:
         prompt_digest: Digest | None = None,
         client: str | None = None,
     ) -> tuple[str, Any]:
-        """Return a server for one generation, and its handle; wait while all are above their thresholds.
+        """Return a server for one generation, and its handle; wait while all are at their thresholds.
 
         Args:
             request_id: the conversation.
@@ -106,9 +96,8 @@ class TokenBalancer:
             self._pool.release(ticket)
             self._places.serve()
             raise RuntimeError(f"request {request_id} is of a client that died")
-        held = _Held(ticket, conversation, tokens, time.monotonic(), client)
-        if self._lengths is not None:
-            self._lengths.started(conversation.key, held.began)
+        held = _Held(ticket, conversation, time.monotonic(), client)
+        self._lengths.started(conversation.key, held.began)
         self._held.setdefault((name, request_id), deque()).append(held)
         return name, self._handles[name]
 
@@ -119,10 +108,7 @@ class TokenBalancer:
         has some already."""
         params = sampling_params or {}
         limit = params.get("max_tokens") or params.get("max_new_tokens")
-        if self._lengths is None:
-            expected: float = self._response
-        else:
-            expected = self._lengths.expect(conversation.key, time.monotonic()) - conversation.tokens
+        expected = self._lengths.expect(conversation.key, time.monotonic()) - conversation.tokens
         return prompt_tokens + max(1, int(expected if limit is None else min(expected, limit)))
 
     async def release_server(
@@ -145,7 +131,7 @@ class TokenBalancer:
         held = generations.popleft()
         if not generations:
             del self._held[server_id, request_id]
-        self._learn(held, server_id, tokens, complete)
+        self._learn(held, tokens, complete)
         self._pool.release(held.ticket)
         self._places.serve()
 
@@ -157,7 +143,7 @@ class TokenBalancer:
             lost = [held for held in generations if held.client == client]
             for held in lost:
                 generations.remove(held)
-                self._learn(held, key[0], None, False)
+                self._learn(held, None, False)
                 self._pool.release(held.ticket)
             released += len(lost)
             if not generations:
@@ -165,11 +151,10 @@ class TokenBalancer:
         self._places.serve()
         return released
 
-    def _learn(self, held: _Held, server_id: str, tokens: int | None, complete: bool) -> None:
+    def _learn(self, held: _Held, tokens: int | None, complete: bool) -> None:
         """Take in what a generation that has left its server tells about its prompt."""
         conversation = held.conversation
-        if self._lengths is not None:
-            self._lengths.stopped(conversation.key, held.began)
+        self._lengths.stopped(conversation.key, held.began)
         if tokens is None:
             return
         seconds = time.monotonic() - held.began if complete and not conversation.tokens else 0.0
@@ -177,14 +162,8 @@ class TokenBalancer:
         conversation.over = complete
         if not complete:
             return
-        if self._lengths is not None:
-            self._lengths.ended(conversation.key, conversation.tokens, seconds)
-        if self._order is not None:
-            self._order.changed(conversation.key)
-        if self._trace is not None:
-            place = (conversation.turn, conversation.tokens, server_id, seconds)
-            self._trace.write(conversation.prompt, held.prompt_tokens, *place)
-            self._trace.step += not self._held and not self._places.waiting
+        self._lengths.ended(conversation.key, conversation.tokens, seconds)
+        self._order.changed(conversation.key)
 
     async def rest_server(self, server_id: str, seconds: float) -> None:
         """Give a server no new requests for a while, after it did not answer one in time."""
@@ -244,7 +223,7 @@ class TokenBalancer:
             "registered_handles": list(self._handles),
             "tokens": self._pool.loads(),
             "waiting": self._places.waiting,
-            "responses": self._lengths.responses if self._lengths is not None else 0,
+            "responses": self._lengths.responses,
         }
 
     def get_total_inflight(self) -> int:
@@ -263,30 +242,4 @@ class TokenBalancer:
     def _forget(self, name: str) -> None:
         for key in [key for key in self._held if key[0] == name]:
             for held in self._held.pop(key):
-                self._learn(held, name, None, False)
-
-
-class Trace:
-    """Record what requests a job made, as JSON lines that `benchmarks/router.py` can replay: one per complete response.
-
-    Fields: ``step``, counted up when no request is left; ``prompt``, a number per prompt; ``prompt_tokens``;
-    ``turn``; ``tokens`` of the response; ``server``; ``seconds``.
-
-    Args:
-        path: written anew, with mode 0600; the directory must exist.
-    """
-
-    def __init__(self, path: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-        self._file = os.fdopen(os.open(path, flags, 0o600), "w", buffering=1)
-        self._prompts: dict[Hashable, int] = {}
-        self.step = 0
-
-    def write(
-        self, prompt: Hashable, prompt_tokens: int, turn: int, tokens: int, server: str, seconds: float
-    ) -> None:
-        """Write a line."""
-        number = self._prompts.setdefault(prompt, len(self._prompts))
-        line = {"step": self.step, "prompt": number, "prompt_tokens": prompt_tokens, "turn": turn}
-        line |= {"tokens": tokens, "server": server, "seconds": round(seconds, 4)}
-        self._file.write(json.dumps(line) + "\n")
+                self._learn(held, None, False)

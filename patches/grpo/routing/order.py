@@ -27,6 +27,9 @@ class Arrival(Generic[T]):
     def drop(self) -> None:
         self._waits.popleft()
 
+    def changed(self, prompt: Hashable) -> None:
+        """Do nothing: the order is that of arrival."""
+
     def __iter__(self) -> Iterator[T]:
         return iter(self._waits)
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
-from flashpatch.patches.grpo.errors import refuse
+_REMEMBERED = 10_000
+"""Prefixes, and beginnings in common, whose workers are remembered."""
 
 
 def threshold(slots: int) -> int:
@@ -24,7 +26,6 @@ class Worker:
 
     Attributes:
         name: its name.
-        cap: largest number of outstanding tokens; 0 for no threshold.
         most: largest number of outstanding requests; 0 for no threshold.
         tokens: outstanding tokens.
         requests: request to its tokens, of those outstanding here.
@@ -32,46 +33,26 @@ class Worker:
     """
 
     name: str
-    cap: int
     most: int = 0
     tokens: int = 0
     requests: dict[Hashable, int] = field(default_factory=dict)
     resting: bool = False
 
-    def takes(self, tokens: int) -> bool:
-        """Whether a request fits under the thresholds; one with more tokens than that fits an idle worker."""
-        if self.resting or 0 < self.most <= len(self.requests):
-            return False
-        return not self.cap or not self.tokens or self.tokens + tokens <= self.cap
+    @property
+    def free(self) -> bool:
+        """Whether it takes another request."""
+        return not self.resting and not 0 < self.most <= len(self.requests)
 
 
 class Pool:
     """Track workers and the requests outstanding on each.
 
     Args:
-        cap: threshold of a worker in tokens; 0 for none.
         most: threshold of a worker in requests; 0 for none. As many as it serves at once, and some to follow.
-        slack: requests with the same ``prefix`` go to the same worker, where their prefix is cached, unless it is
-            so many tokens fuller than the emptiest; None for any difference.
-        remembered: number of prefixes remembered.
-
-    Raises:
-        PatchError: an argument that cannot be meant.
     """
 
-    def __init__(
-        self,
-        *,
-        cap: int = 0,
-        most: int = 0,
-        slack: int | None = None,
-        remembered: int = 10_000,
-    ) -> None:
-        if min(cap, most, remembered) < 0 or (slack is not None and slack < 0):
-            problem = f"are {cap}, {most}, {slack} and {remembered}."
-            refuse("registry", "cap, most, slack, remembered", problem, "Give numbers of at least 0.")
+    def __init__(self, most: int = 0) -> None:
         self.most = most
-        self.cap, self.slack, self.remembered = cap, slack, remembered
         self.workers: dict[str, Worker] = {}
         self._holder: dict[Hashable, str] = {}
         self._prefixes: OrderedDict[Hashable, str] = OrderedDict()
@@ -84,7 +65,7 @@ class Pool:
             the requests that were outstanding on it.
         """
         orphans = self.remove(name)
-        self.workers[name] = Worker(name, self.cap, self.most)
+        self.workers[name] = Worker(name, self.most)
         return orphans
 
     def remove(self, name: str) -> list[Hashable]:
@@ -118,26 +99,13 @@ class Pool:
         Args:
             request: must not be outstanding already.
             tokens: what it will cost, such as prompt and expected response; at least 1.
-            prefix: what it shares with others, for affinity.
+            prefix: requests with the same one go to the same worker, where it is cached.
             shared: a beginning that it has in common with other requests, such as the prompt of a group. A worker
                 that has had one of them is preferred, unless it is fuller than another by more than ``saving``.
             saving: tokens, less than ``tokens``, that it does not cost on such a worker.
-
-        Raises:
-            PatchError: the request is outstanding, or costs nothing.
         """
-        if request in self._holder:
-            refuse(
-                "registry", "request", f"{request!r} is outstanding already.", "Give each request its own id."
-            )
-        if tokens < 1:
-            refuse(
-                "registry", "tokens", f"is {tokens} for request {request!r}.", "Count prompt and response."
-            )
-        chosen = self._known(tokens, prefix)
         holders = self._shared.get(shared, []) if shared is not None else []
-        if chosen is None:
-            chosen = self._sharing(tokens, saving, holders, self._least(tokens))
+        chosen = self._known(prefix) or self._emptiest(holders, saving)
         if chosen is None:
             return None
         if chosen in holders:
@@ -145,16 +113,11 @@ class Pool:
         chosen.requests[request] = tokens
         chosen.tokens += tokens
         self._holder[request] = chosen.name
-        if prefix is not None and self.remembered:
-            self._prefixes[prefix] = chosen.name
-            self._prefixes.move_to_end(prefix)
-            if len(self._prefixes) > self.remembered:
-                self._prefixes.popitem(last=False)
-        if shared is not None and chosen not in holders and self.remembered:
-            self._shared[shared] = [*(one for one in holders if one is self.workers.get(one.name)), chosen]
-            self._shared.move_to_end(shared)
-            if len(self._shared) > self.remembered:
-                self._shared.popitem(last=False)
+        if prefix is not None:
+            _remember(self._prefixes, prefix, chosen.name)
+        if shared is not None and chosen not in holders:
+            alive = [one for one in holders if one is self.workers.get(one.name)]
+            _remember(self._shared, shared, [*alive, chosen])
         return chosen.name
 
     def release(self, request: Hashable) -> bool:
@@ -181,33 +144,23 @@ class Pool:
         """Return the outstanding tokens by worker."""
         return {name: worker.tokens for name, worker in self.workers.items()}
 
-    def _known(self, tokens: int, prefix: Hashable) -> Worker | None:
-        """Return the worker that has the prefix, if it may take the request and is not too full."""
+    def _known(self, prefix: Hashable) -> Worker | None:
+        """Return the worker that has the prefix, if it takes another request."""
         name = self._prefixes.get(prefix) if prefix is not None else None
         worker = self.workers.get(name) if name is not None else None
-        if worker is None or not worker.takes(tokens):
-            return None
-        if self.slack is not None:
-            least = self._least(tokens)
-            if least is not None and worker.tokens > least.tokens + self.slack:
-                return None
-        return worker
+        return worker if worker is not None and worker.free else None
 
-    def _sharing(
-        self, tokens: int, saving: int, holders: list[Worker], least: Worker | None
-    ) -> Worker | None:
+    def _emptiest(self, holders: list[Worker], saving: int) -> Worker | None:
         """Return the emptiest worker that has the shared beginning, or the emptiest of all if that is better."""
-        able = [
-            worker
-            for worker in holders
-            if worker is self.workers.get(worker.name) and worker.takes(tokens - saving)
-        ]
+        free = [worker for worker in self.workers.values() if worker.free]
+        least = min(free, key=lambda worker: worker.tokens, default=None)
+        able = [worker for worker in holders if worker in free]
         best = min(able, key=lambda worker: worker.tokens, default=None)
-        if best is None or (least is not None and least.tokens + saving < best.tokens):
-            return least
-        return best
+        return least if best is None or least.tokens + saving < best.tokens else best
 
-    def _least(self, tokens: int) -> Worker | None:
-        """Return the emptiest worker that takes the request."""
-        able = (worker for worker in self.workers.values() if worker.takes(tokens))
-        return min(able, key=lambda worker: worker.tokens, default=None)
+
+def _remember(kept: OrderedDict[Hashable, Any], key: Hashable, value: Any) -> None:
+    kept[key] = value
+    kept.move_to_end(key)
+    if len(kept) > _REMEMBERED:
+        kept.popitem(last=False)

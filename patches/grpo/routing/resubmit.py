@@ -11,13 +11,13 @@ from flashpatch import engine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.tally import count
-from flashpatch.patches.grpo.routing import journal
-from flashpatch.patches.grpo.routing.journal import Beginning
 from flashpatch.patches.grpo.routing.lengths import digest
 
 logger = logging.getLogger("flashpatch.grpo")
 
 CLIENT = "verl.workers.rollout.llm_server"
+REST = 30.0
+"""Seconds for which a slow server gets no new requests."""
 
 patches = Patches(
     "grpo",
@@ -34,12 +34,11 @@ class _Attempt:
     length of the response."""
 
     def __init__(self, prompt_ids: Any = None) -> None:
-        self.prompt_ids = prompt_ids  # without what lost servers generated
+        self.prompt_ids = prompt_ids
         self.server: str | None = None
         self.placed = asyncio.Event()
         self.open = True
         self.released: tuple[str, str | None] | None = None
-        self.sent_as: str | None = None  # the server's id of the request
 
     def close(self, client: Any, output: Any = None) -> None:
         """Send the release, with the length of the response if there is one; later ones go out at once."""
@@ -95,16 +94,6 @@ def _this_client() -> str | None:
     return ray.get_runtime_context().get_actor_id() if ray.is_initialized() else None
 
 
-@patches.wrap(f"{CLIENT}:LLMServerClient._vllm_request_id")
-def vllm_request_id(original, self, request_id: str) -> str:
-    """Record the id under which a request is sent, by which the journal knows its tokens."""
-    sent_as = original(self, request_id)
-    attempt = _attempt.get()
-    if attempt is not None:
-        attempt.sent_as = sent_as
-    return sent_as
-
-
 @patches.wrap(
     f"{CLIENT}:LLMServerClient._release_server",
     relies_on="self._lb_require_release_fields",
@@ -133,7 +122,7 @@ def release_server(original, self, server_id: str, request_id: str | None = None
 )
 async def generate(original, self, request_id: str, **arguments: Any) -> Any:
     """Repeat a request once on another server if the first one died, which is removed from the balancer, or with the option
-    slow_after did not answer in time; with the option journal from the last token that the journal has.
+    slow_after did not answer in time.
 
     A result is delivered once, and the balancer is told how long the response is.
 
@@ -145,16 +134,12 @@ async def generate(original, self, request_id: str, **arguments: Any) -> Any:
     slow_after = options["slow_after"] if options["resubmit"] else 0.0
     servers: list[str | None] = []
     first: Exception | None = None
-    beginning, kept = _journaled(self, options, arguments)
     while True:
         attempt = _Attempt(arguments.get("prompt_ids"))
         reset = _attempt.set(attempt)
         output = None
         try:
-            output = await _within(slow_after, attempt, original(self, request_id, **beginning.rest()))
-            if kept is not None:
-                kept.forget.remote(attempt.sent_as)
-            output = beginning.joined(output)
+            output = await _within(slow_after, attempt, original(self, request_id, **arguments))
             return output
         except Exception as error:
             attempt.close(self)
@@ -162,7 +147,7 @@ async def generate(original, self, request_id: str, **arguments: Any) -> Any:
             if why is None or attempt.server is None or not options["resubmit"]:
                 raise
             servers.append(attempt.server)
-            await _report(self, attempt.server, slow(error), options["rest"])
+            await _report(self, attempt.server, slow(error))
             if first is not None:
                 raise PatchError(
                     f"request {request_id} got no answer from two servers: {', '.join(map(str, servers))}.",
@@ -170,45 +155,14 @@ async def generate(original, self, request_id: str, **arguments: Any) -> Any:
                     advice="Look at the servers' logs; slow_after = 0 waits for ever.",
                 ) from first
             first = error
-            if kept is not None:
-                beginning.add(await _taken(kept, attempt.sent_as))
             logger.warning(
-                "request %s: server %s %s; going on elsewhere after %d tokens",
-                request_id,
-                attempt.server,
-                why,
-                beginning.tokens,
+                "request %s: server %s %s; it goes to another one", request_id, attempt.server, why
             )
             count("resubmitted")
-            count("resumed_tokens", beginning.tokens)
-            if beginning.ended:
-                return beginning.whole()
         finally:
             _attempt.reset(reset)
             if attempt.open:
                 attempt.close(self, output)
-
-
-def _journaled(client: Any, options: Any, arguments: dict[str, Any]) -> tuple[Beginning, Any]:
-    """Return the response's beginning, and the journal if it may be asked for this request; else None."""
-    rollout = getattr(getattr(client.config, "actor_rollout_ref", None), "rollout", None)
-    beginning = Beginning(arguments, rollout)
-    if not options["journal"] or not options["resubmit"] or not beginning.resumable:
-        return beginning, None
-    if not hasattr(client, "_flashpatch_grpo_journal"):
-        client._flashpatch_grpo_journal = journal.find()
-    return beginning, client._flashpatch_grpo_journal
-
-
-async def _taken(kept: Any, sent_as: str | None) -> dict[str, Any] | None:
-    """Return what the journal has of an attempt; None if the journal was lost too."""
-    from ray.exceptions import RayError
-
-    try:
-        return await kept.take.remote(sent_as)
-    except RayError as error:
-        logger.warning("the journal of requests is lost (%s)", type(error).__name__)
-        return None
 
 
 async def _within(timeout: float, attempt: _Attempt, generation: Any) -> Any:
@@ -249,13 +203,13 @@ def slow(error: BaseException) -> bool:
     return isinstance(error, TimeoutError | ActorUnavailableError)
 
 
-async def _report(client: Any, server: str, slow: bool, rest: float) -> None:
+async def _report(client: Any, server: str, slow: bool) -> None:
     """Report a lost server to the balancer, grpo's or verl's own.
 
-    A dead server is removed; a slow one gets no new requests for ``rest`` seconds, if the balancer can.
+    A dead server is removed; a slow one gets no new requests for a while, if the balancer can.
     """
     balancer = client._load_balancer
     if not slow:
         await balancer.remove_servers.remote([server])
     elif hasattr(balancer, "rest_server"):
-        await balancer.rest_server.remote(server, rest)
+        await balancer.rest_server.remote(server, REST)

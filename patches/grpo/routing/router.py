@@ -11,7 +11,6 @@ from flashpatch.decorate import Patches
 from flashpatch.patches._shared.context import holding
 from flashpatch.patches._shared.verl_config import JobConfig
 from flashpatch.patches.grpo import streaming
-from flashpatch.patches.grpo.routing import journal
 from flashpatch.patches.grpo.routing.pool import threshold
 
 logger = logging.getLogger("flashpatch.grpo")
@@ -45,7 +44,7 @@ def get_router_handle(
     full_determinism: bool = False,
     load_balancer_cls: type | None = None,
 ) -> Any:
-    """Make the balancer, through verl's own interface, one that counts outstanding tokens, with thresholds and
+    """Make the balancer, through verl's own interface, one that counts outstanding tokens, with a threshold and
     back-pressure. A router that the configuration names stays."""
     options = engine.options("grpo")
     asked = router_config_path or load_balancer_cls or ("full_determinism" if full_determinism else None)
@@ -63,17 +62,8 @@ def get_router_handle(
 
     engine.require("grpo")
     ordered = options["longest_first"] and not _streams.get()  # the first groups to end are trained on first
-    chosen = options["predict"] and ordered
-    given = {
-        "cap": options["worker_tokens"],
-        "most": options["worker_requests"] or (threshold(_slots.get()) if chosen else 0),
-        "slack": options["affinity_slack"] or None,
-        "response_tokens": options["response_tokens"],
-        "predict": options["predict"],
-        "longest_first": ordered,
-        "trace": options["router_trace"],
-    }
-    return ray.remote(TokenBalancer).options(max_concurrency=_MANY).remote(servers, given)
+    most = threshold(_slots.get()) if ordered else 0
+    return ray.remote(TokenBalancer).options(max_concurrency=_MANY).remote(servers, most, ordered)
 
 
 @patches.wrap(
@@ -90,18 +80,8 @@ def get_router_handle(
     remove_when="verl's router has thresholds.",
 )
 async def init_global_load_balancer(original, self) -> None:
-    """Take max_num_seqs of the rollout's configuration as the threshold of a server, unless worker_requests says otherwise.
-
-    Note the trainer mode too, and make the journal of the job's requests, if one is asked for: it lives as long as the
-    manager.
-    """
+    """Take max_num_seqs of the rollout's configuration as the threshold of a server, and note the trainer mode."""
     rollout = self.rollout_config
-    if engine.options("grpo")["journal"]:
-        self._flashpatch_grpo_journal = journal.start()
-        if rollout.name != "vllm":
-            logger.warning(
-                "journal = N does nothing here: the server of rollout.name=%s reports no tokens", rollout.name
-            )
     slots = int(rollout.max_num_seqs or 0) * int(rollout.data_parallel_size or 1)
     streams = streaming.asked(JobConfig(self.config, patches.of(get_router_handle).id).get)
     with holding(_slots, slots), holding(_streams, streams):

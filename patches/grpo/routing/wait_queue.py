@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.grpo.routing.order import Arrival, Order
+from flashpatch.patches.grpo.routing.order import Order
 from flashpatch.patches.grpo.routing.pool import Pool
 
 
@@ -32,12 +32,12 @@ class Places:
 
     Args:
         pool: whose thresholds are kept. After any change of it that is not made here, call `serve`.
-        order: which request is next; None for first come, first served.
+        order: which request is next.
     """
 
-    def __init__(self, pool: Pool, order: Order[Wait] | None = None) -> None:
+    def __init__(self, pool: Pool, order: Order[Wait]) -> None:
         self.pool = pool
-        self._order: Order[Wait] = Arrival() if order is None else order
+        self._order = order
         self._waiting = 0
 
     @property
@@ -48,7 +48,7 @@ class Places:
     async def take(
         self,
         request: Hashable,
-        tokens: int | Callable[[], int],
+        tokens: Callable[[], int],
         prefix: Hashable = None,
         *,
         shared: Hashable = None,
@@ -61,15 +61,13 @@ class Places:
 
         Args:
             request, prefix, shared, saving: see `Pool.acquire`.
-            tokens: see there; a function is asked when the request gets its place.
+            tokens: says what it costs, see there, when the request gets its place.
             prompt: what the order knows it by.
 
         Raises:
             RequestLost: see `end`.
-            PatchError: see `Pool.acquire`.
         """
-        cost = tokens if callable(tokens) else lambda: tokens
-        wait = Wait(asyncio.get_running_loop().create_future(), request, cost, prefix, shared, saving)
+        wait = Wait(asyncio.get_running_loop().create_future(), request, tokens, prefix, shared, saving)
         self._order.push(wait, prompt)
         self.serve()
         if wait.place.done():
@@ -93,11 +91,7 @@ class Places:
     def _place(self, wait: Wait) -> bool:
         if wait.place.done():
             return True  # it was cancelled
-        try:
-            name = self.pool.acquire(wait.request, wait.tokens(), wait.prefix, wait.shared, wait.saving)
-        except PatchError as error:
-            wait.place.set_exception(error)
-            return True
+        name = self.pool.acquire(wait.request, wait.tokens(), wait.prefix, wait.shared, wait.saving)
         if name is not None:
             wait.place.set_result(name)
         return name is not None

@@ -19,6 +19,8 @@ logger = logging.getLogger("flashpatch.grpo")
 
 PING = 1.0
 """Seconds between two questions to a worker whether it lives."""
+REPLACED = 4
+"""Lost workers, or servers, that are started again in a row while nothing gets done."""
 
 
 class Dispatcher:
@@ -31,11 +33,13 @@ class Dispatcher:
 
     Args:
         manager: verl's ``AgentLoopManagerTQ``.
-        replace: workers that are started in place of dead ones before the next group ends.
         gone: called with the actor id of a worker that is dead, in hexadecimal.
+        replace: workers that are started in place of dead ones before the next group ends.
     """
 
-    def __init__(self, manager: Any, replace: int = 0, gone: Callable[[str], Any] | None = None) -> None:
+    def __init__(
+        self, manager: Any, gone: Callable[[str], Any] | None = None, replace: int = REPLACED
+    ) -> None:
         self.manager = manager
         self.workers = list(manager.agent_loop_workers)
         self._replace = self._left = replace

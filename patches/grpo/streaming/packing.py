@@ -12,13 +12,11 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from heapq import heapreplace
 from typing import Any
 
-from flashpatch.patches.grpo.errors import refuse
-from flashpatch.patches.grpo.streaming.partition import balance
-
-_ENOUGH = 0.0005
-"""A division whose fullest batch is this share above the least possible is not improved further."""
+from flashpatch.errors import PatchError
+from flashpatch.patches.grpo.streaming import ID
 
 
 @dataclass(frozen=True)
@@ -50,14 +48,9 @@ class Packer:
     Args:
         ranks: number of batches in a round.
         budget: largest number of tokens in a batch.
-
-    Raises:
-        PatchError: an invalid argument.
     """
 
     def __init__(self, ranks: int, budget: int) -> None:
-        if ranks < 1 or budget < 1:
-            refuse("packing", "ranks, budget", f"are {ranks} and {budget}.", "Give positive numbers.")
         self.ranks, self.budget = ranks, budget
         self.round = 0
         self._open()
@@ -77,7 +70,9 @@ class Packer:
             PatchError: ``tokens`` is not positive; the sample was not taken then, and everything else is as before.
         """
         if tokens < 1:
-            refuse("packing", "tokens", f"is {tokens} for {sample!r:.80}.", "Count prompt and response.")
+            raise PatchError(
+                f"sample {sample!r:.80} has {tokens} tokens.", patch=ID, advice="Count prompt and response."
+            )
         done = []
         at = self._room(tokens)
         if at is None:
@@ -119,24 +114,15 @@ class Packer:
         return Batch(self.round, rank, samples, sum(tokens for tokens, _ in row), filler)
 
     def _balanced(self) -> list[list[tuple[int, Any]]]:
-        """Divide the round's samples anew; those over the budget stay alone."""
-        # each empty row gets a sample of a row that has several
-        several = [row for row in self._rows if len(row) > 1]
-        for row in self._rows:
-            if not row and several:
-                row.append(several[-1].pop())
-                if len(several[-1]) == 1:
-                    several.pop()
-        alone = [row for row in self._rows if row and row[0][0] > self.budget]
-        shared = [row for row in self._rows if row and row[0][0] <= self.budget]
-        if not shared:
-            return self._rows
-        items = [item for row in shared for item in row]
-        number, start = 0, []
-        for row in shared:
-            start.append(list(range(number, number + len(row))))
-            number += len(row)
-        sizes = [tokens for tokens, _ in items]
-        parts = balance(sizes, start, _ENOUGH)
-        rows = alone + [[items[at] for at in sorted(part)] for part in parts]
-        return rows + [[] for _ in range(self.ranks - len(rows))]
+        """Divide the round's samples anew: the longest first, each to the emptiest rank; those over the budget stay alone."""
+        rows = [row for row in self._rows if row and row[0][0] > self.budget]
+        shared = [item for row in self._rows if row and row[0][0] <= self.budget for item in row]
+        loads = [(0, rank) for rank in range(len(rows), self.ranks)]
+        rows += [[] for _ in loads]
+        for item in sorted(shared, key=lambda item: item[0], reverse=True):
+            load, rank = loads[0]
+            if load + item[0] > self.budget:
+                return self._rows  # this division has no place for it
+            rows[rank].append(item)
+            heapreplace(loads, (load + item[0], rank))
+        return rows

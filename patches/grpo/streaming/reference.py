@@ -55,8 +55,6 @@ def load(reference: Any, folder: Path, rank: int, world: int) -> None:
     import torch
 
     if not folder.exists():
-        folder = folder.parents[1] / folder.name  # beside the actor's, where it was written before
-    if not folder.exists():
         logger.warning("no %s: without reference_every the reference was the initial model, and is", folder)
         return
     file = _file(folder, rank, world)

@@ -14,7 +14,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared.tally import count
 from flashpatch.patches.grpo.routing import resubmit
 from flashpatch.patches.grpo.streaming import ID
-from flashpatch.patches.grpo.streaming.dispatch import DEAD, PING, state_of
+from flashpatch.patches.grpo.streaming.dispatch import DEAD, PING, REPLACED, state_of
 
 logger = logging.getLogger("flashpatch.grpo")
 
@@ -39,7 +39,7 @@ class Replicas:
         replace: servers that are started in place of dead ones before an update reaches all.
     """
 
-    def __init__(self, manager: Any, sync: Any, replace: int = 0) -> None:
+    def __init__(self, manager: Any, sync: Any, replace: int = REPLACED) -> None:
         self.manager, self.sync = manager, sync
         self._replace = self._left = replace
         self._starting: list[tuple[str, Future[Any]]] = []

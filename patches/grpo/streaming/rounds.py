@@ -9,6 +9,9 @@ from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.streaming import ID
 from flashpatch.patches.grpo.streaming.packing import Packer, Round
 
+EAGER = 0.5
+"""An idle trainer gets a round that is filled to this share of its budget."""
+
 
 class Rounds:
     """Run the rounds of one step on verl's workers.
@@ -17,7 +20,6 @@ class Rounds:
         actor: verl's worker group of `flashpatch.patches.grpo.streaming.worker.StreamWorker`.
         reference: that of the reference model; None without one.
         budget: tokens per worker; workers that share a rank's samples (Ulysses) have theirs together.
-        eager: an idle trainer gets a round that is filled to this share of its budget.
         fields: extra fields of every round.
 
     Raises:
@@ -30,7 +32,7 @@ class Rounds:
         fillers: shares of rounds that had no sample.
     """
 
-    def __init__(self, actor: Any, reference: Any, budget: int, eager: float, fields: dict[str, Any]) -> None:
+    def __init__(self, actor: Any, reference: Any, budget: int, fields: dict[str, Any]) -> None:
         self.actor, self.reference, self.fields = actor, reference, fields
         self.ranks = dp_ranks(actor, "actor")
         if reference is not None and dp_ranks(reference, "ref") != self.ranks:
@@ -48,7 +50,7 @@ class Rounds:
         self.tags: list[dict[str, Any]] = []
         self.launched = self.fillers = 0
         self.first: float | None = None
-        self._least = eager * budget * count
+        self._least = EAGER * budget * count
         self._waiting = 0
         self._running: list[Any] = []
         self._start = time.perf_counter()

@@ -18,7 +18,6 @@ from weakref import WeakValueDictionary
 
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared.context import holding
-from flashpatch.patches.grpo.routing.journal import RESUMED, add_version
 
 CLIENT = "verl.workers.rollout.llm_server"
 KEY = "token_versions"
@@ -45,15 +44,15 @@ _of_request: WeakValueDictionary[str, Parts] = WeakValueDictionary()
 
 @patches.wrap(f"{CLIENT}:LLMServerClient.generate", params="request_id", relies_on="output.extra_fields")
 async def generate_part(original, self, request_id: Any, **arguments: Any) -> Any:
-    """Record version and length of what each call to a server returns."""
+    """Record version and length of what each call to a server returns; one version's tokens in a row are one part."""
     output = await original(self, request_id=request_id, **arguments)
-    parts, resumed = _parts.get(), output.extra_fields.pop(RESUMED, [])
-    if parts is not None and output.token_ids:
-        for version, tokens in resumed:
-            add_version(parts, version, tokens)
-        rest = len(output.token_ids) - sum(tokens for _, tokens in resumed)
-        if rest:
-            add_version(parts, output.extra_fields.get("global_steps"), rest)
+    parts, tokens = _parts.get(), len(output.token_ids)
+    if parts is not None and tokens:
+        version = output.extra_fields.get("global_steps")
+        if parts and parts[-1][0] == version:
+            parts[-1][1] += tokens
+        else:
+            parts.append([version, tokens])
     return output
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flashpatch.patches.grpo.errors import refuse
+from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.loss import policy_loss
 from flashpatch.patches.grpo.streaming.divisor import Divisor
 
@@ -104,11 +104,10 @@ class StreamedStep:
         """Return the samples and tokens that the losses of this round were divided by."""
         counts = policy_loss.last()
         if counts is None:
-            refuse(
-                "streaming",
-                "grpo.verl.prepare_micro_batches",
+            raise PatchError(
                 "has counted nothing.",
-                'Call flashpatch.enable("grpo").',
+                **policy_loss.patches.at(policy_loss.prepare_micro_batches),
+                advice='Call flashpatch.enable("grpo").',
             )
         return counts
 

@@ -72,14 +72,11 @@ class PPOTrainerStreamAsync(PPOTrainer):
                 actor_wg=self.actor_rollout_wg,
                 replicas=self.server_manager.get_replicas(),
             ),
-            engine.options("grpo")["replace_lost"],
         )
 
     def fit(self, agent_loop_manager: Any) -> None:
         """Train, with prompts of dead agent loop workers dispatched again, in validation too."""
-        dispatcher = Dispatcher(
-            agent_loop_manager, engine.options("grpo")["replace_lost"], self._forget_client
-        )
+        dispatcher = Dispatcher(agent_loop_manager, self._forget_client)
 
         def recover() -> None:
             self.replicas.look()
@@ -217,14 +214,13 @@ class PPOTrainerStreamAsync(PPOTrainer):
             )
 
     def _rounds(self) -> Rounds:
-        actor, options = self.config.actor_rollout_ref.actor, engine.options("grpo")
+        actor = self.config.actor_rollout_ref.actor
         correction = self.config.algorithm.get("rollout_correction")
         rollout = self.config.actor_rollout_ref.rollout
         return Rounds(
             self.actor_rollout_wg,
             self.ref_policy_wg if self.use_reference_policy else None,
             actor.ppo_max_token_len_per_gpu,
-            options["stream_eager"],
             {
                 "temperature": rollout.temperature,
                 "calculate_entropy": True,

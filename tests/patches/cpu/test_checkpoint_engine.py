@@ -37,7 +37,6 @@ CASES: dict[str, dict[str, str]] = {
     },
     "sender-stopped": {"trainer0": "hung", "rollout1": NO_SEND, "rollout2": NO_SEND},
     "receiver-raises": {"trainer0": NO_WEIGHTS, "rollout1": NO_WEIGHTS, "rollout2": NO_WEIGHTS},
-    "receiver-raises-beside-two-trainers": {"trainer0": NO_WEIGHTS, "trainer1": "", "rollout1": NO_WEIGHTS},
     "receiver-leaves": {
         "trainer0": f"{FAILED}loading ended before the last weight",
         "rollout1": "",
@@ -49,7 +48,6 @@ CASES: dict[str, dict[str, str]] = {
         "rollout2": r"rollout rank 1 \(process \d+ on .*\) ended during the transfer of version 7",
     },
     "receiver-stopped": {"trainer0": NOT_TAKEN, "rollout1": "hung", "rollout2": NOT_TAKEN},
-    "receiver-absent": {"trainer0": NOT_TAKEN, "rollout1": "", "rollout2": NOT_TAKEN},
     "other-version": {
         "trainer0": "rollout rank 1 is to get version 8, and the trainer sends version 7",
         "rollout1": "rollout rank 1 is to get version 8, and the trainer sends version 7",
@@ -73,9 +71,9 @@ CASES: dict[str, dict[str, str]] = {
     },
 }
 WELL = ("plain", "two-trainers", "no-rollout", "slow")
-NAMED = ("receiver-killed", "receiver-stopped", "receiver-absent", "stale", "flipped")
+NAMED = ("receiver-killed", "receiver-stopped", "stale", "flipped")
 """Faults of rollout rank 1 that the trainer must lay at its door."""
-FULL = ("slow", "sender-stopped", "receiver-raises-beside-two-trainers", "receiver-absent")
+FULL = ("slow", "sender-stopped")
 AGAIN = ("sender-raises", "receiver-raises", "receiver-killed", "flipped", "exchange-killed")
 
 

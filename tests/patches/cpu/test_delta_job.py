@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from verl_job import SEPARATE, live, metrics, train, trained
+from verl_job import SEPARATE, live, metrics, trained
 
 pytestmark = [pytest.mark.verl, pytest.mark.full]
 
@@ -34,9 +34,3 @@ def test_a_job_in_which_few_weights_change_sends_few_bytes(
     assert trainer["patches"]["fp8.verl.actor_update_weights_delta"]["calls"] == 3
     (worker,) = [process for process in processes if "worker" in process["roles"]]
     assert worker["patches"]["fsdp.verl_vllm.receive_weights"]["calls"] == 3
-
-
-def test_one_process_for_both_is_refused_before_anything_starts(wide_world: Path, tmp_path: Path) -> None:
-    done = train(wide_world, tmp_path, FLASHPATCH="cpu,bf16", config="[fp8]\ndelta_sync = true\n")
-    assert done.returncode != 0
-    assert "delta_sync does not go with" in done.stdout and "backend=naive" in done.stdout

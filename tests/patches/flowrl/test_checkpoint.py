@@ -1,10 +1,9 @@
-"""The partition function through verl's checkpoints: saved, resumed, exported, merged, and not there yet."""
+"""The partition function through verl's checkpoints: saved, resumed, exported and merged."""
 
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ pytest.importorskip("torch")
 
 import flow_lab
 import torch
-
-from flashpatch.patches.flowrl.checkpoint import load_checkpoint
 
 pytestmark = pytest.mark.verl
 
@@ -43,15 +40,11 @@ def cases(strategy: str, ranks: int) -> list[dict[str, Any]]:
     overrides = (*ADAM, f"{ACTOR}.strategy={strategy}")
     whole = (WHOLE,) if (strategy, ranks) in EXPORTED else ()
     options = {"options": {"lr": 0.05}}
-    names = {
-        part: f"{strategy}-{part}" for part in ("whole", "half", "rest", "old", "new", "saved", "before")
-    }
+    names = {part: f"{strategy}-{part}" for part in ("whole", "half", "rest", "saved")}
     return [
         {"name": names["whole"], "overrides": overrides, "steps": 2, **options},
         {"name": names["half"], "overrides": [*overrides, *whole], "save": names["saved"], **options},
         {"name": names["rest"], "overrides": overrides, "load": names["saved"], "first": 1, **options},
-        {"name": names["old"], "overrides": overrides, "save": names["before"], "stock": True},
-        {"name": names["new"], "overrides": overrides, "load": names["before"], **options},
     ]
 
 
@@ -119,19 +112,6 @@ def test_adapters_that_are_sent_apart_leave_the_head_out(done, kind):
     assert len(adapters) == 28
 
 
-@pytest.mark.parametrize("kind, ranks", MARKED)
-def test_a_checkpoint_from_before_gets_a_fresh_head(done, kind, ranks):
-    old, new, fresh = (
-        flow_lab.result(done[ranks], f"{kind}-{part}", ranks) for part in ("old", "new", "whole")
-    )
-    assert not [name for name in old["after"] if "proj_z" in name]
-    assert flow_lab.furthest({n: new["before"][n] for n in old["after"]}, old["after"]) == 0
-    head = {n: value for n, value in new["before"].items() if "proj_z" in n}
-    assert len(head) == 10 and flow_lab.furthest(head, {n: fresh["before"][n] for n in head}) == 0
-    assert min(float((new["after"][n] - new["before"][n]).abs().max()) for n in new["after"]) > 0
-    assert "the partition function starts from its initial weights" in flow_lab.tail(done[ranks], ranks)
-
-
 @pytest.mark.parametrize("kind, ranks", [MARKED[0], MARKED[2]])
 def test_the_exported_model_is_the_policy_alone(done, kind, ranks):
     from safetensors.torch import load_file
@@ -176,7 +156,3 @@ def test_the_merged_model_is_the_policy_alone_and_an_actor_goes_on_from_it(done,
     again = flow_lab.result(folder, "again")["before"]
     assert all(torch.equal(again[f"proj_z.{n}"], tensor.float()) for n, tensor in beside.items())
     assert "the partition function is loaded from" in flow_lab.tail(folder)
-
-
-def test_a_stand_in_without_modules_loads_as_in_verl():
-    assert load_checkpoint(lambda self, path: path, SimpleNamespace(model=object()), "there") == "there"

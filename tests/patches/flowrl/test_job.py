@@ -1,13 +1,11 @@
-"""Two FlowRL steps of unmodified verl with real rollouts, and what the rollout says to a head that leaks."""
-
-import time
+"""Two FlowRL steps of unmodified verl with real rollouts."""
 
 import pytest
 
 pytest.importorskip("torch")
 
 
-from verl_job import LIMIT, end, live, metrics, said, start, trained
+from verl_job import live, metrics, trained
 
 pytestmark = pytest.mark.verl
 
@@ -74,10 +72,9 @@ def test_two_steps_of_adapters_and_the_partition_function(world, tmp_path):
 
 @pytest.mark.full
 def test_two_steps_with_log_z_of_the_group(world, tmp_path):
-    """Raw rewards, log Z in the driver, no partition function; a setting of the published code is taken out."""
+    """Raw rewards, log Z in the driver, no partition function."""
     config = '[flowrl]\nlog_z = "group"\nreward = "raw"\nbeta = 3.0\n'
-    published = "+actor_rollout_ref.actor.tb_type=tempered_important_sampling"
-    told = trained(world, tmp_path, *SETTINGS, published, config=config, **FLOWRL)
+    told = trained(world, tmp_path, *SETTINGS, config=config, **FLOWRL)
     assert metrics(told, "training/global_step") == [1, 2]
     assert min(metrics(told, "actor/grad_norm")) > 0 and min(metrics(told, "actor/tb_loss")) > 0
     assert not metrics(told, "actor/log_z") and len(metrics(told, "actor/log_reward")) == 2
@@ -85,21 +82,3 @@ def test_two_steps_with_log_z_of_the_group(world, tmp_path):
     drivers = [process["patches"] for process in processes if "driver" in process["roles"]]
     name = "flowrl.verl.compute_advantage"
     assert sum(patches.get(name, {}).get("calls") or 0 for patches in drivers) == 2
-
-
-@pytest.mark.full
-def test_a_head_that_leaks_is_refused_by_the_rollout(world, tmp_path):
-    """The filter taken out of our export: vLLM knows no proj_z. The trainer would then wait for ever."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "from flashpatch.patches.flowrl import checkpoint\ncheckpoint.without_head = lambda pairs: pairs\n"
-    )
-    job = start(world, tmp_path, *SETTINGS, PYTHONPATH=str(tmp_path), **FLOWRL)
-    deadline = time.monotonic() + LIMIT
-    words = "no module or parameter named"
-    try:
-        while time.monotonic() < deadline and job.poll() is None and words not in said(tmp_path):
-            time.sleep(2)
-    finally:
-        end(job)
-    told = said(tmp_path)
-    assert "proj_z" in told and not metrics(told, "training/global_step"), told[-6000:]

@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from flashpatch import engine
 from flashpatch.errors import PatchError
-from flashpatch.patches.flowrl import FAMILY, verl_config
+from flashpatch.patches.flowrl import FAMILY, options, verl_config
 from flashpatch.patches.flowrl.loss import clip_range
 from flashpatch.settings.options import checked, defaults
 
@@ -65,6 +66,27 @@ def test_checkpoints_of_adapters_alone_are_refused_where_there_is_a_partition_fu
 
 
 @pytest.mark.parametrize(
+    "setting, value", [(verl_config.SAMPLES, 1), (verl_config.TRAINER_MODE, "stream_async")]
+)
+def test_a_group_needs_several_responses_and_their_reference(setting, value):
+    (refusal,) = verl_config.group_refusals(lambda path, default=None: {setting: value}.get(path, default))
+    assert refusal.startswith(f"{setting}={value} (")
+    plain = {verl_config.SAMPLES: 8, verl_config.TRAINER_MODE: "sync"}
+    assert list(verl_config.group_refusals(lambda path, default=None: plain.get(path, default))) == []
+
+
+def test_options_of_the_partition_function_are_named_where_there_is_none(monkeypatch):
+    chosen = {**defaults(FAMILY), "log_z": "group", "reward": "raw", "beta": 3.0, "length": "sum"}
+    monkeypatch.setattr(engine, "options", lambda family: chosen)
+    assert list(options.contradictions()) == []
+    chosen |= {"lr": 1e-4, "num_layers": 2}
+    assert list(options.contradictions()) == [
+        f"{named} with log_z='group' (there is no partition function)"
+        for named in ("num_layers=2", "lr=0.0001")
+    ]
+
+
+@pytest.mark.parametrize(
     "path, value",
     [(verl_config.LOSS_MODE, "vanilla"), (verl_config.USE_KL, False), (verl_config.KL_COEF, 0.001)],
 )
@@ -87,7 +109,7 @@ def test_verls_own_value_on_the_command_line_is_refused(path, value):
         {"length": "max"},
         {"log_z": "exact"},
         {"reward": "normalised"},
-        {"paper": "yes"},
+        {"detach_hidden": "yes"},
     ],
 )
 def test_an_option_out_of_range_is_named(changes):

@@ -64,23 +64,6 @@ def test_what_differs_is_named():
     assert shortened(found).endswith("; and 2 more") and shortened(found[:2]).count(";") == 1
 
 
-class Walked(dict):
-    """Count the entries that are looked at one after another."""
-
-    seen = 0
-
-    def items(self):
-        for item in super().items():
-            Walked.seen += 1
-            yield item
-
-
-def test_a_sync_of_which_all_differs_is_compared_in_a_few_passes():
-    sent = Walked({str(number): seen(number) for number in range(200)})
-    found = differences(sent, {name: seen(1000 + int(name)) for name in sent})
-    assert len(found) == 200 and Walked.seen <= 2 * 200
-
-
 def test_a_table_survives_json():
     one = Seen((3, 4), "torch.bfloat16", ((1 << 64) - 1, 12345678901234567890))
     (piece,) = messages.closing({"sent": {"x": one.as_json()}}, CPU)

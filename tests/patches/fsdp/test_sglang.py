@@ -93,26 +93,3 @@ def test_what_only_the_second_rank_got_wrong_is_heard(models, tmp_path):
     assert wrong[2][1].startswith("rank 1: ")
     assert all(done for done, _ in good), good
     assert after == fresh.steps[0]
-
-
-@pytest.mark.full
-def test_reported_and_loaded_or_not_looked_at(models, tmp_path):
-    """audit=report loads what differs; with the audit off fingerprints are refused, and plain sessions go."""
-    a, b = models
-    jobs = [
-        dict(
-            model=a, flashpatch="bf16,fsdp", options={"fsdp": {"audit": "report"}}, steps=[sync(b, 1, "bit")]
-        ),
-        dict(
-            model=a,
-            flashpatch="bf16,fsdp",
-            options={"fsdp": {"audit": "off"}},
-            steps=[sync(b, 1), sync(b, 2, "unpatched")],
-        ),
-    ]
-    reported, off = lab.together(tmp_path, *jobs)
-    assert reported.done and off.done, f"{reported}\n{off}"
-    assert all(done for done, _ in reported.steps[0]), reported.steps
-    assert reported.log.count(f"{VICTIM} has other values than the trainer's shards") == 1
-    check_refused(off.steps[0], "here the audit is off")
-    assert all(done for done, _ in off.steps[1]), off.steps

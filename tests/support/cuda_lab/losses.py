@@ -8,7 +8,7 @@ import sys
 import torch
 
 from cuda_lab import results
-from flashpatch.patches.grpo.loss.grpo_exact import count, grpo_loss
+from flashpatch.patches.grpo.loss.grpo_exact import Clip, count, grpo_loss
 from flashpatch.patches.grpo.loss.logprobs import token_logprobs
 
 SAMPLES, LENGTH, HIDDEN, VOCABULARY = 4, 96, 256, 5000
@@ -32,7 +32,8 @@ def _ours(hidden, head, labels, advantages, mask) -> dict[str, torch.Tensor]:
     counts, logprobs = count(mask), []
     for half in (slice(0, SAMPLES // 2), slice(SAMPLES // 2, None)):
         found = token_logprobs(hidden[half], head, labels[half], tokens=64, vocabulary=1024).logprobs
-        grpo_loss(found, advantages[half], mask[half], counts).loss.backward()
+        how = dict(old_logprobs=found.detach(), clip=Clip())  # on policy: the gradient of the log-probability
+        grpo_loss(found, advantages[half], mask[half], counts, **how).loss.backward()
         logprobs.append(found.detach())
     return {"logprobs": torch.cat(logprobs), "gradient": hidden.grad}
 

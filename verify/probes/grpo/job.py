@@ -193,7 +193,7 @@ def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple
     for configured in (ROWS, REAL, REAL - 2):
         yield f"stock, {configured} configured", away("vanilla", "seq-mean-token-mean", configured, at_once)
     yield "stock, token-mean", away("vanilla", "token-mean", ROWS, at_once)
-    flashpatch.enable("grpo", journal=1)
+    flashpatch.enable("grpo")
     for aggregation in AGGREGATIONS:
         for name, split in SPLITS.items():
             yield f"{aggregation}, {name}", away("grpo_exact", aggregation, ROWS, split)

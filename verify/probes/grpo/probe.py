@@ -17,7 +17,6 @@ _TAKEN = (
     "acquire_server",
     "generate",
     "release_server",
-    "vllm_request_id",
     "generate_part",
     "generate_whole",
 )
@@ -67,7 +66,7 @@ def _weigh(seen: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[Proof]
         "release_server",
     )
     yield _proof(
-        "a response goes on from its lost server's last token, and its parts have their versions",
+        "a response that an update stopped goes on after its server's death, and its parts have their versions",
         bool(resumed) and all(one == WANTED for one in resumed),
         f"{resumed}",
         "generate_part",

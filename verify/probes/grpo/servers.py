@@ -11,8 +11,8 @@ from typing import Any
 
 REQUESTS = 40
 PROMPT, LIMIT = [8, 9, 10], 5
-WANTED = {"tokens": [11, 12, 13, 14, 15], "versions": [[1, 2], [2, 1], [3, 2]]}
-"""Each token is the one before it plus one; the dead server made two, the stopped one another."""
+WANTED = {"tokens": [11, 12, 13, 14, 15], "versions": [[1, 2], [3, 3]]}
+"""Each token is the one before it plus one; the stopped server made two, the dead one nothing that was kept."""
 
 
 class Remote:
@@ -31,28 +31,22 @@ class Remote:
         return SimpleNamespace(remote=lambda *args, **kwargs: asyncio.ensure_future(call(*args, **kwargs)))
 
 
-def _client(name: str, servers: Mapping[str, Any], journal: Any) -> tuple[Any, Any]:
+def _client(name: str, servers: Mapping[str, Any]) -> tuple[Any, Any]:
     """Return verl's client of that name, and grpo's balancer over the servers."""
     from omegaconf import OmegaConf
     from verl.workers.rollout import llm_server
 
     from flashpatch.patches.grpo.routing.balancer import TokenBalancer
 
-    thresholds = {"cap": 0, "most": 0, "slack": None, "response_tokens": 64}
-    others = {"predict": True, "longest_first": True, "trace": ""}
-    balancer = TokenBalancer({name: Remote(server) for name, server in servers.items()}, thresholds | others)
+    balancer = TokenBalancer({name: Remote(server) for name, server in servers.items()})
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "vllm"}}})
-    client = getattr(llm_server, name)(config, Remote(balancer))
-    client._flashpatch_grpo_journal = Remote(journal)
-    return client, balancer
+    return getattr(llm_server, name)(config, Remote(balancer)), balancer
 
 
 async def routed() -> dict[str, Any]:
     """Send requests to three servers, one of them dead; return how many got their own answer, answers by server, responses
     whose length the balancer was told, and its servers and outstanding requests at the end."""
     from ray.exceptions import ActorDiedError
-
-    from flashpatch.patches.grpo.routing.journal import Journal
 
     served = dict.fromkeys(("one", "two", "dead"), 0)
 
@@ -64,7 +58,7 @@ async def routed() -> dict[str, Any]:
         return SimpleNamespace(token_ids=list(prompt_ids), extra_fields={})
 
     servers = {name: SimpleNamespace(generate=partial(echo, name)) for name in served}
-    client, balancer = _client("LLMServerClient", servers, Journal())
+    client, balancer = _client("LLMServerClient", servers)
     asked = (
         client.generate(str(number), prompt_ids=[number], sampling_params={"max_tokens": 8})
         for number in range(REQUESTS)
@@ -87,26 +81,24 @@ async def resumed(requests: int = 2) -> list[dict[str, Any]]:
 
 
 async def _resumed(request: str) -> dict[str, Any]:
-    """Send a request to servers whose first call dies after two tokens, the second is stopped after one: see `WANTED`."""
+    """Send a request to servers whose first call is stopped after two tokens, and the second dies: see `WANTED`."""
     from ray.exceptions import ActorDiedError
     from verl.workers.rollout.replica import TokenOutput
 
-    from flashpatch.patches.grpo.routing.journal import Journal
     from flashpatch.patches.grpo.streaming.staleness import KEY
 
-    versions, journal = itertools.count(1), Journal()
+    versions = itertools.count(1)
 
     async def generate(request_id: str, prompt_ids: list[int], sampling_params: Any, **_: Any) -> Any:
         version = next(versions)
-        count = {1: 2, 2: 1}.get(version, sampling_params["max_tokens"])
-        tokens = [prompt_ids[-1] + step for step in range(1, count + 1)]
-        if version == 1:
-            journal.add(request_id, 0, tokens, None, version)
+        if version == 2:
             raise ActorDiedError()
-        stopped, told = "aborted" if version == 2 else "completed", {"global_steps": version}
+        count = 2 if version == 1 else sampling_params["max_tokens"]
+        tokens = [prompt_ids[-1] + step for step in range(1, count + 1)]
+        stopped, told = "aborted" if version == 1 else "completed", {"global_steps": version}
         return TokenOutput(token_ids=tokens, stop_reason=stopped, num_preempted=0, extra_fields=told)
 
     servers = {name: SimpleNamespace(generate=generate) for name in ("one", "two")}
-    client, _ = _client("FullyAsyncLLMServerClient", servers, journal)
+    client, _ = _client("FullyAsyncLLMServerClient", servers)
     output = await client.generate(request, prompt_ids=PROMPT, sampling_params={"max_tokens": LIMIT})
     return {"tokens": list(map(int, output.token_ids)), "versions": list(output.extra_fields.get(KEY, ()))}

@@ -1,7 +1,6 @@
-"""grpo's balancer without Ray: predictions from what verl's client reports, shared prompts, and the trace."""
+"""grpo's balancer without Ray: predictions from what verl's client reports, and shared prompts."""
 
 import asyncio
-import json
 
 import pytest
 from grpo_balancer import balancer
@@ -80,20 +79,6 @@ def test_siblings_go_where_their_prompt_is_unless_that_is_fuller_by_more():
     pool.forget_prefixes()
     pool.release(6)
     assert pool.acquire(7, 150, shared="p", saving=100) == "a"
-
-
-def test_the_trace_has_a_line_per_response_and_counts_steps(tmp_path):
-    async def scenario():
-        ours = balancer("ab", trace=str(tmp_path / "trace"))
-        both = [await ours.acquire_server(str(one), prompt_digest=(5, 10)) for one in range(2)]
-        for one, (name, _) in enumerate(both):
-            await ours.release_server(name, str(one), tokens=3 + one)
-        await generate(ours, "next", 6, 9)
-
-    asyncio.run(scenario())
-    lines = [json.loads(line) for line in (tmp_path / "trace").read_text().splitlines()]
-    found = [(one["step"], one["prompt"], one["prompt_tokens"], one["tokens"]) for one in lines]
-    assert found == [(0, 0, 10, 3), (0, 0, 10, 4), (1, 1, 10, 9)]
 
 
 @pytest.mark.parametrize("slots, most", [(1, 2), (16, 17), (32, 34), (1024, 1088), (0, 0)])

@@ -30,7 +30,7 @@ class Balancer:
 def told(error: Exception) -> list[tuple]:
     balancer = Balancer()
     client = SimpleNamespace(_load_balancer=balancer)
-    asyncio.run(resubmit._report(client, "a", resubmit.slow(error), 30.0))
+    asyncio.run(resubmit._report(client, "a", resubmit.slow(error)))
     return balancer.told
 
 

@@ -43,7 +43,7 @@ def test_no_sample_is_trained_twice_and_none_is_lost(world: Path, tmp_path: Path
         f"trainer.default_local_dir={tmp_path}/saved",
         f"trainer.rollout_data_dir={tmp_path}/trained",
     )
-    names = dict(FLASHPATCH="cpu,bf16,grpo", config="[grpo]\njournal = 4\nworker_requests = 12\n")
+    names = dict(FLASHPATCH="cpu,bf16,grpo")
     while killed.total() < KILLS:
         folders.append(tmp_path / f"run{len(folders)}")
         job = start(world, folders[-1], *settings, "trainer.total_training_steps=100000", **names)

@@ -178,7 +178,7 @@ def test_a_worker_that_cannot_be_started_again_ends_the_job_by_name():
 def test_prompts_of_validation_are_dispatched_again_too():
     """verl waits for them in a loop of its own: the job hung."""
     gone = []
-    dispatcher = Dispatcher(Manager(2), gone=gone.append)
+    dispatcher = Dispatcher(Manager(2), gone=gone.append, replace=0)
     dispatcher.generate_sequences(ForValidation("abcd"))
     first, second = dispatcher.workers
     lost, client = ray.get([first.uids.remote(), first.client.remote()])
@@ -211,7 +211,7 @@ def test_a_worker_that_cannot_be_reached_for_now_keeps_its_prompts():
 def test_a_worker_that_may_have_got_its_prompts_or_not_is_ended_first(monkeypatch):
     kill = ray.kill
     monkeypatch.setattr(ray, "kill", lambda one: kill(getattr(one, "worker", one)))
-    dispatcher = Dispatcher(Manager(2))
+    dispatcher = Dispatcher(Manager(2), replace=0)
     first, second = dispatcher.workers
     dispatcher._use([Unreached(first, "generate_sequences"), second])
     dispatcher.generate_sequences(Prompts("ab"))
@@ -237,7 +237,7 @@ def test_a_worker_that_is_stopped_holds_up_nobody():
 
 def test_a_job_that_ends_ends_its_workers():
     """What was dispatched ahead has lost its servers then: seven tracebacks at the end of a job that went well."""
-    dispatcher = Dispatcher(Manager(2))
+    dispatcher = Dispatcher(Manager(2), replace=0)
     workers = list(dispatcher.workers)
     ray.get([one.uids.remote() for one in workers])
     dispatcher.end()

@@ -110,7 +110,7 @@ def _kill(server) -> None:
 
 def _made(count: int, **more) -> tuple[Replicas, Sync, Balancer]:
     sync, balancer = Sync([Replica(number) for number in range(count)], **more), Balancer.remote()
-    return Replicas(SimpleNamespace(global_load_balancer=balancer), sync), sync, balancer
+    return Replicas(SimpleNamespace(global_load_balancer=balancer), sync, replace=0), sync, balancer
 
 
 def test_a_dead_server_is_left_out():

@@ -10,16 +10,28 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import traceback
 from collections.abc import Callable
 from typing import Any
 
-import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayError
-
 from flashpatch.errors import PatchError
-from flashpatch.patches.cpu.transfer.errors import silence, transfer_error
 
+ADVICE = "No rollout takes a part of this version for a policy; send the whole version again, or end the job."
+_TIMEOUT = "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.gloo.timeout_seconds"
+_LONGEST = 20_000  # characters of a peer's traceback that are passed on
 _SELF = "the actor through which weights are sent"
+
+
+def transfer_error(problem: str, advice: str = ADVICE) -> PatchError:
+    """Return an error of the checkpoint engine."""
+    return PatchError(problem, patch="checkpoint engine gloo", advice=advice)
+
+
+def silence(what: str, version: str, seconds: float) -> PatchError:
+    """Return the error for a process that is alive and did not do something in time."""
+    return transfer_error(
+        f"{what} in {seconds:g} s ({version}).", f"If it is slow and not stuck, raise {_TIMEOUT}."
+    )
 
 
 def myself() -> str:
@@ -57,6 +69,8 @@ class Exchange:
             presence: a reference that the process owns and that `ended` fulfils; empty for the sender, with whom this
                 actor ends.
         """
+        from ray.exceptions import RayActorError, RayError
+
         async with self._changed:
             if transfer > self._transfer:
                 self._transfer = transfer
@@ -196,6 +210,8 @@ class Line:
         Raises:
             PatchError: the transfer has ended, or a process that this one needs.
         """
+        from ray.exceptions import ObjectLostError, RayActorError
+
         try:
             found = await asyncio.wait_for(reference, self._timeout)
         except (RayActorError, ObjectLostError) as error:
@@ -208,12 +224,15 @@ class Line:
             raise found
         return found
 
-    def fail(self, text: str) -> None:
-        """Tell the exchange why this process does not go on, once."""
+    def fail(self, why: BaseException | str) -> None:
+        """Tell the exchange why this process does not go on, once; of an exception its traceback."""
         if not self._failed:
             self._failed = True
+            text = why if isinstance(why, str) else "".join(traceback.format_exception(why))
             name = _name(self.rank, self._peers)
-            self.ask("fail", transfer_error(f"{name} failed at {self.version}:\n{text}\n"))
+            self.ask(
+                "fail", transfer_error(f"{name} failed at {self.version}:\n{text.rstrip()[-_LONGEST:]}\n")
+            )
 
     def _to(self) -> str:
         return f" to rollout rank {self.rank}" if self.rank else ""
@@ -225,6 +244,8 @@ def _name(rank: int, peers: dict[int, str]) -> str:
 
 def opened(name: str, timeout: float) -> Any:
     """Start an `Exchange` that ends with this process."""
+    import ray
+
     most = 10_000  # calls at a time: three per rollout
     return ray.remote(Exchange).options(name=name, num_cpus=0, max_concurrency=most).remote(timeout)
 
@@ -235,6 +256,8 @@ def found(name: str, rank: int) -> Any:
     Raises:
         PatchError: there is none.
     """
+    import ray
+
     try:
         return ray.get_actor(name)
     except ValueError as error:
