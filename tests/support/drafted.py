@@ -59,13 +59,9 @@ def opened(
 
 def tokens(llm: Any, count: int = 16) -> list[list[int]]:
     """Greedy continuations, one prompt at a time; four times 16 tokens."""
-    from vllm import SamplingParams
-
-    sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
-    return [
-        list(llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False)[0].outputs[0].token_ids)
-        for prompt in prompts()[2:6]
-    ]
+    sampling = engines.sampling(count)
+    asked = ({"prompt_token_ids": prompt} for prompt in prompts()[2:6])
+    return [engines.tokens_of(llm.generate(one, sampling, use_tqdm=False)[0]) for one in asked]
 
 
 def spoken(llm: Any, count: int = 16) -> dict[str, Any]:

@@ -69,6 +69,8 @@ class Fixed:
     def metrics(self):
         return {}
 
+    pulls = metrics
+
 
 def test_drafts_beyond_the_number_asked_for_are_dropped():
     """The list may be shared by requests, as vLLM's placeholders are."""

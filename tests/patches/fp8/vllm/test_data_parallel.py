@@ -43,17 +43,14 @@ def one_discards(rank: int, model: str) -> dict[str, Any]:
 
 def one_is_refused(rank: int, model: str) -> dict[str, Any]:
     """One rank alone may not generate; both are asked."""
-    from vllm import SamplingParams
-
     import flashpatch
     from flashpatch.patches.fp8.refit import model_registry
 
     flashpatch.enable("bf16")
-    sampling = SamplingParams(temperature=0, max_tokens=engines.TOKENS, ignore_eos=True, detokenize=False)
 
     def ask(prompt: tuple[int, ...]) -> None:
-        [done] = llm.generate({"prompt_token_ids": list(prompt)}, sampling, use_tqdm=False)
-        tokens.append(list(done.outputs[0].token_ids))
+        [done] = llm.generate({"prompt_token_ids": list(prompt)}, engines.sampling(), use_tqdm=False)
+        tokens.append(engines.tokens_of(done))
 
     tokens: list[list[int]] = []
     with group.open_rank(model) as llm:

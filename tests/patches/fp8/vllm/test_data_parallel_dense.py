@@ -22,15 +22,13 @@ def load(worker: Any, path: str, engines: list[int]) -> None:
 
 async def _tokens(front: Any) -> list[list[list[int]]]:
     """Return each engine's greedy tokens for every prompt."""
-    from vllm import SamplingParams
-
-    sampling = SamplingParams(temperature=0, max_tokens=engines.TOKENS, ignore_eos=True, detokenize=False)
+    sampling = engines.sampling()
 
     async def ask(prompt: tuple[int, ...], rank: int) -> list[int]:
         name = f"{rank}-{prompt[0]}-{time.monotonic_ns()}"
         asked = front.generate({"prompt_token_ids": list(prompt)}, sampling, name, data_parallel_rank=rank)
         *_, last = [output async for output in asked]
-        return list(last.outputs[0].token_ids)
+        return engines.tokens_of(last)
 
     return [[await ask(prompt, rank) for prompt in engines.PROMPTS] for rank in (0, 1)]
 

@@ -39,20 +39,14 @@ def follow(at: dict[str, str], method: str) -> dict[str, Any]:
 
 def meet(at: dict[str, str], method: str) -> dict[str, Any]:
     """Update the drafter, then the target while a request runs, with in_flight="abort"."""
-    from vllm import SamplingParams
-
     good, bad = drafted.drafters(at, method)
     with drafted.opened(at["a"], good, method, dict(in_flight="abort")) as llm:
         llm.collective_rpc(drafted.send, args=(bad, "drafter"))
         drafted.tokens(llm, 4)
-        engine, ends = llm.llm_engine, []
-        sampling = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True, detokenize=False)
-        engine.add_request("running", {"prompt_token_ids": list(range(3, 30))}, sampling)
-        for _ in range(4):
-            engine.step()
+        engines.add(llm, "running", range(3, 30), 100)
+        engines.step(llm, 4)
         drafted.send(drafted.core_of(llm).model_executor.driver_worker.worker, at["b"], "target")
-        while engine.has_unfinished_requests():
-            ends += [output for output in engine.step() if output.finished]
+        ends = engines.ended(llm).values()
         return dict(reasons=[end.outputs[0].finish_reason for end in ends], after=drafted.tokens(llm))
 
 

@@ -84,14 +84,10 @@ def fused(source: str) -> list[tuple[str, Any]]:
 
 
 def sent_fused(a: str, b: str) -> dict[str, Any]:
-    import flashpatch
-
     with int8_experts.used("torch"), opened("int8", a, load_format="dummy") as llm:
         updates.send(llm, updates.buckets(fused(b), random.Random(1)))
         updates.finish(llm)
-        found = engines.answers(llm)
-    flashpatch.disable("int8")
-    return found
+        return engines.answers(llm)
 
 
 def test_experts_come_in_one_tensor_onto_dummy_weights(runner: scenario.Runner) -> None:
@@ -102,8 +98,6 @@ def test_experts_come_in_one_tensor_onto_dummy_weights(runner: scenario.Runner) 
 
 def bad_experts(a: str, b: str) -> dict[str, Any]:
     import torch
-
-    import flashpatch
 
     found: dict[str, Any] = {}
     name = "model.layers.1.block_sparse_moe.experts.2.w3.weight"
@@ -116,7 +110,6 @@ def bad_experts(a: str, b: str) -> dict[str, Any]:
         found["missing"] = updates.error(lambda: (updates.send(llm, [part]), updates.finish(llm)))
         updates.send(llm, [items])
         found["answers"] = engines.answers(llm)
-    flashpatch.disable("int8")
     return dict(found, name=name)
 
 

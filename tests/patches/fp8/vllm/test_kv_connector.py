@@ -7,21 +7,18 @@ from typing import Any
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, models, scenario
+from vllm_precisions import opened
 
 pytestmark = pytest.mark.vllm(least="0.32")
 
 EXTRA = list(reversed(engines.PROMPTS[0]))  # the prompt of the request that runs during an update
 
 
-def recalled(a: str, b: str, connector: str, folder: str, on: bool = True, **more: Any) -> dict[str, Any]:
+def recalled(a: str, b: str, connector: str, folder: str, **more: Any) -> dict[str, Any]:
     """Greedy tokens of A, again without the prefix cache, and of B after an update; resets and loads at each point."""
     import kv_connectors
 
-    import flashpatch
-
     options = more.pop("options", {})
-    if on:
-        flashpatch.enable("bf16", **options)
     Path(folder).mkdir(exist_ok=True)
     kw = dict(
         kv_transfer_config=kv_connectors.config(connector, Path(folder), **more),
@@ -35,38 +32,24 @@ def recalled(a: str, b: str, connector: str, folder: str, on: bool = True, **mor
         found["resets"].append(kv_connectors.Forgetting.resets)
 
     kv_connectors.Silent.loads = kv_connectors.Forgetting.resets = 0
-    with engines.open_llm(a, **kw) as llm:
+    with opened("bf16", a, options=options, **kw) as llm:
         found["a"] = engines.greedy(llm)
         note()
         llm.llm_engine.engine_core.engine_core.scheduler.reset_prefix_cache()
         found["again"] = engines.greedy(llm)
         note()
         if options.get("in_flight") == "keep":
-            _start(llm)
+            engines.add(llm, "900000", EXTRA, 64)
+            engines.step(llm, 3)
         engines.inner_model(llm).load_weights(models.weights(b))
         found["error"] = updates.error(lambda: found.update(b=engines.greedy(llm), extra=_extra(llm)))
         note()
-    if on:
-        flashpatch.disable("bf16")
     return found
 
 
-def _start(llm: Any) -> None:
-    """Let a request run."""
-    from vllm import SamplingParams
-
-    sampling = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True, detokenize=False)
-    llm.llm_engine.add_request("900000", {"prompt_token_ids": EXTRA}, sampling)
-    for _ in range(3):
-        llm.llm_engine.step()
-
-
 def _extra(llm: Any) -> list[int]:
-    from vllm import SamplingParams
-
-    sampling = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, detokenize=False)
-    [output] = llm.generate({"prompt_token_ids": EXTRA}, sampling, use_tqdm=False)
-    return list(output.outputs[0].token_ids)
+    [output] = llm.generate({"prompt_token_ids": EXTRA}, engines.sampling(16), use_tqdm=False)
+    return engines.tokens_of(output)
 
 
 def fresh(model: str) -> list[list[int]]:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, models, oracle, scenario
+from vllm_precisions import opened
 
 pytestmark = pytest.mark.vllm
 
@@ -18,11 +19,8 @@ def load_one(worker: Any, name: str, tensor: Any) -> None:
 def sent_twice(a: str, b: str, c: str, kw: dict[str, Any], **options: Any) -> dict[str, list[Any]]:
     """A call per tensor, as senders do that name no end: B; C, in which a call is repeated; B, C and B again. What is answered, or
     the refusal, after each and, in the third, after each tensor."""
-    import flashpatch
-
-    flashpatch.enable("bf16", **options)
     found: dict[str, list[Any]] = {}
-    with engines.open_llm(a, **kw) as llm:
+    with opened("bf16", a, options=options, **kw) as llm:
 
         def ask() -> None:
             answers: list[Any] = []
@@ -38,22 +36,17 @@ def sent_twice(a: str, b: str, c: str, kw: dict[str, Any], **options: Any) -> di
                 if sync == "B again":
                     ask()
             ask()
-    flashpatch.disable("bf16")
     return found
 
 
 def left_over(a: str, b: str, kw: dict[str, Any], **options: Any) -> dict[str, Any]:
     """One tensor of A alone, then all of B in one call: the error of that, or what is answered."""
-    import flashpatch
-
-    flashpatch.enable("bf16", **options)
     found: dict[str, Any] = {}
-    with engines.open_llm(a, **kw) as llm:
+    with opened("bf16", a, options=options, **kw) as llm:
         for name, tensor in [item for item in models.weights(a) if ".layers.1." not in item[0]]:
             updates.send(llm, [[(name, tensor)]])
             error = updates.error(lambda: updates.send(llm, [list(models.weights(b))]))
             found[name] = error or engines.greedy(llm)
-    flashpatch.disable("bf16")
     return found
 
 

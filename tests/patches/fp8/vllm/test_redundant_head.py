@@ -8,6 +8,7 @@ import vllm_updates as updates
 from installed import version_of
 from packaging.version import Version
 from vllm_lab import engines, models, oracle, scenario
+from vllm_precisions import opened
 
 pytestmark = pytest.mark.vllm
 
@@ -37,8 +38,6 @@ def rank(worker: Any) -> int:
 
 def synced(start: str, tied: str, full: str, options: dict[str, Any]) -> dict[str, Any]:
     """What a trainer sends: without the head; with it; in one call; a call per tensor, asking in between."""
-    import flashpatch
-
     parts: dict[str, list[list[updates.Named]]] = {
         "one call": [list(models.weights(tied))],
         "a call per tensor": [[item] for item in models.weights(tied)],
@@ -48,23 +47,17 @@ def synced(start: str, tied: str, full: str, options: dict[str, Any]) -> dict[st
         ],
         "with the head": [list(models.weights(full))],
     }
-    flashpatch.enable("bf16", **options)
     found: dict[str, Any] = {}
-    try:
-        with engines.open_llm(start) as llm:
-            for how, buckets in parts.items():
-                updates.send(
-                    llm, [list(models.weights(start))]
-                )  # so that every way begins at the same policy
-                engines.greedy(llm, 1)
-                for bucket in buckets:
-                    updates.send(llm, [bucket])
-                    llm.collective_rpc(rank)  # after any call the engine core asks what workers hold
-                found[how] = updates.refusal(llm) or engines.answers(llm)
-            updates.send(llm, [[("lm_head.weight", dict(models.weights(start))["lm_head.weight"])]])
-            found["a head of another policy alone"] = updates.refusal(llm) or engines.answers(llm)
-    finally:
-        flashpatch.disable("bf16")
+    with opened("bf16", start, options=options) as llm:
+        for how, buckets in parts.items():
+            updates.send(llm, [list(models.weights(start))])  # so that every way begins at the same policy
+            engines.greedy(llm, 1)
+            for bucket in buckets:
+                updates.send(llm, [bucket])
+                llm.collective_rpc(rank)  # after any call the engine core asks what workers hold
+            found[how] = updates.refusal(llm) or engines.answers(llm)
+        updates.send(llm, [[("lm_head.weight", dict(models.weights(start))["lm_head.weight"])]])
+        found["a head of another policy alone"] = updates.refusal(llm) or engines.answers(llm)
     return found
 
 

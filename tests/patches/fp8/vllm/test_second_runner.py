@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, environment, models, oracle, scenario
+from vllm_precisions import opened
 
 pytestmark = pytest.mark.vllm
 
@@ -20,10 +21,7 @@ CHECK = "fp8.vllm.model_runner_v2_execute_model"
 
 def shuffled(a: str, b: str, name: str, seed: int) -> dict[str, Any]:
     """The class of the runner; then A to B in buckets that cut fused layers, with cached prefixes of A."""
-    import flashpatch
-
-    flashpatch.enable(name)
-    with engines.open_llm(a, **CACHED) as llm:
+    with opened(name, a, **CACHED) as llm:
         kind, model = type(engines.inner_runner(llm)), engines.inner_model(llm)
         before = engines.addresses(model)
         found: dict[str, Any] = dict(runner=f"{kind.__module__}.{kind.__qualname__}")
@@ -31,44 +29,29 @@ def shuffled(a: str, b: str, name: str, seed: int) -> dict[str, Any]:
         updates.send(llm, updates.buckets(list(models.weights(b)), random.Random(seed)))
         found["new"], found["answers"] = engines.greedy(llm, TOKENS), engines.answers(llm, TOKENS)
         found["moved"] = [key for key, at in engines.addresses(model).items() if before.get(key) != at]
-    flashpatch.disable(name)
     return found
 
 
 def in_flight(a: str, b: str, mode: str) -> dict[str, Any]:
     """An update while a request runs, six tokens in: how the request ends, and B's continuation of those six."""
-    from vllm import SamplingParams
-
-    import flashpatch
-
-    sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True, detokenize=False)
-    flashpatch.enable("bf16", in_flight=mode)
-    with engines.open_llm(a, **CACHED) as llm:
-        engine, ends = llm.llm_engine, []
-        prompt = list(engines.PROMPTS[0])
-        engine.add_request("running", {"prompt_token_ids": prompt}, sampling)
-        for _ in range(6):
-            assert not [output for output in engine.step() if output.finished]
+    with opened("bf16", a, options=dict(in_flight=mode), **CACHED) as llm:
+        engines.add(llm, "running", tokens=12)
+        assert not engines.step(llm, 6)
         updates.send(llm, updates.buckets(list(models.weights(b)), random.Random(0)))
-        while engine.has_unfinished_requests():
-            ends.extend(output for output in engine.step() if output.finished)
-        tokens = [list(output.outputs[0].token_ids) for output in ends]
-        whole = {"prompt_token_ids": prompt + (tokens[0][:6] if tokens else [])}
-        [after] = llm.generate(whole, sampling, use_tqdm=False)
+        ends = engines.ended(llm).values()
+        tokens = [engines.tokens_of(output) for output in ends]
+        whole = {"prompt_token_ids": [*engines.PROMPTS[0], *(tokens[0][:6] if tokens else [])]}
+        [after] = llm.generate(whole, engines.sampling(12), use_tqdm=False)
         found = dict(tokens=tokens, reasons=[output.outputs[0].finish_reason for output in ends])
-        found.update(after=list(after.outputs[0].token_ids), b=engines.greedy(llm, TOKENS))
-    flashpatch.disable("bf16")
+        found.update(after=engines.tokens_of(after), b=engines.greedy(llm, TOKENS))
     return found
 
 
 def incomplete(a: str, b: str) -> dict[str, Any]:
     """Half of B: the gate's refusal, then a scheduled step that is handed to worker and runner past the gate."""
-    from vllm import SamplingParams
-
     import flashpatch
 
-    flashpatch.enable("bf16")
-    with engines.open_llm(a) as llm:
+    with opened("bf16", a) as llm:
         core = llm.llm_engine.engine_core.engine_core
         runner = engines.inner_runner(llm)
         engines.greedy(llm, tokens=1)
@@ -77,8 +60,7 @@ def incomplete(a: str, b: str) -> dict[str, Any]:
         updates.send(llm, [items[:5], items[5:11]])
         found["refusal"] = updates.refusal(llm)
         found["refused"] = flashpatch.status()[CHECK].calls
-        prompt = {"prompt_token_ids": list(engines.PROMPTS[0])}
-        llm.llm_engine.add_request("past", prompt, SamplingParams(max_tokens=1, detokenize=False))
+        engines.add(llm, "past", tokens=1)
         step = core.scheduler.schedule()
         found["tokens"] = step.total_num_scheduled_tokens
         found["runner"] = updates.error(lambda: runner.execute_model(step))
@@ -89,7 +71,6 @@ def incomplete(a: str, b: str) -> dict[str, Any]:
         found["b"] = engines.greedy(llm, TOKENS)
         status = flashpatch.status()
         found["states"] = {id: status[id].state.word for id in (CHECK, CHECK.replace("_v2", ""))}
-    flashpatch.disable("bf16")
     return found
 
 

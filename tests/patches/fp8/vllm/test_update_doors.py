@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, models, oracle, scenario
+from vllm_precisions import opened
 
 pytestmark = pytest.mark.vllm
 
@@ -117,14 +118,8 @@ def doors(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
 
 def precision(model: str, options: dict[str, Any], **kw: Any) -> dict[str, Any]:
     """The quantization that an engine gets with fp8 on, and what it answers."""
-    import flashpatch
-
-    flashpatch.enable("fp8", **options)
-    try:
-        with engines.open_llm(model, **kw) as llm:
-            return dict(name=llm.llm_engine.model_config.quantization, answers=engines.answers(llm, tokens=4))
-    finally:
-        flashpatch.disable("fp8")
+    with opened("fp8", model, options=options, **kw) as llm:
+        return dict(name=llm.llm_engine.model_config.quantization, answers=engines.answers(llm, tokens=4))
 
 
 def unquantized(model: str, scheme: str) -> str | None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, environment, models, scenario
+from vllm_precisions import opened
 
 pytestmark = pytest.mark.vllm(least="0.32")
 
@@ -18,30 +19,20 @@ CASES = (("keep", False), ("recompute", False), ("recompute", True))
 
 def in_flight(a: str, b: str, mode: str, ahead: bool) -> dict[str, Any]:
     """An update while a request runs: vLLM's spans of its tokens, and the version that each step was computed with."""
-    from vllm import SamplingParams
-
-    import flashpatch
     from flashpatch.patches.fp8.vllm import engine_core
 
     if ahead:
         engines.schedule_a_step_ahead()
-    flashpatch.enable("bf16", in_flight=mode)
-    sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
-    with engines.open_llm(a) as llm:
-        engine, ends = llm.llm_engine, []
-        core = engine.engine_core.engine_core
+    with opened("bf16", a, options=dict(in_flight=mode)) as llm:
+        core = llm.llm_engine.engine_core.engine_core
         computed = _note_versions(core)
-        engine.add_request("running", {"prompt_token_ids": list(engines.PROMPTS[0])}, sampling)
-        for _ in range(BEFORE):
-            ends.extend(output for output in engine.step() if output.finished)
+        engines.add(llm, "running", tokens=TOKENS)
+        engines.step(llm, BEFORE)
         updates.send(llm, [list(models.weights(b))])
-        while engine.has_unfinished_requests():
-            ends.extend(output for output in engine.step() if output.finished)
-        [answer] = [output.outputs[0] for output in ends]
+        [answer] = engines.ended(llm)["running"].outputs
         found = dict(asynchronous=core.async_scheduling, computed=computed)
         found["spans"] = [[span.version, span.start, span.end] for span in answer.weight_versions]
         found["version"] = engine_core.gates[core].version
-    flashpatch.disable("bf16")
     return found
 
 

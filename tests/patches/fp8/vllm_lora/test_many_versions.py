@@ -10,6 +10,7 @@ import vllm_updates as updates
 from installed import version_of
 from packaging.version import Version
 from vllm_lab import engines, scenario
+from vllm_precisions import opened
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
@@ -22,42 +23,23 @@ STEPS_BEFORE_THE_NEXT = 5  # of 8, so that the one before has ended, and the run
 
 def trained_on(a: str, folders: list[str]) -> dict[str, Any]:
     """Tokens of a request per version. A version takes the place of the last but one; the last one's request runs."""
-    from vllm import SamplingParams
-
     from flashpatch import ledger
 
-    sampling = SamplingParams(temperature=0, max_tokens=engines.TOKENS, ignore_eos=True, detokenize=False)
-    prompt = {"prompt_token_ids": list(engines.PROMPTS[0])}
-    tokens: dict[str, list[int]] = {}
+    ends: dict[str, Any] = {}
     running = []
-    with opened_with_two_places(a) as llm:
-        engine = llm.llm_engine
-
-        def step() -> None:
-            for output in engine.step():
-                if output.finished:
-                    tokens[output.request_id.partition("-")[0]] = list(output.outputs[0].token_ids)
-
+    cached = dict(enable_prefix_caching=True, block_size=32)
+    with opened("bf16", a, **{**lora_lab.ENGINE, "max_loras": 2}, **cached) as llm:
         for version in range(VERSIONS):
             place = dict(name=f"policy {version % 2}", number=1 + version % 2)
             lora_lab.send(llm, folders[version % CONTENTS], **place)
-            running.append(engine.get_num_unfinished_requests())
-            asked = lora_lab.request(folders[version % CONTENTS], **place)
-            engine.add_request(str(version), prompt, sampling, lora_request=asked)
-            for _ in range(STEPS_BEFORE_THE_NEXT):
-                step()
-            while str(version - 1) not in tokens and version:
-                step()
-        while engine.has_unfinished_requests():
-            step()
+            running.append(llm.llm_engine.get_num_unfinished_requests())
+            engines.add(llm, str(version), lora=lora_lab.request(folders[version % CONTENTS], **place))
+            ends |= engines.step(llm, STEPS_BEFORE_THE_NEXT)
+            while str(version - 1) not in ends and version:
+                ends |= engines.step(llm)
+        ends |= engines.ended(llm)
+        tokens = {name: engines.tokens_of(output) for name, output in ends.items()}
         return dict(tokens=tokens, running=running, version=ledger.notes()["adapter_version"])
-
-
-def opened_with_two_places(a: str) -> Any:
-    from vllm_precisions import opened
-
-    cached = dict(enable_prefix_caching=True, block_size=32)
-    return opened("bf16", a, **{**lora_lab.ENGINE, "max_loras": 2}, **cached)
 
 
 def kill_rank(worker: Any) -> None:
