@@ -26,7 +26,6 @@ from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
 from flashpatch.patches.eagle.drafter_refit.embeddings_and_head import save_embeddings_and_head
 from flashpatch.patches.eagle.train.kept_samples import KeptSamples
-from flashpatch.patches.grpo.routing.balancer import Trace
 
 
 @pytest.fixture(autouse=True)
@@ -93,11 +92,7 @@ def _drafter(at: Path) -> None:
         save_drafter(at / "eagle" / "first", make_drafter(config).state_dict(), config, "sglang", None, model)
 
 
-def _requests(at: Path) -> None:
-    Trace(str(at / "requests.jsonl")).write("prompt", 3, 0, 5, "server", 0.1)
-
-
-@pytest.mark.parametrize("write", [_ledger, _verdicts, _samples, _bandit, _embeddings, _drafter, _requests])
+@pytest.mark.parametrize("write", [_ledger, _verdicts, _samples, _bandit, _embeddings, _drafter])
 def test_what_is_written_is_private(
     write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
