@@ -164,7 +164,7 @@ parts: part/rest $(PARTS:%=part/%)
 part/rest: PATHS := tests $(PARTS:%=--ignore=%)
 part/%: PATHS = $*
 part/%:
-	@$(ENVIRONMENT)/bin/pytest -q --timeout 600 -m "$(MARKS)" $(PATHS)
+	@$(ENVIRONMENT)/bin/pytest -q --timeout $(or $(LIMIT),600) -m "$(MARKS)" $(PATHS)
 
 # Interpreters that tests fork from are shared by all that runs at a time, see tests/support/warm.py.
 SHARING = export WARM_SERVERS="$$(mktemp -d)"; trap 'rm -rf "$$WARM_SERVERS"' EXIT;
@@ -228,8 +228,9 @@ test-sglang-paired: $(PAIRED_SGLANG)
 test-cuda: $(CUDA)/.ready
 	$(CUDA)/bin/pytest -m cuda
 
+# Jobs of verl, which wait for half of their time, beside the rest.
 test-cuda-0.24: $(PINNED_CUDA)/.ready
-	$(PINNED_CUDA)/bin/pytest -m cuda
+	@$(SHARING) $(MAKE) -k -j2 --output-sync=none parts ENVIRONMENT=$(PINNED_CUDA) MARKS=cuda PARTS=tests/patches/verl_cuda LIMIT=1800
 
 test-cuda-sglang: $(SGLANG_CUDA)/.ready
 	$(SGLANG_CUDA)/bin/pytest -m "cuda and sglang"

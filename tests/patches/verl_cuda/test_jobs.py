@@ -1,6 +1,7 @@
 """Whole jobs of verl as a GPU would run them: full graphs, sleep, FSDP2 offloaded, CUDA IPC, no padding, on the fake device."""
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,9 @@ pytest.importorskip("verl")
 
 import cuda_job
 import verl_job
-from cuda_lab import runs
+import warm
+from cuda_lab import results, runs
+from cuda_lab.compare import differing
 from gpu_recipes import GPU, recorded
 
 pytestmark = [
@@ -27,13 +30,21 @@ actor_rollout_ref.ref.ulysses_sequence_parallel_size=1 actor_rollout_ref.rollout
 actor_rollout_ref.rollout.max_model_len=64 actor_rollout_ref.rollout.max_num_seqs=32
 actor_rollout_ref.rollout.max_num_batched_tokens=512 actor_rollout_ref.rollout.gpu_memory_utilization=0.3
 actor_rollout_ref.actor.use_torch_compile=False actor_rollout_ref.actor.fsdp_config.use_torch_compile=False
+actor_rollout_ref.actor.fsdp_config.dtype=float32 actor_rollout_ref.rollout.enforce_eager=False
 trainer.val_before_train=False trainer.save_freq=-1 trainer.test_freq=-1 trainer.total_training_steps=2
+""".split()
+FLOWRL = """
+actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.actor.fsdp_config.param_offload=True
+actor_rollout_ref.actor.fsdp_config.optimizer_offload=True actor_rollout_ref.actor.optim.lr_warmup_steps=0
 """.split()
 RECIPES = {
     "gsm8k_fp8": ["critic.ppo_mini_batch_size=8", "critic.optim.lr=1e-3"],
-    "flowrl_7b": [],
+    "flowrl_7b": FLOWRL,
     "eagle_7b": ["data.max_response_length=24", "actor_rollout_ref.actor.optim.lr=1e-4"],
 }
+SAVED = ["trainer.save_freq=1", "actor_rollout_ref.actor.checkpoint.save_contents=[hf_model]"]
+# How large the cache is, and of rotary embeddings a package that jobs alone have.
+OTHERWISE = (".kv_cache", ".apply_rotary_emb_flash_attn")
 EAGLE = """
 [eagle]
 drafter = "new"
@@ -47,46 +58,38 @@ def run(wide_world: Path, tmp_path: Path) -> Callable[..., str]:
     """Run a job of two steps; return what it printed, once `--live` has found each of its patches proven."""
 
     def run(*extra: str, options: str = "", **more: str) -> str:
-        done = cuda_job.train(wide_world, tmp_path, *extra, config=options, **more)
+        served = tmp_path / "served"
+        done = cuda_job.train(wide_world, tmp_path, *extra, config=options, LAB_SERVED=str(served), **more)
         assert done.returncode == 0, done.stdout[-8000:]
         verl_job.live(tmp_path)
+        syncs = list(results.read(served).values())
+        assert [synced["launches"] for synced in syncs] == [0, 0, 0]
+        if (
+            "eagle" not in more["FLASHPATCH"]
+        ):  # on vLLM 0.24 drafts run on the first runner, without full graphs
+            assert syncs[0]["graphs"] < syncs[1]["graphs"] < syncs[2]["graphs"]
         return done.stdout
 
     return run
 
 
 def agrees(output: str, bound: float) -> None:
-    """Its tokens have the actor's probabilities in both steps; `cuda/test_engine.py` compares what verl sends with fresh engines."""
+    """Its tokens have the actor's probabilities in both steps."""
     differences = verl_job.metrics(output, "training/rollout_probs_diff_max")
     assert len(differences) == 2 and max(differences) < bound, differences
 
 
-def test_what_a_gpu_chooses_for_fp8(run):
-    agrees(run(FLASHPATCH="fp8"), BOUND["fp8"])
-
-
-def test_every_sync_audited_with_the_log_probabilities_of_grpo(run, tmp_path):
+def test_every_sync_audited_with_a_drafter_and_the_log_probabilities_of_grpo(run, tmp_path):
     """Stock verl's fused ones meet a head that FSDP2 has sharded: "mixed torch.Tensor and DTensor"."""
-    fused = "actor_rollout_ref.model.use_fused_kernels=True"
-    agrees(run(fused, options="[grpo]\nlogprobs = true\n", FLASHPATCH="fp8,grpo,fsdp"), BOUND["fp8"])
-    (arrived,) = (note for note in verl_job.audits(tmp_path) if "audited" in note)
-    assert (arrived["sync"], arrived["audited"], arrived["failed"], arrived["not_audited"]) == (3, 3, 0, 0)
-
-
-def test_a_drafter_beside_fp8(run):
     output = run(
+        "actor_rollout_ref.model.use_fused_kernels=True",
         "data.max_response_length=24",
-        "actor_rollout_ref.rollout.max_model_len=64",
-        options=EAGLE,
-        FLASHPATCH="eagle,fp8",
+        options=EAGLE + "\n[grpo]\nlogprobs = true\n",
+        FLASHPATCH="eagle,fp8,grpo,fsdp",
     )
     agrees(output, BOUND["fp8"])
-
-
-def test_flowrl(run):
-    output = run(FLASHPATCH="bf16,flowrl")
-    agrees(output, BOUND["bf16"])
-    assert len(verl_job.metrics(output, "actor/log_z")) == 2
+    (arrived,) = (note for note in verl_job.audits(tmp_path) if "audited" in note)
+    assert (arrived["sync"], arrived["audited"], arrived["failed"], arrived["not_audited"]) == (3, 3, 0, 0)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -103,5 +106,22 @@ def test_a_recipe_for_gpus(name, wide_world, tmp_path, run):
         f"data.{which}_files={wide_world}/{file}.parquet"
         for which, file in (("train", "train"), ("val", "test"))
     ]
-    output = run(*TINY, *world, *RECIPES[name], like=list(recipe.overrides), **recipe.variables)
+    saved = [*SAVED, f"trainer.default_local_dir={tmp_path}/saved"]
+    output = run(*TINY, *world, *saved, *RECIPES[name], like=list(recipe.overrides), **recipe.variables)
     agrees(output, BOUND["fp8" if "fp8" in name else "bf16"])
+    if name == "flowrl_7b":
+        assert len(verl_job.metrics(output, "actor/log_z")) == 2
+    holds_what_was_trained(wide_world / "model", tmp_path, "fp8" if "fp8" in name else "bf16")
+
+
+def holds_what_was_trained(first: Path, folder: Path, case: str) -> None:
+    """After each sync the engine holds, byte for byte, what one does that opens the policy which the trainer saved."""
+    trained = [folder / "saved" / f"global_step_{step}" / "actor" / "huggingface" for step in (1, 2)]
+    policies = [f"{case}@{path}:graphs" for path in (first, *trained)]
+    fresh = runs.run(folder, "engine", "fresh", 90, policies, warm.VLLM_CUDA)
+    served = list(results.read(folder / "served").values())
+    for policy, synced in zip(policies, served, strict=True):
+        wrong = differing(fresh[policy]["workers"], [synced])
+        assert all(path.endswith(OTHERWISE) for path in wrong), wrong
+        assert synced["addresses"] == served[0]["addresses"]  # which the captured graphs read
+    assert all(len(differing([one], [later])) > 10 for one, later in pairwise(served))

@@ -129,12 +129,12 @@ class Check:
             yield from (Row(f"verl:{name}", "not here", "verl is not installed") for name in names)
             return
         more = {**WORKER, **({"VERL_DISABLE_TRITON_FP8": "1"} if self.fake else {})}
-        for name in names:
-            fresh = f"{'fp8' if name == 'default' else name}_verl:graphs"
+        fresh = {name: f"{'fp8' if name == 'default' else name}_verl:graphs" for name in names}
+        wanted = dict(self.stream("engine", "fresh", list(dict.fromkeys(fresh.values()))))
+        for name in [name for name in names if fresh[name] in wanted]:
             scenario = f"{name}_verl:graphs:verl"
-            given = {**more, **VERL[name]}
-            for _, wanted, got in self.pairs("engine", [fresh], [scenario], lambda _, it=fresh: it, **given):
-                yield _answers(f"verl:{name}", wanted, got)
+            for _, got in self.stream("engine", "update", [scenario], **more, **VERL[name]):
+                yield _answers(f"verl:{name}", wanted[fresh[name]], got)
 
     def drafter(self, names: list[str]) -> Iterator[Row]:
         for arm, wanted, got in self.pairs("drafts", names, names, str):

@@ -1,8 +1,8 @@
 """Open a whole engine on a CUDA device, fake or real, update it from A to B, and write down its answers.
 
-    python -m cuda_lab.engine fresh|update CHECKPOINTS OUT CASE[:STEP...]...
+    python -m cuda_lab.engine fresh|update CHECKPOINTS OUT CASE[@MODEL][:STEP...]...
 
-`fresh` opens B on stock vLLM and asks it. `update` runs with FLASHPATCH set: it opens A, asks it, goes through the steps,
+`fresh` opens B, or the folder of a model, on stock vLLM and asks it. `update` runs with FLASHPATCH set: it opens A, asks it, goes through the steps,
 each of `STEPS`, and asks again. `graphs` lets the engine capture CUDA graphs, `defaults` is what vLLM does without being told,
 compiled and captured (on the fake device as `graphs`); without either, all is eager.
 `CUDA_LAB_MUTANT` is a fault of `cuda_lab.mutants`.
@@ -67,8 +67,10 @@ def main(mode: str, root: str, out: str, *scenarios: str) -> None:
 
 
 def run(mode: str, root: Path, name: str, *steps: str) -> dict[str, Any]:
-    case = cases.CASES[name]
-    first, second = checkpoints.pair(root, case.family, case.scheme, **case.config)
+    name, _, model = name.partition("@")
+    case, second = cases.CASES[name], Path(model)
+    if not model:
+        first, second = checkpoints.pair(root, case.family, case.scheme, **case.config)
     if mode == "fresh":
         llm = opened(case, second, steps)
         answers, again = ask(llm), ask(llm)

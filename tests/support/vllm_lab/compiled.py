@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 
 @contextlib.contextmanager
@@ -33,15 +34,17 @@ def like_a_gpu() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _plain_sampler() -> Iterator[None]:
-    """Leave what vLLM compiles beside the model, the ranks of log-probabilities, uncompiled."""
+    """Leave what vLLM compiles beside the model uncompiled: draws, and the ranks of log-probabilities."""
     from vllm.v1.sample import sampler
+    from vllm.v1.sample.ops import topk_topp_sampler
 
-    compiled = sampler.batched_count_greater_than
-    sampler.batched_count_greater_than = getattr(compiled, "_torchdynamo_orig_callable", compiled)
-    try:
+    compiled = ((sampler, "batched_count_greater_than"), (topk_topp_sampler, "compiled_random_sample"))
+    with contextlib.ExitStack() as stack:
+        for module, name in compiled:
+            function = getattr(module, name)
+            plain = getattr(function, "_torchdynamo_orig_callable", function)
+            stack.enter_context(mock.patch.object(module, name, plain))
         yield
-    finally:
-        sampler.batched_count_greater_than = compiled
 
 
 def traced() -> dict[str, Any]:
