@@ -28,6 +28,8 @@ class Cycle:
     def metrics(self) -> dict[str, float]:
         return {}
 
+    pulls = metrics
+
     def refresh(self) -> None:
         self.refreshed += 1
 
