@@ -23,8 +23,6 @@ STANDINS = HERE / "sglang_standins"
 VERSION = version_of("sglang").release[:3]
 OLD = VERSION < (0, 5, 21)
 """Whether the installed SGLang is of the generation without update sessions."""
-PINNED = VERSION == (0, 5, 12)
-"""Whether it is the one that verl 0.9.1 pins."""
 FRAMEWORK = "sglang_0_5_12" if OLD else "sglang"
 """As in the ids of the patches for it."""
 
