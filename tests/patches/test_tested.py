@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from flashpatch import registry
 from flashpatch.arming.preflight import examine, other_generation
@@ -40,7 +41,7 @@ def lanes(target: str) -> set[tuple[str, str, str]]:
         if environment in sglang:
             version = sglang[environment]
             there |= {"verl": verl, "verl_0_9": verl, "sglang": version, "sglang_lora": version}
-            old = "_0_5_12" if version == "0.5.12" else ""  # records of a generation of their own
+            old = "_0_5_12" if Version(version) < Version("0.5.21") else ""  # a generation of their own
             there |= {f"verl_sglang{old}": verl, f"sglang{old}": version}
         there |= {name: version for name, [version] in trainers.items()} if environment == "TRAINERS" else {}
         here = {m for m in MARKED if there.get(m)} | ({"trainer"} if environment == "TRAINERS" else set())

@@ -20,7 +20,8 @@ from machine import limit
 HERE = Path(__file__).resolve().parent
 STANDINS = HERE / "sglang_standins"
 
-OLD = version_of("sglang").release[:3] == (0, 5, 12)
+VERSION = version_of("sglang").release[:3]
+OLD = VERSION < (0, 5, 21)
 """Whether the installed SGLang is of the generation without update sessions."""
 FRAMEWORK = "sglang_0_5_12" if OLD else "sglang"
 """As in the ids of the patches for it."""

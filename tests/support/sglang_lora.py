@@ -6,7 +6,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-OLD = metadata.version("sglang").startswith("0.5.12")
+from packaging.version import Version
+
+ONE_COPY = Version(metadata.version("sglang")) < Version("0.5.18")
+"""Whether SGLang takes an adapter's tensors once for all ranks."""
 NAME = "policy"
 
 
@@ -43,7 +46,7 @@ def sending(
         flat = FlattenedTensorBucket(named_tensors=list(found.items()))
         found = dict(flattened_tensor=flat.get_flattened_tensor(), metadata=flat.get_metadata())
         load_format = "flattened_bucket"
-    if OLD:
+    if ONE_COPY:
         payload = dict(serialized_tensors=MultiprocessingSerializer.serialize(found, output_str=True))
     else:
         ranks = range(engine.server_args.tp_size)

@@ -100,14 +100,18 @@ def _bench() -> Any:
 
 def _configure(bench: Any, args: Any) -> None:
     """Set what a scheduler's process sets before it loads a model."""
-    if hasattr(bench, "publish"):
+    if hasattr(bench, "spawn_world_rank"):
         rank = bench.spawn_world_rank(args, tp_rank=0, pp_rank=0)
         bench.publish(args, role="scheduler", ranks=bench.SpawnRanks(world_rank=rank, gpu_id=0))
         bench._init_process_global_configs()
-    else:
-        bench.initialize_moe_config(args)
-        bench.initialize_fp8_gemm_config(args)
-        bench.initialize_fp4_gemm_config(args)
+        return
+    given = [args]
+    if hasattr(bench, "publish"):  # 0.5.20, which reads what was published
+        bench.publish(args, role="scheduler")
+        given = []
+    bench.initialize_moe_config(*given)
+    bench.initialize_fp8_gemm_config(*given)
+    bench.initialize_fp4_gemm_config(*given)
 
 
 def prefill(runner: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> Pass:

@@ -19,6 +19,7 @@ INT8 = "w8a8_int8"
 QUANTIZATIONS = {"bf16": None, "fp8": "fp8", "int8": INT8}
 
 GET_CONFIG = "sglang.srt.utils.hf_transformers_utils:get_config"
+DECLARE = "sglang.srt.arg_groups.overrides:declare_resolution"
 
 
 @Patches(
@@ -31,7 +32,7 @@ GET_CONFIG = "sglang.srt.utils.hf_transformers_utils:get_config"
     remove_when="never: this is the switch itself.",
 ).wrap(
     "sglang.srt.arg_groups.pipeline:run_resolution_pipeline",
-    relies_on=("sglang.srt.arg_groups.overrides:declare_resolution", GET_CONFIG),
+    relies_on=(DECLARE, GET_CONFIG),
 )
 def run_resolution_pipeline(original, server_args: Any):
     """Declare quantization, as SGLang's own resolvers do, if it is unset, the checkpoint is not quantized and the model is not
@@ -39,12 +40,16 @@ def run_resolution_pipeline(original, server_args: Any):
 
     SGLang calls this once, before anything is derived from the arguments.
     """
+    declare(server_args, run_resolution_pipeline, fields_for(server_args, run_resolution_pipeline))
+    return original(server_args)
+
+
+def declare(args: Any, function: Callable[..., Any], fields: Mapping[str, Any]) -> None:
+    """Declare values that `fields_for` returned, in the name of ``function``'s patch."""
     from sglang.srt.arg_groups.overrides import declare_resolution
 
-    fields = fields_for(server_args, run_resolution_pipeline)
     if fields:
-        declare_resolution(server_args, Patches.of(run_resolution_pipeline).id, **fields)
-    return original(server_args)
+        declare_resolution(args, Patches.of(function).id, **fields)
 
 
 def fields_for(args: Any, function: Callable[..., Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Update weights on SGLang 0.5.12, which stock verl 0.9.1 installs: a generation without update sessions of its own.
+"""Update weights on SGLang 0.5.12, which stock verl 0.9.1 installs, to 0.5.20: a generation without update sessions of its own.
 
 Its buckets come as requests of their own. A sender that opens a session by name (`sglang_sessions`), as FlashPatch's part of
 verl's client does, ends it by name; without one an update is over when everything has come.

@@ -1,4 +1,4 @@
-"""Follow the models of SGLang 0.5.12: their construction, their first load, and what is loaded into them later.
+"""Follow the models of SGLang 0.5.12 to 0.5.20: their construction, their first load, and what is loaded into them later.
 
 Errors of updates are answers.
 """
@@ -11,13 +11,21 @@ from flashpatch import engine, ledger
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.sglang import model as newer
 from flashpatch.patches.fp8.sglang import weight_updater
-from flashpatch.patches.fp8.sglang_0_5_12.record import FRAMEWORK, as_newer, for_old_sglang
+from flashpatch.patches.fp8.sglang_0_5_12.record import (
+    FRAMEWORK,
+    NAMESPACES,
+    as_newer,
+    for_old_sglang,
+    namespaces,
+)
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 
 LOADER = newer.LOADER
 RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner"
+"""Which updates its model itself before 0.5.16; from then on a part of it does."""
+TP_RANK = "sglang.srt.distributed.parallel_state:get_tensor_model_parallel_rank"
 
 patches = for_old_sglang(scope="worker", evidence="install")
 
@@ -33,6 +41,7 @@ patches = for_old_sglang(scope="worker", evidence="install")
         "sglang.srt.model_loader.utils:set_default_torch_dtype",
         "sglang.srt.server_args:get_global_server_args",
     ),
+    since=NAMESPACES,
     params=("model_config", "load_config", "quant_config"),
     undo=newer.stop_following,
     upstream=newer.patches.of(newer.initialize_model).upstream,
@@ -53,6 +62,8 @@ def adapter(model: Any, model_config: Any) -> LoaderAdapter:
 
     from flashpatch.patches.fp8.sglang import loader_adapter
 
+    if namespaces() is not None:
+        return loader_adapter.for_model(model, model_config)
     ranks = get_tensor_model_parallel_world_size()
     return loader_adapter.make(
         model, model_config, get_global_server_args().device, ranks, lambda: vars(get_global_server_args())
@@ -61,12 +72,14 @@ def adapter(model: Any, model_config: Any) -> LoaderAdapter:
 
 @patches.wrap(
     f"{RUNNER}.load_model",
-    relies_on=("self.model", "self.is_draft_worker", "self.model_config", "self.tp_rank", *newer.LAYERS),
+    relies_on=("self.model", "self.is_draft_worker", "self.model_config", TP_RANK, *newer.LAYERS),
     **as_newer(newer.load_model),
 )
 def load_model(original, self, *args: Any, **kwargs: Any):
     """End the first load, by whichever loader."""
-    ledger.role("worker", rank=self.tp_rank)
+    from sglang.srt.distributed.parallel_state import get_tensor_model_parallel_rank
+
+    ledger.role("worker", rank=get_tensor_model_parallel_rank())
     result = original(self, *args, **kwargs)
     newer.end_first_load(self, patches.of(load_model).id)
     return result
@@ -74,7 +87,7 @@ def load_model(original, self, *args: Any, **kwargs: Any):
 
 @patches.wrap(
     f"{LOADER}:DefaultModelLoader.load_weights_and_postprocess",
-    relies_on="quant_method",
+    since={"0.5.20": (f"{LOADER}:DefaultModelLoader.load_weights_only",)},
     why="Run twice on processed weights, loading and post-processing raise, or corrupt them.",
 )
 def load_weights_and_postprocess(original, model: Any, weights: Any, target_device: Any):
@@ -86,8 +99,18 @@ def load_weights_and_postprocess(original, model: Any, weights: Any, target_devi
         original(model, weights, target_device)
         return managed.end_first_load()
     newer.begin(managed, patches.of(load_weights_and_postprocess).id)
-    model.load_weights(weights)
+    _load(model, weights, target_device)
     return newer.commit(managed)
+
+
+def _load(model: Any, weights: Any, target_device: Any) -> None:
+    """Load without post-processing, which SGLang has a function for from 0.5.20 on."""
+    from sglang.srt.model_loader.loader import DefaultModelLoader
+
+    if hasattr(DefaultModelLoader, "load_weights_only"):
+        DefaultModelLoader.load_weights_only(model, weights, target_device)
+    else:
+        model.load_weights(weights)
 
 
 update_patches = for_old_sglang(
@@ -99,14 +122,23 @@ update_patches = for_old_sglang(
 )
 
 
+def _owner(updater: Any) -> model_registry.ManagedModel | None:
+    """Return the managed model of a runner, or of the part of one that updates it."""
+    return model_registry.get(updater.get_model() if hasattr(updater, "get_model") else updater.model)
+
+
+def _either(name: str) -> tuple[str, str]:
+    return f"{weight_updater.UPDATER}.{name}", f"{RUNNER}.{name}"
+
+
 @update_patches.wrap(
-    f"{RUNNER}.update_weights_from_tensor",
-    relies_on="self.model.load_weights",
+    *_either("update_weights_from_tensor"),
+    relies_on="load_weights",
     **as_newer(weight_updater.update_weights_from_tensor),
 )
 def runner_update_weights_from_tensor(original, self, named_tensors: Any, load_format: str | None = None):
     """Answer with the error, if there is one."""
-    if model_registry.get(self.model) is None:
+    if _owner(self) is None:
         return original(self, named_tensors, load_format)
     return weight_updater.load_bucket(
         named_tensors,
@@ -117,14 +149,14 @@ def runner_update_weights_from_tensor(original, self, named_tensors: Any, load_f
 
 
 @update_patches.wrap(
-    f"{RUNNER}.update_weights_from_distributed",
-    relies_on="self.model.load_weights",
+    *_either("update_weights_from_distributed"),
+    relies_on="load_weights",
     params=("names", "dtypes", "shapes", "group_name"),
     why=update_patches.of(weight_updater.load_weights_from_distributed).why,
 )
 def runner_update_weights_from_distributed(original, self, *args: Any, **kwargs: Any):
     """Count a failure, so that the update is not committed: SGLang's own answer to an error says only that all is lost."""
-    owner = model_registry.get(self.model)
+    owner = _owner(self)
     done, message = weight_updater.exception_as_answer(lambda: original(self, *args, **kwargs))
     if owner is not None and not done and message not in weight_updater.failures:
         weight_updater.failures.append(message)
@@ -132,14 +164,14 @@ def runner_update_weights_from_distributed(original, self, *args: Any, **kwargs:
 
 
 @update_patches.wrap(
-    f"{RUNNER}.update_weights_from_disk",
+    *_either("update_weights_from_disk"),
     relies_on=("self.model_config.model_path", "loader.load_weights_and_postprocess"),
     params=("model_path", "load_format"),
     **as_newer(weight_updater.runner_update_weights_from_disk),
 )
 def runner_update_weights_from_disk(original, self, model_path: str, *args: Any, **kwargs: Any):
     """Answer with the first error, if there is one."""
-    owner = model_registry.get(self.model)
+    owner = _owner(self)
     if owner is None:
         return original(self, model_path, *args, **kwargs)
     return weight_updater.load_from_disk(
@@ -147,9 +179,9 @@ def runner_update_weights_from_disk(original, self, model_path: str, *args: Any,
     )
 
 
-@update_patches.wrap(f"{RUNNER}.update_weights_from_ipc", **as_newer(weight_updater.update_weights_from_ipc))
+@update_patches.wrap(*_either("update_weights_from_ipc"), **as_newer(weight_updater.update_weights_from_ipc))
 def runner_update_weights_from_ipc(original, self, recv_req: Any):
     """Refuse the checkpoint engine."""
-    if model_registry.get(self.model) is None:
+    if _owner(self) is None:
         return original(self, recv_req)
     return weight_updater.refuse_ipc(update_patches.of(runner_update_weights_from_ipc).id)

@@ -1,4 +1,4 @@
-"""Follow the scheduler processes of SGLang 0.5.12, and schedule nothing unless their models hold one whole policy."""
+"""Follow the scheduler processes of SGLang 0.5.12 to 0.5.20, and schedule nothing unless their models hold one whole policy."""
 
 from __future__ import annotations
 
@@ -53,10 +53,16 @@ def get_next_batch_to_run(original, self, *args: Any, **kwargs: Any):
 
 
 def abort_all(scheduler: Any, message: str, reason: dict[str, Any]) -> None:
-    """End all requests. SGLang 0.5.12 gives one that waits no reason, so it is answered here."""
+    """End all requests. SGLang gives one that waits no reason, so its answer gets it here."""
     from sglang.srt.managers.io_struct import AbortReq
 
-    while scheduler.waiting_queue:
-        request = scheduler.waiting_queue.pop()
-        scheduler.send_to_tokenizer.send_output(AbortReq(rid=request.rid, finished_reason=reason), request)
-    scheduler.abort_request(AbortReq(abort_all=True, abort_message=message))
+    sender = getattr(scheduler, "ipc_channels", scheduler).send_to_tokenizer
+    send = sender.send_output
+
+    def with_reason(output: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(output, AbortReq):
+            output.finished_reason = reason
+        send(output, *args, **kwargs)
+
+    with having(sender, "send_output", with_reason):
+        scheduler.abort_request(AbortReq(abort_all=True, abort_message=message))

@@ -1,8 +1,9 @@
-"""What all patches for SGLang 0.5.12 have in common."""
+"""What all patches for SGLang 0.5.12 to 0.5.20 have in common."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from flashpatch.decorate import Own, Patches
@@ -11,7 +12,14 @@ from flashpatch.patches.fp8.sglang.schedulers import REMOVE_WHEN
 FRAMEWORK = "fp8.sglang_0_5_12"
 """Beginning of the ids."""
 
-REQUIRES = "sglang>=0.5.12,<0.5.13"
+REQUIRES = "sglang>=0.5.12,<0.5.21"
+
+NAMESPACES = {
+    "0.5.17": tuple(
+        f"sglang.srt.runtime_context:get_{name}" for name in ("device", "exec", "lora", "parallel")
+    )
+}
+"""What an engine's settings are read from, from that version on."""
 
 
 def for_old_sglang(**shared: Any) -> Patches:
@@ -23,3 +31,12 @@ def as_newer(function: Callable[..., Any]) -> Own:
     """Return why and how, as the patch for newer versions says it that a function is."""
     newer = Patches.of(function)
     return {"why": newer.why, "how": newer.how}
+
+
+def namespaces() -> ModuleType | None:
+    """Return SGLang's module of `NAMESPACES`; None if this version reads the settings from its arguments."""
+    try:
+        from sglang.srt import runtime_context
+    except ImportError:  # before 0.5.14
+        return None
+    return runtime_context if hasattr(runtime_context, "get_exec") else None

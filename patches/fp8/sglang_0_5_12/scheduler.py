@@ -1,12 +1,14 @@
-"""Answer update requests in the scheduler of SGLang 0.5.12: sessions, commits, flushes, release of memory, and versions."""
+"""Answer update requests in the scheduler of SGLang 0.5.12 to 0.5.20: sessions, commits, flushes, release of memory, and versions."""
 
 from __future__ import annotations
 
 import weakref
+from contextvars import ContextVar
 from typing import Any
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import sglang_sessions
+from flashpatch.patches._shared.context import holding
 from flashpatch.patches.fp8.refit import model_registry, update_events
 from flashpatch.patches.fp8.sglang import (
     memory,
@@ -16,12 +18,31 @@ from flashpatch.patches.fp8.sglang import (
     update_session,
     weight_updater,
 )
-from flashpatch.patches.fp8.sglang_0_5_12.record import FRAMEWORK, as_newer, for_old_sglang
+from flashpatch.patches.fp8.sglang_0_5_12.model import TP_RANK
+from flashpatch.patches.fp8.sglang_0_5_12.record import (
+    FRAMEWORK,
+    NAMESPACES,
+    as_newer,
+    for_old_sglang,
+    namespaces,
+)
 
 MIXIN = "sglang.srt.managers.scheduler_update_weights_mixin:SchedulerUpdateWeightsMixin"
 TOKENIZER = update_session.TOKENIZER
 
+# Scheduler, or what is the tokenizer's side of it, to the version that its open update brings.
 _held: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def _either(name: str) -> tuple[str, str]:
+    """Return where a scheduler answers: in a part of it, before 0.5.13 by itself."""
+    return f"{update_session.MANAGER}.{name}", f"{MIXIN}.{name}"
+
+
+def _scheduler(part: Any) -> Any:
+    """Return the scheduler that a part, which may be all of it, belongs to."""
+    return next(one for one in schedulers.known() if getattr(one, "tp_worker", None) is part.tp_worker)
+
 
 patches = for_old_sglang(
     scope="engine-core",
@@ -31,7 +52,7 @@ patches = for_old_sglang(
 
 
 @patches.wrap(
-    f"{MIXIN}.update_weights_from_tensor",
+    *_either("update_weights_from_tensor"),
     relies_on=(
         "recv_req.disable_draft_model",
         "self.draft_worker",
@@ -39,6 +60,7 @@ patches = for_old_sglang(
         "self.tp_cpu_group",
         "sglang.srt.managers.io_struct:UpdateWeightsFromTensorReqInput.load_format",
         "sglang.srt.managers.io_struct:UpdateWeightsFromTensorReqOutput",
+        TP_RANK,
     ),
     when=f"called={FRAMEWORK}.runner_update_weights_from_tensor",
 )
@@ -62,14 +84,14 @@ def update_weights_from_tensor(original, self, recv_req: Any):
 
 
 @patches.wrap(
-    f"{MIXIN}.update_weights_from_disk",
+    *_either("update_weights_from_disk"),
     id=f"{FRAMEWORK}.update_weights_from_disk",
     relies_on="self.flush_cache_after_weight_update",
     when=f"called={FRAMEWORK}.runner_update_weights_from_disk",
     how=patches.of(update_weights_from_tensor).how,
 )
 @patches.wrap(
-    f"{MIXIN}.update_weights_from_distributed",
+    *_either("update_weights_from_distributed"),
     relies_on="self.flush_cache_after_weight_update",
     when=f"called={FRAMEWORK}.runner_update_weights_from_distributed",
     how=patches.of(update_weights_from_tensor).how,
@@ -79,14 +101,18 @@ def update_weights_from_distributed(original, self, recv_req: Any):
     return _bucket(original, self, recv_req)
 
 
-def _bucket(original, scheduler: Any, recv_req: Any) -> Any:
-    """Load what a request brings; commit an update that it completes, and flush once then, not with every request."""
-    owners = owners_of(scheduler, "target")
+def _bucket(original, part: Any, recv_req: Any) -> Any:
+    """Load what a request brings; commit an update that it completes, and flush and stamp once then, not with every request."""
+    owners = owners_of(part, "target")
     if not owners:
-        return original(scheduler, recv_req)
-    versions = [owner.version for owner in owners]
+        return original(part, recv_req)
+    versions, scheduler = [owner.version for owner in owners], _scheduler(part)
+    held = _held.pop(scheduler, None)
+    if hasattr(recv_req, "model_path") or not any(owner.state == "open" for owner in owners):
+        held = None  # this update begins anew
+    version, recv_req.weight_version = recv_req.weight_version or held, None
     recv_req.flush_cache = False
-    output = original(scheduler, recv_req)
+    output = original(part, recv_req)
     if output.success and receipts.current() is None:
 
         def commit() -> tuple[bool, str]:
@@ -100,25 +126,41 @@ def _bucket(original, scheduler: Any, recv_req: Any) -> Any:
         output.success, output.message = update_session.flushed(
             output.success, output.message, lambda: schedulers.flush(scheduler)
         )
+        _stamp(part, version)
     elif output.success and any(owner.state == "open" for owner in owners):
         output.message += sglang_sessions.OPEN
+        if version:
+            _held[scheduler] = version
     return output
 
 
+def _stamp(part: Any, version: str | None) -> None:
+    """Name the policy of the tokens that follow; before 0.5.19 a scheduler knows no version."""
+    if version and hasattr(part, "record_weight_version_after_update"):
+        part.record_weight_version_after_update(version)
+
+
 @patches.wrap(
-    f"{MIXIN}.release_memory_occupation",
-    relies_on=memory.TAGS,
+    *_either("release_memory_occupation"),
+    relies_on=(*memory.TAGS, "sglang.srt.server_args:get_global_server_args"),
+    since=NAMESPACES,
     **as_newer(memory.release_memory_occupation),
 )
 def release_memory_occupation(original, self, recv_req: Any):
     """Follow the memory saver."""
+    from sglang.srt.server_args import get_global_server_args
+
+    context = namespaces()
+    settings = get_global_server_args() if context is None else context.get_exec().features
     return memory.release_as_asked(
-        recv_req, self.server_args, lambda role: owners_of(self, role), lambda: original(self, recv_req)
+        recv_req, settings, lambda role: owners_of(self, role), lambda: original(self, recv_req)
     )
 
 
 @patches.wrap(
-    f"{MIXIN}.resume_memory_occupation", relies_on=memory.TAGS, **as_newer(memory.resume_memory_occupation)
+    *_either("resume_memory_occupation"),
+    relies_on=memory.TAGS,
+    **as_newer(memory.resume_memory_occupation),
 )
 def resume_memory_occupation(original, self, recv_req: Any):
     """Follow the memory saver."""
@@ -129,30 +171,26 @@ def resume_memory_occupation(original, self, recv_req: Any):
 
 
 @patches.wrap(
-    f"{MIXIN}.check_weights", relies_on="recv_req.action", tested=(), **as_newer(memory.check_weights)
+    *_either("check_weights"), relies_on="recv_req.action", tested=(), **as_newer(memory.check_weights)
 )
 def check_weights(original, self, recv_req: Any):
-    """Follow a reset, which is of the policy alone."""
-    return memory.check(
-        recv_req,
-        lambda role: owners_of(self, role) if role == "target" else [],
-        lambda: original(self, recv_req),
-    )
+    """Follow a reset, which may be of the policy alone."""
+    return memory.check(recv_req, lambda role: owners_of(self, role), lambda: original(self, recv_req))
 
 
-def owners_of(scheduler: Any, role: str) -> list[model_registry.ManagedModel]:
+def owners_of(part: Any, role: str) -> list[model_registry.ManagedModel]:
     """Return the managed models of a role, target or draft; SGLang's workers name their drafters differently."""
-    policy = scheduler.tp_worker.model_runner.model
+    policy = part.tp_worker.model_runner.model
     owner = model_registry.get(policy)
     if role == "target":
         return [owner] if owner is not None else []
     return [one for one in model_registry.all_models() if one is not owner]
 
 
-def _begin(scheduler: Any, sync: str) -> tuple[bool, str]:
+def _begin(part: Any, sync: str) -> tuple[bool, str]:
     if receipts.current() is not None and not (sync and receipts.unfinished()):
         return False, "an update session is open already; end it first"
-    owners = owners_of(scheduler, "target")
+    owners = owners_of(part, "target")
     if not owners:
         return False, "FlashPatch follows no model of this engine, so that no session can be opened"
 
@@ -161,18 +199,23 @@ def _begin(scheduler: Any, sync: str) -> tuple[bool, str]:
             owner.begin()
         return True, "Success"
 
+    _held.pop(_scheduler(part), None)
     done, message = update_session.begin(sync, owners, do)
     for observer in sglang_sessions.observers if done else ():
         observer.begin(sync)
     return done, message
 
 
-def _end(scheduler: Any) -> tuple[bool, str]:
-    from sglang.srt.distributed.parallel_state import get_tensor_model_parallel_world_size
+def _end(part: Any) -> tuple[bool, str]:
+    from sglang.srt.distributed import parallel_state
 
     if receipts.current() is None:
         return False, "no update session is open; begin one first"
-    owners, runner = owners_of(scheduler, "target"), scheduler.tp_worker.model_runner
+    owners, scheduler, config = (
+        owners_of(part, "target"),
+        _scheduler(part),
+        part.tp_worker.model_runner.model_config,
+    )
 
     def do() -> tuple[bool, str]:
         problem = next(filter(None, [observer.end() for observer in sglang_sessions.observers]), "")
@@ -187,24 +230,43 @@ def _end(scheduler: Any) -> tuple[bool, str]:
         do,
         idle=schedulers.idle(scheduler),
         flush=lambda: schedulers.flush(scheduler),
-        gather=lambda receipt: receipts.of_all_ranks(receipt, scheduler.tp_cpu_group),
-        rank=(runner.tp_rank, get_tensor_model_parallel_world_size(), runner.model_config.quantization),
+        gather=lambda receipt: receipts.of_all_ranks(receipt, part.tp_cpu_group),
+        rank=(
+            parallel_state.get_tensor_model_parallel_rank(),
+            parallel_state.get_tensor_model_parallel_world_size(),
+            config.quantization,
+        ),
     )
+    if not outcome.open:
+        version = _held.pop(scheduler, None)
+        _stamp(part, version if outcome.committed else None)
     return outcome.done, outcome.message
 
 
-def _output(scheduler: Any, done: bool, message: str) -> Any:
+def _output(part: Any, done: bool, message: str) -> Any:
     import torch
     from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqOutput
 
-    torch.distributed.barrier(group=scheduler.tp_cpu_group)
-    return UpdateWeightsFromTensorReqOutput(done, message)
+    torch.distributed.barrier(group=part.tp_cpu_group)
+    return UpdateWeightsFromTensorReqOutput(success=done, message=message)
 
 
 version_patches = for_old_sglang(
     scope="driver", evidence="optional", why=patches.of(update_session.tokenizer_end_weight_update).why
 )
 _VERSION = ("obj.weight_version", "self._update_weight_version_if_provided")
+_ASKING: ContextVar[bool] = ContextVar("flashpatch_asking", default=False)
+"""Whether this task waits for the answer to a bucket, which alone says whether the update is committed."""
+
+
+@version_patches.wrap(
+    f"{TOKENIZER}._update_weight_version_if_provided",
+    when=f"anywhere={FRAMEWORK}.update_weights_from_tensor anywhere={FRAMEWORK}.update_weights_from_distributed",
+)
+def update_weight_version_if_provided(original, self, weight_version: str | None) -> None:
+    """Leave the version as it is until the answer to a bucket was read."""
+    if not _ASKING.get():
+        original(self, weight_version)
 
 
 @version_patches.wrap(
@@ -225,19 +287,24 @@ async def tokenizer_update_weights_from_tensor(
 ) -> tuple[bool, str]:
     """Hold the version back until the answer says that the update is committed.
 
-    The scheduler does not look at it: it is the tokenizer's process that stamps answers.
+    It is the tokenizer's process that stamps answers; from 0.5.19 on the scheduler's stamps tokens.
     """
-    version, obj.weight_version = obj.weight_version, None
-    done, message = await original(self, obj, *args, **kwargs)
+    with holding(_ASKING, True):
+        done, message = await original(self, obj, *args, **kwargs)
+    message = message.removesuffix(_updated(obj.weight_version))
     if sglang_sessions.sync_of(obj.load_format) is not None or not done:
         _held.pop(self, None)
     elif sglang_sessions.OPEN in message:
-        if version is not None:
-            _held[self] = version
+        if obj.weight_version:
+            _held[self] = obj.weight_version
     else:
-        version = version if version is not None else _held.get(self)
+        version = obj.weight_version or _held.get(self)
         _held.pop(self, None)
-        if version is not None:
+        if version:
             self._update_weight_version_if_provided(version)
-            message += f" Weight version updated to {version}."
+            message += _updated(version)
     return done, message
+
+
+def _updated(version: str | None) -> str:
+    return f" Weight version updated to {version}."

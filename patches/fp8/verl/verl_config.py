@@ -12,6 +12,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
@@ -93,8 +95,8 @@ def _never_sent_adapters(backend: Any) -> str:
     """Return why LoRA adapters do not reach rollouts on the installed SGLang, or an empty string."""
     if backend not in (None, "naive"):
         return f"adapters never travelled to SGLang through {ROLLOUT}.checkpoint_engine.backend={backend}"
-    if metadata.version("sglang").startswith("0.5.12"):
-        return "verl's request for adapters is one of newer versions than SGLang 0.5.12"
+    if Version(metadata.version("sglang")) < Version("0.5.21"):
+        return "verl's adapters are followed from SGLang 0.5.21 on"
     return ""
 
 

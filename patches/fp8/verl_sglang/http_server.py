@@ -1,4 +1,4 @@
-"""Follow verl's SGLang servers: launch them on 0.5.20 and newer, return complete samples, and end one whose scheduler died.
+"""Follow verl's SGLang servers: launch them, return complete samples, and end one whose scheduler died.
 
 SGLang's watchdog sends its own process SIGQUIT, whose handler ends it. In a Ray actor handlers run when Ray's loop comes back
 to Python, which may be never: the server stays, answers nothing, and the trainer waits until its time limit.
@@ -35,7 +35,25 @@ WATCHDOG = "sglang.srt.utils.watchdog:SubprocessWatchdog"
 GRACE = 10.0
 """Seconds that SGLang's own handler has to end the process."""
 
-# What patches for SGLang 0.5.12 share:
+# What both generations share:
+LAUNCH: Own = {
+    "relies_on": (
+        "dataclasses.fields",
+        "ServerArgs",
+        "Engine._launch_subprocesses",
+        "self.scheduler_info",
+        "sglang.srt.entrypoints.engine:Engine._launch_subprocesses",
+        "sglang.srt.entrypoints.engine:SchedulerInitResult.scheduler_infos",
+        "sglang.srt.entrypoints.http_server:get_global_state",
+    ),
+    "evidence": "optional",
+    "why": "verl lists the fields of SGLang's ServerArgs as a dataclass's; from SGLang 0.5.20 on it is a msgspec struct, "
+    "and verl ends with a TypeError. What verl keeps as scheduler_info is the tuple's third part: the ports.",
+    "how": "Answer dataclasses.fields in verl's module for msgspec structs, and put the first scheduler's description where the "
+    "server's endpoints look for it.",
+    "upstream": "sglang/srt/server_args.py: ServerArgs(msgspec.Struct)",
+    "remove_when": "verl asks ServerArgs for its fields in a way that both kinds answer.",
+}
 GENERATE: Own = {
     "relies_on": (
         "TokenOutput",
@@ -64,30 +82,21 @@ CHECK: Own = {
 
 patches = Patches("fp8", "verl>=0.9", framework="verl_sglang", beside="sglang>=0.5.21", scope="driver")
 servers = Patches("fp8", "verl>=0.9", framework="verl_sglang")
-watchdog = Patches("fp8", "sglang>=0.5.20", framework="verl_sglang", tested=("0.5.21", "0.5.23"))
+watchdog = Patches("fp8", "sglang>=0.5.21", framework="verl_sglang", tested=("0.5.21", "0.5.23"))
 
 
 @patches.wrap(
     f"{SERVER}.launch_server",
-    relies_on=(
-        "dataclasses.fields",
-        "ServerArgs",
-        "Engine._launch_subprocesses",
-        "self.scheduler_info",
-        "sglang.srt.entrypoints.engine:Engine._launch_subprocesses",
-        "sglang.srt.entrypoints.engine:SchedulerInitResult.scheduler_infos",
-        "sglang.srt.entrypoints.http_server:get_global_state",
-    ),
-    evidence="optional",
     when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.generate",
-    why="verl lists the fields of SGLang's ServerArgs as a dataclass's; from SGLang 0.5.20 on it is a msgspec struct, "
-    "and verl ends with a TypeError. What verl keeps as scheduler_info is the tuple's third part: the ports.",
-    upstream="sglang/srt/server_args.py: ServerArgs(msgspec.Struct)",
-    remove_when="verl asks ServerArgs for its fields in a way that both kinds answer.",
+    **LAUNCH,
 )
 async def launch_server(original, self, *args: Any, **kwargs: Any) -> None:
-    """Answer dataclasses.fields in verl's module for msgspec structs, and put the first scheduler's description where the server's
-    endpoints look for it."""
+    """See `launch`."""
+    await launch(original, self, *args, **kwargs)
+
+
+async def launch(original, self, *args: Any, **kwargs: Any) -> None:
+    """Launch a server as `LAUNCH` says; raise if the family was refused, and number the replica for its engine."""
     from sglang.srt.entrypoints import http_server
 
     engine.require("fp8")

@@ -1,4 +1,4 @@
-"""Make one update session of each sync that verl's client sends to SGLang 0.5.12, and keep its receipt.
+"""Make one update session of each sync that verl's client sends to SGLang 0.5.12 to 0.5.20, and keep its receipt.
 
 SGLang has no sessions there. FlashPatch's part of the server takes them in requests that `sglang_sessions` describes.
 """

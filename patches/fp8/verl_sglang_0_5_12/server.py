@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from flashpatch import engine
 from flashpatch.decorate import Patches
-from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang_0_5_12.record import REQUIRES
 from flashpatch.patches.fp8.verl.expected_processes import of_servers
 from flashpatch.patches.fp8.verl_sglang import http_server
@@ -18,22 +15,13 @@ NAME = "verl_sglang_0_5_12"
 _GENERATED = f"anywhere=fp8.verl.validate_config_rollout anywhere=fp8.{NAME}.generate"
 
 patches = Patches("fp8", "verl>=0.9", framework=NAME, beside=REQUIRES, scope="driver")
-watchdog = Patches("fp8", REQUIRES, framework=NAME, tested="0.5.12")
+watchdog = Patches("fp8", REQUIRES, framework=NAME, tested=("0.5.12", "0.5.20"))
 
 
-@patches.wrap(
-    f"{http_server.SERVER}.launch_server",
-    relies_on=("ServerArgs", "Engine._launch_subprocesses"),
-    evidence="optional",
-    when=_GENERATED,
-    why="A server that FlashPatch cannot act in must not start, and an engine of a mixed fleet must know its number.",
-    remove_when="verl numbers SGLang's replicas.",
-)
+@patches.wrap(f"{http_server.SERVER}.launch_server", when=_GENERATED, **http_server.LAUNCH)
 async def launch_server(original, self, *args: Any, **kwargs: Any) -> None:
-    """Raise if the family was refused; number the replica in the environment of its engine."""
-    engine.require("fp8")
-    os.environ.setdefault(fleet.VERL_REPLICA_RANK, str(self.replica_rank))  # as verl does for vLLM; by fleets
-    await original(self, *args, **kwargs)
+    """See `http_server.launch`."""
+    await http_server.launch(original, self, *args, **kwargs)
 
 
 @patches.wrap(

@@ -3,7 +3,7 @@
 - With STANDIN_AMX=1 SGLang believes that the processor has AMX tiles.
 - Pinned memory, which SGLang's LoRA layers and its record of experts ask for, and SGLang 0.5.12 for a prompt's log-probabilities too, is
   pageable: a machine without an accelerator has no other, and torch would raise.
-- 0.5.12: ``apply_fp8_linear``, which SGLang 0.5.12 calls on a CPU too and which is in Triton, is replaced by plain PyTorch.
+- Before 0.5.21: ``apply_fp8_linear``, which SGLang calls on a CPU too and which is in Triton, is replaced by plain PyTorch.
 """
 
 import functools
@@ -13,7 +13,7 @@ import sys
 from importlib import metadata
 from types import SimpleNamespace
 
-OLD = metadata.version("sglang").startswith("0.5.12")
+VERSION = tuple(int(part) for part in metadata.version("sglang").split(".")[:3])
 FP8 = "sglang.srt.layers.quantization.fp8_utils"
 
 
@@ -26,7 +26,7 @@ class _BeforeSGLang:
     looking = False
 
     def find_spec(self, name, path=None, target=None):
-        if self.looking or name not in ("sglang", FP8 if OLD else ""):
+        if self.looking or name not in ("sglang", FP8 if VERSION < (0, 5, 21) else ""):
             return None
         self.looking = True
         try:
@@ -53,7 +53,7 @@ def _prepare_torch():
 
     if os.environ.get("STANDIN_AMX") == "1":
         # 0.5.12 asks the second, newer versions the first. Newer ones must not find the second: torch would believe it too.
-        (torch._C._cpu if OLD else torch.cpu)._is_amx_tile_supported = lambda: True
+        (torch._C._cpu if VERSION < (0, 5, 13) else torch.cpu)._is_amx_tile_supported = lambda: True
     if hasattr(torch.tensor, "__wrapped__"):
         return
     # torch keeps the functions that `with torch.device(...)` is for: those that are called in the end, not the ones made here.

@@ -1,4 +1,4 @@
-"""Engines of SGLang 0.5.12, for which the family has no adapter: refused by name, and nothing half applied."""
+"""Engines of SGLang before 0.5.21, for which the family has no adapter: refused by name, and nothing half applied."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.sglang
 
 lab = eagles.lab
 only_old = pytest.mark.skipif(not lab.OLD, reason="the family acts on newer versions")
-SAID = "sglang 0.5.12 does not meet sglang>=0.5.21"
+SAID = f"sglang {'.'.join(map(str, lab.VERSION))} does not meet sglang>=0.5.21"
 
 CONFIG = """
 import flashpatch, pytest

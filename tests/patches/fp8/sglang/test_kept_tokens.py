@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sglang_lab as lab
 
-pytestmark = [pytest.mark.sglang, pytest.mark.skipif(lab.OLD, reason="SGLang 0.5.12 has no sampling masks")]
+pytestmark = [pytest.mark.sglang, pytest.mark.skipif(lab.OLD, reason="before 0.5.21 none are followed")]
 
 TOKENS, WIDTH = 24, 16
 PROMPT = list(range(5, 40))

@@ -59,7 +59,7 @@ def test_a_job_prints_its_certificate_and_trains(world, tmp_path):
 
 
 @pytest.mark.full
-@pytest.mark.skipif(lab.OLD, reason="SGLang 0.5.12 has no sampling masks")
+@pytest.mark.skipif(lab.OLD, reason="before 0.5.21 none are followed")
 def test_ratios_over_the_kept_tokens_are_one(world, tmp_path):
     """SGLang's own log-probabilities, and so the ratios, are over all tokens, from which none was drawn."""
     cut = ("actor_rollout_ref.rollout.top_p=0.8", "actor_rollout_ref.rollout.top_k=20")

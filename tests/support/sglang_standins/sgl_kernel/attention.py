@@ -5,7 +5,7 @@ Shapes: q [tokens, heads, dim], k and v [tokens, key-value heads, dim], buffers 
 
 import torch
 
-from .library import OLD, operator
+from .library import VERSION, operator
 
 
 def _attend(q, keys, values, scale, cap, visible, sinks):
@@ -30,7 +30,7 @@ def _attend(q, keys, values, scale, cap, visible, sinks):
     "Tensor(c!) o, Tensor? key, Tensor? value, Tensor loc, Tensor attn_logits, Tensor req_to_token, "
     "Tensor req_pool_indices, Tensor seq_lens, float sm_scale, float logit_cap, bool is_cross, int window, "
     "Tensor? encoder_lens, Tensor? sinks=None) -> ()",
-    when=not OLD,
+    when=VERSION >= (0, 5, 20),
 )
 def decode_attention(
     q,
@@ -48,9 +48,9 @@ def decode_attention(
     lengths,
     scale,
     cap,
-    is_cross,
-    window,
-    encoder_lens,
+    is_cross=False,
+    window=0,
+    encoder_lens=None,
     sinks=None,
 ):
     """One new token per request: store its key and value, attend to all of its sequence."""
@@ -69,7 +69,7 @@ def decode_attention(
     "Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend, float sm_scale, float logit_cap, "
     "bool is_cross, int window, Tensor? encoder_lens, Tensor? sinks=None, Tensor? tree_mask=None, "
     "bool is_causal=True) -> ()",
-    when=not OLD,
+    when=VERSION >= (0, 5, 20),
 )
 def extend_attention(
     q,
@@ -88,9 +88,9 @@ def extend_attention(
     longest,
     scale,
     cap,
-    is_cross,
-    window,
-    encoder_lens,
+    is_cross=False,
+    window=0,
+    encoder_lens=None,
     sinks=None,
     tree_mask=None,
     is_causal=True,
@@ -132,20 +132,21 @@ def _behind(before, own):
 @operator(
     "decode_attention_cpu(Tensor q, Tensor(a!) k_buffer, Tensor(b!) v_buffer, Tensor(c!) o, Tensor? key, Tensor? value, "
     "Tensor loc, Tensor attn_logits, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, float sm_scale, "
-    "float logit_cap) -> ()",
-    when=OLD,
+    "float logit_cap, bool is_cross=False, int window=0, Tensor? encoder_lens=None, Tensor? sinks=None) -> ()",
+    when=VERSION < (0, 5, 20),
 )
 def decode_attention_0_5_12(q, k, v, *rest):
-    """`decode_attention` without scales, windows, encoders and sinks."""
-    decode_attention(q, k, v, 1.0, 1.0, *rest, False, 0, None)
+    """`decode_attention` without scales; on 0.5.12 without windows, encoders and sinks too."""
+    decode_attention(q, k, v, 1.0, 1.0, *rest)
 
 
 @operator(
     "extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o, Tensor k_buffer, Tensor v_buffer, "
     "Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, Tensor extend_seq_lens, Tensor extend_start_loc, "
-    "int max_len_extend, float sm_scale, float logit_cap) -> ()",
-    when=OLD,
+    "int max_len_extend, float sm_scale, float logit_cap, bool is_cross=False, int window=0, "
+    "Tensor? encoder_lens=None, Tensor? sinks=None, Tensor? tree_mask=None, bool is_causal=True) -> ()",
+    when=VERSION < (0, 5, 20),
 )
 def extend_attention_0_5_12(q, k, v, o, k_buffer, v_buffer, *rest):
-    """`extend_attention` without scales, windows, encoders, sinks and trees."""
-    extend_attention(q, k, v, o, k_buffer, v_buffer, 1.0, 1.0, *rest, False, 0, None)
+    """`extend_attention` without scales; on 0.5.12 without windows, encoders, sinks and trees too."""
+    extend_attention(q, k, v, o, k_buffer, v_buffer, 1.0, 1.0, *rest)

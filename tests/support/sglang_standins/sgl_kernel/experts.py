@@ -7,7 +7,7 @@ layer's rows are those of gates, then of what they gate.
 import torch
 import torch.nn.functional as F
 
-from .library import OLD, operator
+from .library import VERSION, operator
 
 
 def _chosen(scores, ranks, count, renormalize, factor=None):
@@ -22,7 +22,7 @@ def _chosen(scores, ranks, count, renormalize, factor=None):
 @operator(
     "topk_softmax_cpu(Tensor hidden_states, Tensor gating_output, int topk, bool renormalize, "
     "Tensor? correction_bias=None) -> (Tensor, Tensor)",
-    when=not OLD,
+    when=VERSION > (0, 5, 12),
 )
 def softmax_router(hidden_states, gating_output, topk, renormalize, correction_bias=None):
     """Scores are a softmax; a bias counts for the choice alone."""
@@ -33,7 +33,7 @@ def softmax_router(hidden_states, gating_output, topk, renormalize, correction_b
 @operator(
     "biased_grouped_topk_cpu(Tensor hidden, Tensor logits, Tensor bias, int topk, bool renormalize, int? groups, "
     "int? topk_group, int shared, float? factor, *, Tensor? num_token_non_padded=None) -> (Tensor, Tensor)",
-    when=not OLD,
+    when=VERSION > (0, 5, 12),
 )
 def biased_router(
     hidden, logits, bias, topk, renormalize, groups, topk_group, shared, factor, num_token_non_padded=None
@@ -52,7 +52,7 @@ def biased_router(
     "fused_experts_cpu(Tensor x, Tensor w13, Tensor w2, Tensor weights, Tensor ids, bool inplace, int quantized, "
     "Tensor? w1_scale, Tensor? w2_scale, Tensor? w1_zp, Tensor? w2_zp, int[]? block, Tensor? b13, Tensor? b2, "
     "float? alpha, float? limit, bool is_vnni, str activation) -> Tensor",
-    when=not OLD,
+    when=VERSION > (0, 5, 12),
 )
 def experts(
     x,
@@ -94,7 +94,7 @@ def experts(
 @operator(
     "shared_expert_cpu(Tensor x, Tensor w13, Tensor w2, Tensor(a!) routed, float factor, bool inplace, bool int8, "
     "bool fp8, Tensor? w1_scale, Tensor? w2_scale, int[]? block, bool is_vnni) -> Tensor",
-    when=not OLD,
+    when=VERSION > (0, 5, 12),
 )
 def shared_expert(x, w13, w2, routed, factor, inplace, int8, fp8, w1_scale, w2_scale, block, is_vnni):
     """What every token gets, and the sum of its experts times ``factor``."""
@@ -105,7 +105,7 @@ def shared_expert(x, w13, w2, routed, factor, inplace, int8, fp8, w1_scale, w2_s
 
 @operator(
     "fused_linear_sigmoid_mul(Tensor x, Tensor weight, Tensor? bias, bool is_vnni, Tensor value) -> Tensor",
-    when=not OLD,
+    when=VERSION > (0, 5, 12),
 )
 def gated(x, weight, bias, is_vnni, value):
     """A value times sigmoid(x @ weight.T)."""

@@ -9,8 +9,8 @@ import torch
 _LIBRARY = torch.library.Library("sgl_kernel", "FRAGMENT")
 
 
-OLD = metadata.version("sglang").startswith("0.5.12")
-"""Whether the installed SGLang calls some operators by fewer arguments."""
+VERSION = tuple(int(part) for part in metadata.version("sglang").split(".")[:3])
+"""Of the installed SGLang: older ones call some operators by fewer arguments."""
 
 
 def operator(schema: str, when: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
