@@ -82,9 +82,7 @@ def _parser() -> argparse.ArgumentParser:
         help="check contracts against any number of wheels, sdists, unpacked sources or site-packages; import nothing",
     )
     parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=f"with --live: {source.RAY}")
-    parser.add_argument(
-        "--ledger", metavar="DIR", type=Path, help="with --live: look in this ledger instead of the user's"
-    )
+    source.ledger_argument(parser)
     parser.add_argument("--run", metavar="ID", help="with --live: verify this run instead of the newest")
     parser.add_argument("--all", action="store_true", help="show every patch; with --live: every process")
     return parser
