@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flashpatch.eagle")
 
 _SAMPLE = re.compile(r"\d{20}-[\w.]+-\d+\.safetensors")
-_PARTIAL = re.compile(r"\.(?:write|take)-.*")  # being written or read
+_PARTIAL = re.compile(r"\.(?:write-|take-|tmp).*")  # being written or read; .tmp: by safetensors 0.8
 LEFT_SECONDS = 3600.0
 """Age at which a file that is being written or read counts as left by a killed process. Writing and reading take seconds;
 nodes' clocks differ by minutes at most."""

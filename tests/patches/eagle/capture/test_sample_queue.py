@@ -70,17 +70,19 @@ def test_far_from_full_few_samples_need_a_look_and_the_bound_holds_all_the_same(
 
 
 def test_a_writer_that_cannot_keep_up_drops_and_gives_the_memory_back(tmp_path, monkeypatch):
-    os.mkfifo(tmp_path / "stuck")  # opening it for writing blocks: the slowest disk there is
+    stuck_now, go_on = threading.Event(), threading.Event()
 
     class Stuck(type(sample())):
         def save(self, path):
-            super().save(tmp_path / "stuck")
+            stuck_now.set()
+            assert go_on.wait(limit(60))
+            super().save(path)
 
     released = []
     writer = SampleWriter(tmp_path / "queue", waiting=2)
     stuck = Stuck(**vars(sample()))
     assert writer.offer(stuck)
-    _eventually(lambda: writer._queue.empty())
+    assert stuck_now.wait(limit(60))
     # Who offers must never wait, not even for a moment: any wait for room is an error here.
     with monkeypatch.context() as inside:
         inside.setattr(writer._queue.not_full, "wait", lambda *_: pytest.fail("offer waits for room"))
@@ -89,8 +91,7 @@ def test_a_writer_that_cannot_keep_up_drops_and_gives_the_memory_back(tmp_path, 
         ]
     assert answers == [True, True, False, False, False, False] and released == [2, 3, 4, 5]
     assert writer.counts["dropped"] == 4
-    with open(tmp_path / "stuck", "rb") as fifo:
-        fifo.read()
+    go_on.set()
     writer.close()
     assert sorted(released) == list(range(6))
 
@@ -219,8 +220,10 @@ def test_either_side_may_be_killed_at_any_time(tmp_path):
         writer.wait(limit(60))
         _eventually(lambda: not [name for name in os.listdir(tmp_path) if not name.startswith(".")])
         assert reader.poll() is None
+        reader.kill()
+        reader.wait(limit(60))
         held = [name for name in os.listdir(tmp_path)]
-        assert all(name.startswith((".write", ".take")) for name in held)
+        assert all(name.startswith((".write", ".take", ".tmp")) for name in held)
         for name in held:
             os.utime(tmp_path / name, (1.0, 1.0))
         again = SampleWriter(tmp_path)  # a new writer cleans up after dead ones once what they left is old
@@ -231,6 +234,16 @@ def test_either_side_may_be_killed_at_any_time(tmp_path):
         for process in (writer, reader):
             process.kill()
             process.wait(limit(60))
+
+
+def test_what_safetensors_leaves_when_it_is_killed_is_deleted_too(tmp_path):
+    """It writes beside the file under a name of its own and renames, from 0.8 on."""
+    writer = SampleWriter(tmp_path)
+    (tmp_path / ".tmpA1b2C3").write_bytes(b"half")
+    os.utime(tmp_path / ".tmpA1b2C3", (1.0, 1.0))
+    writer.offer(sample())
+    writer.close()
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".")] == []
 
 
 def test_nodes_with_equal_process_ids_share_a_directory(tmp_path, monkeypatch):
