@@ -21,6 +21,8 @@
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
 # make docs       the documentation site in build/site: guides, API reference, commands; strict, and shown without a network
 # make resolve    after make dist: asks pip, without installing anything, whether each extra resolves
+# make drift      asks the package index for the newest vLLM, SGLang, verl, TRL and ms-swift, prereleases too, says what in them no
+#                 longer fits a patch, and writes their columns into docs/reference/compatibility.md. CHECKOUTS="DIR ...": those too
 # make trainers   installs TRL, OpenRLHF, ms-swift and checkpoint-engine beside vLLM; test-trainers runs their tests
 # make pictures   draws the pictures of docs again, from docs/images/data
 # make clean      removes what builds and tests leave behind; environments stay (rm -r .venv*)
@@ -92,7 +94,7 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 	"$$python" -c '' >/dev/null 2>&1 && echo "$$python" && break; done)
 NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 
-.PHONY: help demo demo-verl world demo-world pictures docs dist resolve check lint check-own test-for parts $(OTHER_PYTHONS:%=check-%) \
+.PHONY: help demo demo-verl world demo-world pictures docs dist resolve drift check lint check-own test-for parts $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-losses test-paired-rest test-sglang first-hour \
 	test-sglang-paired trainers test-trainers test-cuda test-cuda-0.24 test-cuda-sglang \
 	smoke-cuda test-gpu gpu-bundle test-full clean \
@@ -150,6 +152,14 @@ resolve: $(DIST)/.fresh
 	@for extra in $(EXTRAS); do log=$(DIST)/$$extra.log; \
 		$(DIST)/fresh/bin/pip install --dry-run "$$(ls dist/*.whl)[$$extra]" > $$log 2>&1 \
 		|| { cat $$log; exit 1; }; echo "flashpatch[$$extra]: $$(grep '^Would install' $$log)"; done
+
+NEWEST_WHEELS := build/drift
+drift: $(CHECK)/.ready
+	rm -rf $(NEWEST_WHEELS)
+	for pre in "" --pre; do \
+		$(PYTHON) -m pip download -q --no-deps --only-binary :all: $$pre --dest $(NEWEST_WHEELS) vllm sglang verl trl ms-swift || exit 1; done
+	$(CHECK)/bin/python docs/site/compatibility.py --into docs/reference/compatibility.md $(NEWEST_WHEELS)/*.whl
+	$(CHECK)/bin/flashpatch-verify --against $(NEWEST_WHEELS)/*.whl $(CHECKOUTS)
 
 check:
 	$(MAKE) --output-sync=none lint check-own

@@ -84,7 +84,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=f"with --live: {source.RAY}")
     source.ledger_argument(parser)
     parser.add_argument("--run", metavar="ID", help="with --live: verify this run instead of the newest")
-    parser.add_argument("--all", action="store_true", help="show every patch; with --live: every process")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="show every patch, with --live every process, with --against also what holds",
+    )
     return parser
 
 
@@ -243,10 +247,15 @@ def _against(options: argparse.Namespace) -> int:
     report = survey(options.against, patches)
     for path, reason in report.unreadable:
         print(f"flashpatch-verify: {path} {reason}", file=sys.stderr)
-    rows = [
-        (cell.patch, cell.of, cell.text, "yes" if cell.tested else "untested", cell.drift)
-        for cell in sorted(report.cells, key=lambda cell: cell.verdict != "drifted")
+    drifted_first = sorted(report.cells, key=lambda cell: cell.verdict != "drifted")
+    shown = [cell for cell in drifted_first if options.all or cell.verdict == "drifted"]
+    rows = [(cell.patch, cell.of, cell.text, cell.drift) for cell in shown]
+    found = Table("Contracts", ("patch", "version", "contract", "drift"), rows, "no drift")
+    counts = Counter((cell.of, cell.verdict) for cell in report.cells)
+    of_each = [
+        (of, *(str(counts[of, verdict]) for verdict in ("holds", "drifted", "outside")))
+        for of in dict.fromkeys(cell.of for cell in report.cells)
     ]
-    columns = ("patch", "version", "contract", "tested", "drift")
-    emit(report.as_json(), [Table("Contracts", columns, rows)], options.json)
+    versions = Table("Versions", ("version", "hold", "drifted", "for other versions"), of_each)
+    emit(report.as_json(), [found, versions], options.json)
     return report.exit_status

@@ -1,12 +1,14 @@
 """Write the compatibility page.
 
 ``python docs/site/compatibility.py PATH... > docs/reference/compatibility.md``, where each path is a wheel, an
-sdist, an unpacked source or a site-packages. Nothing of them is imported.
+sdist, an unpacked source or a site-packages. Nothing of them is imported. With ``--into`` the page keeps its
+versions and gets those of the paths beside them.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -51,6 +53,34 @@ def matrix(cells: Sequence[Cell]) -> list[str]:
     return lines
 
 
+def cells_of(page: str) -> Iterator[Cell]:
+    """Yield what a page says, cell by cell."""
+    for section in re.split(r"^## ", page, flags=re.MULTILINE)[1:]:
+        distribution, _, body = section.partition("\n")
+        drifts = dict(re.findall(r"^- (`[^`]+` on [^:]+): (.+)$", body, re.MULTILINE))
+        rows = [line.strip("| ").split(" | ") for line in body.splitlines() if line.startswith("|")]
+        for row in rows[2:]:
+            for version, word in zip(rows[0][1:], row[1:], strict=True):
+                verdict = {"tested": "holds", "–": "outside"}.get(word, word)
+                drift = drifts.get(f"{row[0]} on {version}", "")
+                yield Cell(row[0].strip("`"), distribution, version, verdict, word == "tested", drift=drift)
+
+
+def joined(page: str, found: Sequence[Cell]) -> list[Cell]:
+    """Return the cells of a page, with those found in place of what it says of the same versions.
+
+    Raises:
+        ValueError: the page has no row of a patch, so what it says of its versions is not known.
+    """
+    said = list(cells_of(page))
+    rows = {(cell.patch, cell.distribution) for cell in said}
+    new = {cell.patch for cell in found if (cell.patch, cell.distribution) not in rows}
+    if new and (known := {cell.distribution for cell in said} & {cell.distribution for cell in found}):
+        raise ValueError(f"the page has no row of {', '.join(sorted(new))} under {', '.join(sorted(known))}")
+    versions = {(cell.distribution, cell.version) for cell in found}
+    return [cell for cell in said if (cell.distribution, cell.version) not in versions] + list(found)
+
+
 def _section(distribution: str, cells: Sequence[Cell]) -> str:
     drifted = list(_drifts(cells))
     return "\n".join([f"## {distribution}", "", *matrix(cells), *([""] + drifted if drifted else [])])
@@ -93,6 +123,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--only", metavar="ID", help="print the row of one patch, to be put into the page by hand"
     )
+    parser.add_argument(
+        "--into", metavar="PAGE", type=Path, help="write the versions into this page, beside those it has"
+    )
     try:
         args = parser.parse_args(arguments)
         for path in args.paths:
@@ -104,7 +137,10 @@ def main(arguments: Sequence[str]) -> int:
         return int(error.code or 0)
     patches = [patch for id, patch in registry.patches().items() if args.only in (None, id)]
     cells = list(against(args.paths, patches))
-    print("\n".join(matrix(cells)) + "\n" if args.only else page(cells), end="")
+    if args.into:
+        args.into.write_text(page(joined(args.into.read_text(), cells)))
+    else:
+        print("\n".join(matrix(cells)) + "\n" if args.only else page(cells), end="")
     return 0
 
 

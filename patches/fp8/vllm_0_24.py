@@ -1,6 +1,6 @@
-"""Compute the lm_head in float32 on vLLM before 0.26, which has no ``head_dtype`` for models that generate.
+"""Compute the lm_head in float32 on vLLM 0.24 and 0.25. It goes when verl pins a newer vLLM.
 
-A group of its own: what newer versions do not need must not keep the other patches from them.
+Newer ones have ``head_dtype`` for models that generate. A group of its own: what newer versions do not need must not keep the other patches from them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Audit the weights that schedulers of SGLang 0.5.12 to 0.5.20 receive within the sessions that the family fp8 opens there."""
+"""Audit what schedulers of SGLang 0.5.12 to 0.5.20 receive. It goes when verl pins a newer SGLang than these.
+
+Updates come within the sessions that the family fp8 opens there.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 import sys
 
+import pytest
 from toy_sources import DRIFTED, HOLDS, PATCH, wheel
 from tree import TREE
 
@@ -11,10 +12,11 @@ sys.path.insert(0, str(TREE / "docs" / "site"))
 import compatibility
 from compatibility import main, page
 
+SOURCES = {"1.10": DRIFTED, "1.9": HOLDS, "1.0": HOLDS, "0.9": HOLDS}
+
 
 def test_the_page(tmp_path):
-    paths = [wheel(tmp_path, version, HOLDS) for version in ("1.9", "1.0", "0.9")]
-    text = page(against([wheel(tmp_path, "1.10", DRIFTED), *paths], [PATCH]))
+    text = page(against([wheel(tmp_path, version, text) for version, text in SOURCES.items()], [PATCH]))
     assert "| patch | 0.9 | 1.0 | 1.9 | 1.10 |" in text
     assert "| `fam.toyfw.load` | – | tested | holds | drifted |" in text
     assert "- `fam.toyfw.load` on 1.10: toyfw.engine:Engine.load no longer takes 'weights'" in text
@@ -28,6 +30,19 @@ def test_the_compatibility_page_explains_itself_and_names_a_path_that_is_not_the
     assert "there is no /nowhere/vllm.whl" in capsys.readouterr().err
     assert main(["--only", "fp8.verl.nothing", "/"]) == 2
     assert "there is no patch fp8.verl.nothing" in capsys.readouterr().err
+
+
+def test_versions_are_written_into_a_page(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(compatibility.registry, "patches", lambda: {PATCH.id: PATCH})
+    wheels = {version: str(wheel(tmp_path, version, text)) for version, text in SOURCES.items()}
+    main([wheels["0.9"], wheels["1.10"]])
+    (into := tmp_path / "page.md").write_text(capsys.readouterr().out)
+    assert main(["--into", str(into), wheels["1.0"], wheels["1.9"], wheels["1.10"]]) == 0
+    assert main([*wheels.values()]) == 0
+    assert into.read_text() == capsys.readouterr().out
+    into.write_text(into.read_text().replace(PATCH.id, "other"))
+    with pytest.raises(ValueError, match=f"the page has no row of {PATCH.id} under toyfw"):
+        main(["--into", str(into), wheels["1.0"]])
 
 
 def test_the_row_of_one_patch(tmp_path, capsys, monkeypatch):

@@ -3,10 +3,12 @@
 import functools
 import re
 import tomllib
+from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from flashpatch import registry
@@ -156,7 +158,7 @@ def _is_of(requirement: str, framework: str) -> bool:
 
 #: Groups whose frameworks an environment with verl has not.
 SGLANG = {"sglang", "sglang_lora", "verl_sglang", "sglang_0_5_12", "verl_sglang_0_5_12"}
-ABSENT = SGLANG if find_spec("sglang") is None else {"vllm", "verl_vllm"}
+ABSENT = SGLANG if find_spec("sglang") is None else {"vllm", "vllm_0_24", "vllm_lora", "verl_vllm"}
 ABSENT |= {"trl", "swift", "prime_rl"}
 
 
@@ -169,6 +171,21 @@ def test_what_is_installed_beside_verl_is_what_was_tested(family):
             found = examine(patch)
             assert found.problem is None, (patch.id, found.problem)
             assert patch.tested_on(found.installed.version), (patch.id, found.installed)
+
+
+@pytest.mark.verl
+def test_what_is_for_old_versions_alone_goes_when_verl_pins_a_newer_one():
+    asked = [Requirement(one) for one in requires("verl")]
+    pins = {
+        one.name: str(one.specifier).removeprefix("==") for one in asked if one.name in ("vllm", "sglang")
+    }
+    old = [patch for one in registry.families().values() for patch in one.patches if "<" in patch.requires]
+    needless = [one.id for one in old if not satisfies(one.requires, pins[re.match(r"\w+", one.requires)[0]])]
+    assert old and needless == []
+    for patch in old:
+        file = ROOT / "patches" / Path(*patch.id.split(".")[:2])
+        text = (file / "__init__.py" if file.is_dir() else file.with_suffix(".py")).read_text()
+        assert "It goes when verl" in text.partition("\n")[0], file
 
 
 @pytest.mark.parametrize("family", TESTED)

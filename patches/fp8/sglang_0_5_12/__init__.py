@@ -1,6 +1,6 @@
-"""Update weights on SGLang 0.5.12, which stock verl 0.9.1 installs, to 0.5.20: a generation without update sessions of its own.
+"""Update weights on SGLang 0.5.12 to 0.5.20. It goes when verl, whose 0.9.1 pins 0.5.12, pins a newer SGLang than these.
 
-Its buckets come as requests of their own. A sender that opens a session by name (`sglang_sessions`), as FlashPatch's part of
+They have no update sessions of their own. Their buckets come as requests of their own. A sender that opens a session by name (`sglang_sessions`), as FlashPatch's part of
 verl's client does, ends it by name; without one an update is over when everything has come.
 """
 

@@ -1,4 +1,4 @@
-"""Run verl on SGLang 0.5.12, the version that stock verl 0.9.1 installs and starts by itself, to 0.5.20.
+"""Run verl on SGLang 0.5.12 to 0.5.20. It goes when verl, whose 0.9.1 pins 0.5.12, pins a newer SGLang than these.
 
 These patches are in the place of those in `verl_sglang`, which are for newer versions.
 """
