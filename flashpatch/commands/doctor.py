@@ -186,14 +186,19 @@ def _remedy(patch: Patch, found: preflight.Findings) -> str:
 
 
 def _to_install(family: Family, refused: Collection[str], here: Installation) -> tuple[str, str]:
-    """Return how to get the framework whose use the family refuses if it cannot act, else its first; and its package."""
-    patches = [patch for patch in family.patches if _package(patch) not in LIBRARIES | {*refused}]
-    order = [*(target.partition(".")[0] for target in family.refuses[:1]), *FRAMEWORKS]
-    first = min(patches, key=lambda patch: [*order, _package(patch)].index(_package(patch)), default=None)
-    if first is None:
+    """Return how to get the framework whose use the family refuses if it cannot act, else its first; and its name, or
+    those of the engines if either will do."""
+    patches = {_package(patch): patch for patch in reversed(family.patches)}
+    order = [*(target.partition(".")[0] for target in family.refuses[:1]), *FRAMEWORKS, *patches]
+    found = [one for one in order if one in patches.keys() - LIBRARIES - {*refused}]
+    if not found:
         return "", ""
-    remedy = _beside_engine(first, here) if _package(first) == "verl" else ""
-    return remedy or f"pip install '{first.requires}'", _package(first)
+    engines = (
+        [one for one in FRAMEWORKS if one in ENGINES and one in found] if found[0] in ENGINES else found[:1]
+    )
+    first = patches[engines[0]]
+    remedy = _beside_engine(first, here) if found[0] == "verl" else ""
+    return remedy or f"pip install '{first.requires}'", " or ".join(engines)
 
 
 def _beside_engine(verl: Patch, here: Installation) -> str:

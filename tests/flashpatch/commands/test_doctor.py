@@ -31,7 +31,7 @@ def installed(world, *frameworks: str, **env: str) -> dict[str, dict]:
         from flashpatch.commands.catalogue import Installation
         look = Installation()
         found = [one for family in registry.built_in().values() for one in doctor.outlook(family, (), look)]
-        print(json.dumps({{one.names[0]: [one.works, [v.framework for v in one.verdicts], one.remedy] for one in found}}))
+        print(json.dumps({{one.names[0]: [one.works, [v.framework for v in one.verdicts], one.remedy, one.needs] for one in found}}))
     """
     return json.loads(world.run(code, anew=True, **env).stdout)
 
@@ -39,11 +39,13 @@ def installed(world, *frameworks: str, **env: str) -> dict[str, dict]:
 def test_each_name_is_judged_by_what_it_can_act_on(toys) -> None:
     found = installed(toys, "sglang", "torch", "ray")
     assert {name for name, (works, *_) in found.items() if works} == {"fp8", "bf16", "int8", "eagle"}
-    assert found["fp8_channel"][1:] == [[], "pip install 'vllm>=0.24'"]
+    assert found["fp8_channel"][1:] == [[], "pip install 'vllm>=0.24'", "vllm"]
     assert found["cpu"][2] == found["grpo"][2] == "pip install 'verl>=0.9'"
     found = installed(toys, "vllm", "torch")
     assert found["int8_weight_only"][0] and found["eagle"][0] and not found["cpu"][0] and not found["fsdp"][0]
-    assert not installed(toys, "verl", "torch")["fp8"][0], "there is no engine"
+    found = installed(toys, "verl", "torch")
+    assert not found["fp8"][0], "there is no engine"
+    assert found["fp8"][3] == found["eagle"][3] == "vllm or sglang"
     assert all(works for works, *_ in installed(toys, "vllm", "verl", "torch", "ray").values())
 
 
