@@ -77,6 +77,7 @@ TORCH := torch==2.13.0
 $(PINNED)/.vllm: TORCH := torch==2.11.0
 $(PINNED)/.vllm $(PINNED)/.verl: TRANSFORMERS := transformers==5.9.0
 $(PAIRED)/.verl: TRANSFORMERS := transformers==5.10.4
+$(OLDER)/.verl: TRANSFORMERS := transformers==5.12.1
 TORCHAO := torchao==0.18.0
 # CUDA builds without a CPU twin: vLLM finds them, imports them and fails.
 UNWANTED := torchvision torchaudio torchcodec
@@ -274,7 +275,7 @@ test-full: $(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLA
 	$(NEWEST)/bin/pytest -m "full or not full" --timeout 3600
 	$(PINNED)/bin/pytest -m "vllm or verl" --timeout 3600
 	$(PAIRED)/bin/pytest -m "vllm or verl" --timeout 3600
-	$(OLDER)/bin/pytest -m vllm --timeout 3600
+	$(OLDER)/bin/pytest -m "vllm or verl" --timeout 3600
 	$(OLD)/bin/pytest -m vllm --timeout 3600
 	$(SGLANG)/bin/pytest -m sglang --timeout 3600
 	$(OLDEST_SGLANG)/bin/pytest -m sglang --timeout 3600
@@ -365,7 +366,7 @@ $(PINNED)/.vllm:
 	@touch $@
 
 # verl's own pins ask for CUDA builds of the engines.
-$(PINNED)/.verl $(PAIRED)/.verl: %/.verl: %/.vllm tests/requirements/verl.txt
+$(PINNED)/.verl $(PAIRED)/.verl $(OLDER)/.verl: %/.verl: %/.vllm tests/requirements/verl.txt
 	@echo "[$*] verl==0.9.1 and what it needs"
 	@$(PIP) $* install --no-deps verl==0.9.1
 	@$(PIP) $* install $(TRANSFORMERS) -r tests/requirements/verl.txt
@@ -374,6 +375,7 @@ $(PINNED)/.verl $(PAIRED)/.verl: %/.verl: %/.vllm tests/requirements/verl.txt
 
 $(PINNED)/.ready: $(PINNED)/.verl
 $(PAIRED)/.ready: $(PAIRED)/.verl
+$(OLDER)/.ready: $(OLDER)/.verl
 
 # Each trainer without its dependencies, whose pins contradict each other and ask for CUDA builds.
 $(TRAINERS)/.trainers: $(TRAINERS)/.vllm tests/requirements/trainers.txt
