@@ -10,7 +10,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from contextlib import nullcontext
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
@@ -146,7 +145,8 @@ def fresh(weights) -> Model:
 
 def managed(weights, atomic: str) -> tuple[Model, ManagedModel]:
     model = Model()
-    adapter = LoaderAdapter(device=CUDA, process=process, deferred=lambda module: False, context=nullcontext)
+    adapter = LoaderAdapter(CUDA)
+    adapter.process = process
     follower = ManagedModel(model, adapter, {"atomic": atomic, "partial": False, "in_flight": "refuse"})
     follower.load(model.load_weights, weights)
     for module in model.modules():
