@@ -215,7 +215,7 @@ patches = Patches("eagle", "verl>=0.9", scope="driver", remove_when=UNTIL_VERL)
 )
 def sleep_replicas(original, self, *args: Any, **kwargs: Any) -> Any:
     """Start a slice of drafter training when a step's rollouts are complete; it ends with the next weight update."""
-    return followed(lambda: original(self, *args, **kwargs), _rollouts_ended)
+    return followed(_rollouts_ended, original, self, *args, **kwargs)
 
 
 def _rollouts_ended() -> None:
@@ -247,7 +247,7 @@ def update_weights(original, self, global_steps: int | None = None, *args: Any, 
     """Send every replica the newest drafter after each update of the policy, and the trainer the policy's embeddings
     and head."""
     return followed(
-        lambda: original(self, global_steps, *args, **kwargs), lambda: _policy_updated(self, global_steps)
+        lambda: _policy_updated(self, global_steps), original, self, global_steps, *args, **kwargs
     )
 
 
