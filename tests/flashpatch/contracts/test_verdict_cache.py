@@ -167,7 +167,7 @@ def test_without_the_variable_it_is_in_the_users_cache(toy, tmp_path, monkeypatc
 def lie(path: Path, **changes) -> str:
     """The kept file with a wrong verdict, or other changes, and the sum that goes with it."""
     body = {**json.loads(path.read_text())["body"], "verdict": [False, "", "a lie", ""], **changes}
-    return json.dumps({"sum": verdict_cache.digest(json.dumps(body)), "body": body})
+    return json.dumps({"sum": verdict_cache._digest(json.dumps(body)), "body": body})
 
 
 DAMAGE = {
