@@ -96,14 +96,6 @@ def _wrap(site: Site) -> None:
     site.wrap(site.patch.wrapper)
 
 
-def _unwrap(site: Site) -> None:
-    site.unwrap()
-
-
-def _no_native(site: Site) -> str | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Patch:
     """Record one change to one framework object.
@@ -153,8 +145,8 @@ class Patch:
     conflicts: tuple[str, ...] = ()
     tested: tuple[str, ...] = TestedVersions()  # type: ignore[assignment]  # a descriptor
     apply: Callable[[Site], None] = _wrap
-    undo: Callable[[Site], None] = _unwrap
-    native: Callable[[Site], str | None] = _no_native
+    undo: Callable[[Site], None] = lambda site: site.unwrap()
+    native: Callable[[Site], str | None] = lambda site: None
 
     @property
     def family(self) -> str:

@@ -21,7 +21,6 @@ from flashpatch.settings import selections
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from flashpatch.settings.selections import Selection
 
@@ -67,7 +66,7 @@ def start(take_over: Callable[[tuple[str | None, str | None]], Callable[[], None
     selections.export(selection)
     _pending, _exported, _take_over = selection, _environment(), take_over
     for name in sorted(_watched(selection)):
-        import_hooks.when_ready(name, _on_module)
+        import_hooks.when_ready(name, lambda module: wake())
     files.row_path()  # names the run, and the directory if it is not the usual one, to children
     nodes.watch()
     return True
@@ -92,10 +91,6 @@ def wake() -> None:
         finally:
             _pending, _waking = None, False
     sweep()
-
-
-def _on_module(module: ModuleType) -> None:
-    wake()
 
 
 def _watched(selection: Selection) -> set[str]:

@@ -77,10 +77,7 @@ def _left_out(found: list[Entry], meant: list[Entry]) -> list[str]:
 
 def _data(entry: Entry) -> dict[str, Any]:
     return {
-        "id": entry.patch.id,
-        "family": entry.patch.family,
-        "framework": entry.patch.framework,
-        "requires": entry.patch.requires,
+        **{part: getattr(entry.patch, part) for part in ("id", "family", "framework", "requires")},
         "installed": entry.version or None,
         "target": entry.findings.target or None,
         "contract": entry.findings.problem or "holds",
