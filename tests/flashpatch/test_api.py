@@ -29,14 +29,6 @@ def test_status_prints_as_a_table_and_reads_as_a_mapping(toys):
     """)
 
 
-def test_untested_version_is_said(toys):
-    toys.framework_version("1.3.0")
-    toys.run("""
-        import flashpatch, fakefw.core
-        assert "installed  fakefw-cpu 1.3.0 (untested)" in str(flashpatch.enable("toy"))
-    """)
-
-
 def test_too_late_warns_and_is_in_the_status(world):
     world.families(LATE)
     world.run("""
@@ -73,23 +65,6 @@ def test_too_late_in_strict_mode_changes_nothing(world):
     """)
 
 
-def test_enable_adds_to_what_the_environment_switched_on(toys):
-    toys.under(FLASHPATCH="toy")("""
-        import flashpatch
-        assert flashpatch.enable("other").names == ("toy", "other")
-        assert flashpatch.disable("toy").names == ("other",)
-    """)
-
-
-def test_disable_of_what_is_off_is_no_error(toys):
-    toys.run("""
-        import flashpatch
-        assert flashpatch.disable("toy").names == flashpatch.disable().names == ()
-        import pathlib, os
-        assert not pathlib.Path(os.environ["FLASHPATCH_LEDGER"]).exists(), "nothing on, no row"
-    """)
-
-
 def test_public_names_and_lazy_import(toys):
     toys.run("""
         import sys, flashpatch
@@ -102,21 +77,6 @@ def test_public_names_and_lazy_import(toys):
             flashpatch.absent
         except AttributeError as error:
             assert "'absent'" in str(error)
-    """)
-
-
-def test_patches_are_listed_beside_the_package_that_holds_them(toys):
-    toys.run("""
-        import types, flashpatch
-        assert "toy.fakefw.plain" in flashpatch.list_patches()
-        assert type(flashpatch) is types.ModuleType
-        try:
-            import flashpatch.patches as package
-        except ModuleNotFoundError:
-            pass
-        else:
-            assert type(package) is types.ModuleType and package.__path__
-            assert "toy.fakefw.plain" in flashpatch.list_patches()
     """)
 
 
