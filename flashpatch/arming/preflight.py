@@ -49,9 +49,7 @@ def presence() -> Callable[[Patch], bool]:
 def examine(patch: Patch, root_for: RootFor = contract.installed_root) -> Findings:
     """Check version, contract and rival distributions, without importing the framework.
 
-    Args:
-        patch: the patch to check.
-        root_for: `flashpatch.contracts.contract.installed_root`, or one that remembers its answers.
+    ``root_for`` is `flashpatch.contracts.contract.installed_root`, or one that remembers its answers.
     """
     package = next((p for p in sorted(packages(patch)) if root_for(p) is not None), None)
     if package is None:
@@ -73,10 +71,7 @@ def other_generation(
 ) -> str | None:
     """Return the framework name whose patches are for the installed version, if those of ``framework`` are for another.
 
-    Args:
-        patches: of one family.
-        framework: as in ids, such as ``sglang_0_5_12``; a sibling is ``sglang``.
-        root_for: see `examine`.
+    Of the ``patches`` of one family; ``framework`` as in ids, such as ``sglang_0_5_12``, whose sibling is ``sglang``.
     """
     base = framework.rstrip("_0123456789")
     members = [patch for patch in patches if patch.base_framework == base]

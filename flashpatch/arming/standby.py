@@ -44,12 +44,8 @@ _waking = False
 def start(take_over: Callable[[tuple[str | None, str | None]], Callable[[], None]]) -> bool:
     """Obey ``FLASHPATCH`` as far as possible without the engine; later calls in a process reconcile.
 
-    Args:
-        take_over: loads the engine, switches on what the environment it is given exported, and returns what arms the
-            patches whose modules are there.
-
-    Returns:
-        False when the engine has to decide: it is loaded, or the index is not enough.
+    Return False when the engine has to decide: it is loaded, or the index is not enough. ``take_over`` loads it, switches
+    on what the environment it is given exported, and returns what arms the patches whose modules are there.
     """
     global _pending, _exported, _take_over
     if _pending is not None:

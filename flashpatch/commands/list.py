@@ -13,8 +13,6 @@ from flashpatch.patch_status import absent_frameworks
 from flashpatch.settings import selections
 
 HELP = "every name, or the patches of one, and whether they fit the installed frameworks"
-_NAMES = ("name", "fits", "state", "does")
-_COLUMNS = ("patch", "fits", "state")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,9 +31,10 @@ def run(args: argparse.Namespace) -> int:
         current = [entry for entry in found if entry.version]
         meant = [one for one in current if here.other_generation(one.patch, chosen.patches) is None]
         rows = [(entry.patch.id, _fits(entry), str(entry.state)) for entry in meant]
-        table = Table(title, _COLUMNS, rows, notes=_left_out(found, meant))
+        table = Table(title, ("patch", "fits", "state"), rows, notes=_left_out(found, meant))
     else:
-        table = Table("Names", _NAMES, _name_rows(found, here), notes=["flashpatch list NAME: its patches"])
+        columns, note = ("name", "fits", "state", "does"), "flashpatch list NAME: its patches"
+        table = Table("Names", columns, _name_rows(found, here), notes=[note])
     broken = registry.problems()
     emit({"patches": [_data(entry) for entry in found], "problems": dict(broken)}, [table], args.json)
     unfit = any(entry.state.word == "skipped" and entry.version for entry in found)

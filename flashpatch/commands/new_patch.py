@@ -99,7 +99,7 @@ def _find(path: str) -> Target:
     except SourceError as error:
         raise PatchError(f"{path} cannot be read: {error}.", advice="Choose another target.") from error
     node = found.definitions[0].node if found.definitions else None
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    if not isinstance(node, Function):
         problem = f"has no {found.missing}" if found.missing else "is no function or method"
         raise PatchError(
             f"{path} {problem} in {installed}.", advice="Choose the function that every path goes through."

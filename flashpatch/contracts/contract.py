@@ -51,10 +51,8 @@ class _Finding:
 def check(patch: Patch, sources: Sources, version: str | None = None) -> ContractResult:
     """Check ``patch.contract`` from source; never raises for what the source holds.
 
-    Args:
-        patch: the patch to check.
-        sources: what to look through; tells afterwards which files the answer depends on.
-        version: exact framework version, for ``contract.since``; None asks for all that any version must have.
+    ``sources`` tells afterwards which files the answer depends on. ``version`` is exact, for ``contract.since``; None
+    asks for all that any version must have.
     """
     try:
         return _check(patch, sources, version)

@@ -32,13 +32,7 @@ _MOST = 4000  # files
 
 
 def check(patch: Patch, source_root_for: RootFor, version: str) -> ContractResult:
-    """`flashpatch.contracts.contract.check`, from the cache if that is sound.
-
-    Args:
-        patch: the patch to check.
-        source_root_for: top-level package name to its source directory, or None.
-        version: exact framework version.
-    """
+    """`flashpatch.contracts.contract.check`, from the cache if that is sound."""
     folder, key = directory(), _key(patch, version)
     sources = Sources(source_root_for)
     if folder is None or key is None:

@@ -1,13 +1,4 @@
-"""Read the TOML file: names to switch on, strictness, and one table of options per family.
-
-.. code-block:: toml
-
-    enable = ["fp8", "flowrl"]
-    strict = true
-
-    [fp8]
-    exclude = ["reward-model"]
-"""
+"""Read the TOML file: names to switch on, strictness, and one table of options per family (`docs/reference/names-and-options.md`)."""
 
 from __future__ import annotations
 

@@ -47,12 +47,7 @@ def allowed(option: Option, between: str = ", ") -> str:
 
 
 def checked(family: Family | IndexedFamily, values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """``values`` if the family has such options and takes such values.
-
-    Args:
-        family: whose options they are.
-        values: option name to value.
-        source: where they come from, for the message.
+    """``values`` if the family has such options and takes such values; messages name their ``source``.
 
     Raises:
         PatchError: an unknown option, or a value of the wrong type, not among the choices or out of range.

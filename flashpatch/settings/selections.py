@@ -139,11 +139,7 @@ def resolved(asked: str, selection: Selection) -> str:
 
 
 def inherited(asked: str, text: str) -> Selection | None:
-    """What was resolved before, if it was resolved from this value of ``FLASHPATCH``.
-
-    Args:
-        asked: the value.
-        text: the value of ``FLASHPATCH_RESOLVED``.
+    """What ``text``, of ``FLASHPATCH_RESOLVED``, says, if it was resolved from this value of ``FLASHPATCH``.
 
     Raises:
         PatchError: the text is not ours, or its names or options are wrong.

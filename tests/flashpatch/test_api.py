@@ -24,8 +24,7 @@ def test_status_prints_as_a_table_and_reads_as_a_mapping(toys):
         assert lines[0] == "flashpatch: toy on"
         assert any(line.split() == "toy.fakefw.plain live(1 call) fakefw-cpu 1.2.0".split() for line in lines)
         assert any(line.split() == ["other.fakefw.method", "disabled"] for line in lines)
-        from flashpatch.registry import patches
-        assert set(status) == set(patches()) and len(status) == len(patches())
+        assert set(status) == set(flashpatch.list_patches()) > {"toy.fakefw.plain", "fp8.vllm.add_request"}
     """)
 
 
@@ -62,6 +61,23 @@ def test_too_late_in_strict_mode_changes_nothing(world):
             raise AssertionError
         assert core.plain is core.BORN["plain"] and dict(os.environ) == before
         assert flashpatch.status()["toy.fakefw.plain"].state.word == "disabled"
+    """)
+
+
+def test_enable_adds_to_what_the_environment_switched_on(toys):
+    toys.under(FLASHPATCH="toy")("""
+        import flashpatch
+        assert flashpatch.enable("other").names == ("toy", "other")
+        assert flashpatch.disable("toy").names == ("other",)
+    """)
+
+
+def test_disable_of_what_is_off_is_no_error(toys):
+    toys.run("""
+        import flashpatch
+        assert flashpatch.disable("toy").names == flashpatch.disable().names == ()
+        import pathlib, os
+        assert not pathlib.Path(os.environ["FLASHPATCH_LEDGER"]).exists(), "nothing on, no row"
     """)
 
 

@@ -70,11 +70,9 @@ def address(wanted: str) -> str:
 
 
 class Store:
-    """Keys and values of FlashPatch's namespace. Every method raises `StoreError`, and may be called from any thread.
+    """Keys and values of FlashPatch's namespace, on Ray's head at ``host:port``. A call may take ``timeout`` seconds.
 
-    Attributes:
-        address: ``host:port`` of Ray's head.
-        timeout: seconds that a call may take.
+    Every method raises `StoreError`, and may be called from any thread.
     """
 
     def __init__(self, address: str) -> None:
