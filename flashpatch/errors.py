@@ -44,6 +44,9 @@ class PatchError(RuntimeError):
             text += f"{'' if self.problem.endswith(tuple('.!?:;,')) else '.'} {self.advice}"
         return text
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """``Did you mean 'fp8'? Known: bf16, fp8.``"""

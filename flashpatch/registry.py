@@ -58,11 +58,6 @@ def family(name: str) -> Family:
     return found if found is not None else families()[name]
 
 
-def is_family(name: str) -> bool:
-    """Whether a family has this name, others that stand for it left out."""
-    return _load_alone(name) is not None if name in index.families() else name in _joined()[0]
-
-
 def family_keys() -> tuple[str, ...]:
     """Every family's own name; of built-in ones, without importing them."""
     return (*index.families(), *_joined()[0])

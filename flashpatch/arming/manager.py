@@ -194,7 +194,7 @@ class Manager:
             unwanted = group.refusal is not None or not self._wanted(group)
         if unwanted:
             self._undo(group, DISABLED if group.refusal is None else _taken_along(group.refusal))
-        elif not member.armed:
+        elif state.word not in ("installed", "superseded"):
             self._refuse(group, [(member, state)])
         else:
             log.info("%s %s on %s (%s)", member.patch.id, state.word, member.target, member.installed)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -38,12 +37,6 @@ def packages(patch: Patch) -> set[str]:
 def module_of(target: str) -> str:
     """Return ``"package.module"`` of ``"package.module:Qual.name"``."""
     return target.partition(":")[0]
-
-
-def presence() -> Callable[[Patch], bool]:
-    """Return a function that says whether the framework of a patch is installed; it looks for each package once."""
-    root_for = functools.cache(contract.installed_root)
-    return lambda patch: any(root_for(package) is not None for package in packages(patch))
 
 
 def examine(patch: Patch, root_for: RootFor = contract.installed_root) -> Findings:

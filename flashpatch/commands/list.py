@@ -30,7 +30,10 @@ def run(args: argparse.Namespace) -> int:
         title = f"{chosen.name}: {chosen.summary} (names: {', '.join(registry.family_names(chosen))})"
         current = [entry for entry in found if entry.version]
         meant = [one for one in current if here.other_generation(one.patch, chosen.patches) is None]
-        rows = [(entry.patch.id, _fits(entry), str(entry.state)) for entry in meant]
+        rows = [
+            (one.patch.id, one.findings.problem or ("tested" if one.tested else "untested"), str(one.state))
+            for one in meant
+        ]
         table = Table(title, ("patch", "fits", "state"), rows, notes=_left_out(found, meant))
     else:
         columns, note = ("name", "fits", "state", "does"), "flashpatch list NAME: its patches"
@@ -57,10 +60,6 @@ def _name_rows(found: list[Entry], here: Installation) -> list[tuple[str, ...]]:
             state = "disabled" if not outlook.asked else word if outlook.verdicts else "not installed"
             rows.append((name, fits, state, family.about.get(name, family.summary)))
     return rows
-
-
-def _fits(entry: Entry) -> str:
-    return entry.findings.problem or ("tested" if entry.tested else "untested")
 
 
 def _left_out(found: list[Entry], meant: list[Entry]) -> list[str]:

@@ -1,5 +1,10 @@
 """The four functions users call, and the families they find."""
 
+import copy
+import pickle
+
+from flashpatch import PatchError
+
 LATE = """
 def late():
     import sys
@@ -177,3 +182,12 @@ FAMILY = Family("toy", "", tuple(patch(f"toy.ghostfw.{name}", f"ghostfw.core:{na
         assert {found["state"] for found in engine.snapshot()["patches"].values()} == {"skipped"}
         assert asked == ["ghostfw"]
     """)
+
+
+def test_an_error_crosses_processes_whole():
+    error = PatchError("is gone", patch="toy.fakefw.plain", target="m:f", version="v 1", advice="Do it.")
+    assert str(error) == "[flashpatch: toy.fakefw.plain, m:f, v 1] is gone. Do it." and str(error) in repr(
+        error
+    )
+    for found in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert str(found) == str(error) and vars(found) == vars(error)

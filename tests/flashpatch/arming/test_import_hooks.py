@@ -75,15 +75,6 @@ def test_hook_never_breaks_the_import(toys):
     assert "hook on fakefw.core failed" in done.stderr and "boom" in done.stderr
 
 
-def test_malformed_record_is_a_failed_state(toys):
-    toys.family('"toy.fakefw.plain", "fakefw.core:plain", requires="not a requirement !"')
-    toys.run("""
-        import flashpatch, fakefw.core
-        state = flashpatch.enable("toy")["toy.fakefw.plain"].state
-        assert state.word == "failed" and "InvalidRequirement" in state.detail, state
-    """)
-
-
 READY = """
 import importlib, importlib.util, sys
 from importlib.machinery import ModuleSpec, SourceFileLoader
