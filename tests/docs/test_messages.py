@@ -94,6 +94,19 @@ RAISED_AGAIN = {"_explained", "copy"}
 """What makes an error of Ray's, and what raises a refusal once more."""
 
 
+@pytest.mark.parametrize(
+    ("expression", "word"),
+    [
+        ("type(error).__name__", "error"),
+        ("', '.join(sorted(self.tensor_names)[:4])", "tensor names"),
+        ("get(f'{ROLLOUT}.quantization')", "quantization"),
+    ],
+)
+def test_the_page_calls_what_varies_by_a_word(expression, word):
+    assert messages.word(expression) == word
+    assert "(" not in messages._cell(f"found ‹{expression}›")
+
+
 def test_the_page_of_trouble_has_every_state():
     assert set(get_args(record.StateWord)) - {"live"} <= set(re.findall(r"^\| `(\w+)", PAGE, re.M))
 
