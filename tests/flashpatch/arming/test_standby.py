@@ -169,6 +169,15 @@ assert core.plain(1) == ("patched", 2)
 """)
 
 
+def test_disabled_before_the_framework_comes(built_in):
+    built_in("""
+import flashpatch
+flashpatch.disable("toy")
+import fakefw.core as core
+assert core.plain is core.BORN["plain"] and flashpatch.status().names == ()
+""")
+
+
 def test_what_was_on_at_the_start_stays_on_whatever_becomes_of_the_variable(built_in):
     built_in("""
 os.environ.pop("FLASHPATCH"), os.environ.pop("FLASHPATCH_RESOLVED")
