@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flashpatch.record import State
@@ -32,7 +32,7 @@ class PatchStatus:
     error: str | None = None
 
 
-class Status(Mapping[str, PatchStatus]):
+class Status(dict[str, PatchStatus]):
     """All known patches by id; prints as a table. Its ``repr`` has a row per name.
 
     Attributes:
@@ -50,25 +50,16 @@ class Status(Mapping[str, PatchStatus]):
         warnings: tuple[str, ...] = (),
         error: str | None = None,
     ) -> None:
-        self._patches = dict(patches)
+        super().__init__(patches)
         self.names = names
         self.strict = strict
         self.warnings = warnings
         self.error = error
 
-    def __getitem__(self, patch_id: str) -> PatchStatus:
-        return self._patches[patch_id]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._patches)
-
-    def __len__(self) -> int:
-        return len(self._patches)
-
     def __str__(self) -> str:
         head = f"flashpatch: {', '.join(self.names) or 'nothing'} on{', strict' if self.strict else ''}"
-        absent = [one.id for one in self._patches.values() if is_absent(one.state.word, one.state.detail)]
-        shown = [one for one in self._patches.values() if one.id not in absent]
+        absent = [one.id for one in self.values() if is_absent(one.state.word, one.state.detail)]
+        shown = [one for one in self.values() if one.id not in absent]
         width = max((len(one.id) for one in shown), default=0)
         rows = [f"  {one.id:<{width}}  {_line(one)}" for one in shown]
         rows += [f"  {line}" for line in absent_frameworks(absent)]
@@ -89,7 +80,7 @@ class Status(Mapping[str, PatchStatus]):
         from flashpatch import registry
 
         family = registry.family_of(name).name
-        here = [one for id, one in self._patches.items() if id.partition(".")[0] == family]
+        here = [one for id, one in self.items() if id.partition(".")[0] == family]
         words = Counter(one.state.word for one in here if not is_absent(one.state.word, one.state.detail))
         told = ", ".join(f"{count} {word}" for word, count in words.items())
         return told or "none of its frameworks is installed"

@@ -19,8 +19,8 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from flashpatch.arming.preflight import packages
-from flashpatch.contracts import versions
-from flashpatch.contracts.contract import check
+from flashpatch.contracts import contract, versions
+from flashpatch.contracts.source import Sources
 from flashpatch.record import Patch
 
 Verdict = Literal["holds", "drifted", "outside"]
@@ -67,7 +67,7 @@ def _cell(patch: Patch, tree: Tree) -> Cell:
     tested = patch.tested_on(tree.version)
     if tree.version != "unknown" and not versions.satisfies(patch.requires, tree.version):
         return Cell(patch.id, tree.distribution, tree.version, "outside", tested)
-    result = check(patch, {tree.package: tree.root}.get, tree.version)
+    result = contract.check(patch, Sources({tree.package: tree.root}.get), tree.version)
     verdict: Verdict = "holds" if result.ok else "drifted"
     line = "" if result.ok else result.line
     return Cell(patch.id, tree.distribution, tree.version, verdict, tested, line, result.drift)
