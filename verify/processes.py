@@ -1,8 +1,7 @@
 """Run the processes of a probe: a clean environment, one time-out for all, and nothing left behind.
 
 A probe says what to run, as `Command`, and judges the files that its processes wrote. The time-out is that of a quiet machine
-of two cores; when it is reached, `slowness` scales it, and once more at the end of that: a machine that has become busy gets
-the difference.
+of two cores; where processes wait for a core, `busyness` scales it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,22 +21,7 @@ from flashpatch.patches._shared.child import kill_group
 TAIL = 900  # characters at the end of a log that are shown
 _POLL = 0.1  # seconds
 
-LEAST, MOST = 1.0, 8.0  # factors
-REPEATS = 4  # the mean counts: the minimum would hide other processes
-COMPILE_SECONDS = 0.030
-"""Seconds that the reference machine takes to compile and execute `_SOURCE`, when quiet."""
-
-_CLASS = '''
-class C{0}:
-    """Do something."""
-    def f{0}(self, a, b=1, *c, **d):
-        if a > {0}:
-            return [x + b for x in range(a)]
-        for k, v in d.items():
-            self.x = (k, v, a * {0})
-        return {{"a": a, "b": b}}
-'''
-_SOURCE = "\n".join(_CLASS.format(number) for number in range(120))
+MOST = 8.0  # times as long as on a quiet machine
 
 #: Beginnings of variables that a surrounding job may have set and that would reach a probe's processes.
 _FROM_A_JOB = ("DIST_INIT_", "LOCAL_RANK", "LOCAL_WORLD_", "MASTER_", "RANK", "TORCHELASTIC_", "WORLD_SIZE")
@@ -76,11 +60,6 @@ class Ending:
         return f"{self.name} {how}: ...{self.tail}"
 
 
-def entry_point(module: str, *arguments: object) -> list[str]:
-    """`Command.arguments` that call ``main()`` of a module, with these as ``sys.argv[1:]``."""
-    return ["-c", f"from {module} import main; main()", *map(str, arguments)]
-
-
 def rank_environments(workdir: Path, world: int) -> list[dict[str, str]]:
     """Variables of each rank of a torch.distributed job that meets in ``workdir``."""
     meeting = workdir / "meet"
@@ -107,37 +86,22 @@ def problems(endings: Mapping[str, Ending]) -> str:
     return " | ".join(ending.problem for ending in sorted(bad, key=lambda ending: ending.status is None))
 
 
-def slowness(clock: Callable[[], float] = time.perf_counter, cores: int | None = None) -> float:
-    """Return by how much to scale a time-out on this machine now, from 1 to 8; takes some 0.1 s on the reference machine.
-
-    A fixed workload, compiling Python source, divided by what it takes there; a machine with one core counts twice.
-    """
-    began = clock()
-    for _ in range(REPEATS):
-        exec(compile(_SOURCE, "<calibration>", "exec"), {})
-    ratio = (clock() - began) / REPEATS / COMPILE_SECONDS
-    cores = len(os.sched_getaffinity(0)) if cores is None else cores
-    return min(MOST, max(LEAST, ratio * max(1.0, 2.0 / cores)))
+def busyness() -> float:
+    """Return by how much to scale a time-out on this machine now, from 1 to 8: by how many processes share a core."""
+    return min(MOST, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))))
 
 
-def run(
-    commands: Sequence[Command],
-    workdir: Path,
-    timeout: float,
-    measure: Callable[[], float] = slowness,
-    clock: Callable[[], float] = time.monotonic,
-) -> dict[str, Ending]:
+def run(commands: Sequence[Command], workdir: Path, timeout: float) -> dict[str, Ending]:
     """Run commands side by side in a directory, which gets their logs, and kill what is left; return how each ended.
 
-    All have ``timeout`` seconds together on a quiet machine of two cores; ``measure`` gives this machine's factor.
+    All have ``timeout`` seconds together on a quiet machine of two cores.
     """
     running: dict[str, subprocess.Popen[bytes]] = {}
     with ExitStack() as stack:
         for command in commands:
             running[command.name] = _start(command, workdir)
             stack.callback(_kill, running[command.name])
-        essential = [command.name for command in commands if command.stops_others]
-        reason = _wait(running, essential, timeout, measure, clock)
+        reason = _wait(running, [command.name for command in commands if command.stops_others], timeout)
         statuses = {name: _status(process) for name, process in running.items()}
     logs = {name: (workdir / f"{name}.log").read_text(errors="replace").strip() for name in statuses}
     return {name: Ending(name, status, reason, logs[name][-TAIL:]) for name, status in statuses.items()}
@@ -163,23 +127,17 @@ def _environment(command: Command) -> dict[str, str]:
 
 
 def _wait(
-    running: Mapping[str, subprocess.Popen[bytes]],
-    essential: Collection[str],
-    timeout: float,
-    measure: Callable[[], float],
-    clock: Callable[[], float],
+    running: Mapping[str, subprocess.Popen[bytes]], essential: Collection[str], timeout: float
 ) -> str:
     """Wait until all have ended, an essential one has failed, or time is up; why the rest is killed."""
-    began, limit, measurements = clock(), timeout, 0
+    began, limit = time.monotonic(), timeout
     while None in [_status(process) for process in running.values()]:
         failed = [name for name in essential if _status(running[name])]
         if failed:
             return f"was killed, as {failed[0]} had failed"
-        if clock() - began >= limit:
-            if measurements == 2:
-                return f"did not end within {limit:.0f} s"
-            limit, measurements = max(limit, timeout * measure()), measurements + 1
-            continue
+        limit = max(limit, timeout * busyness())
+        if time.monotonic() - began >= limit:
+            return f"did not end within {limit:.0f} s"
         time.sleep(_POLL)
     return ""
 

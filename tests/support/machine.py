@@ -18,6 +18,5 @@ def factor() -> float:
         return float(given)
     from flashpatch.verify import processes  # here, as processes free of FlashPatch import this file
 
-    busy = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     # What runs beside a test may come after the measurement: half as much again is allowed from the start.
-    return min(1.5 * max(processes.slowness(), busy), processes.MOST)
+    return min(1.5 * processes.busyness(), processes.MOST)

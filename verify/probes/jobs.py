@@ -48,7 +48,7 @@ def job(
     ``function`` is ``MODULE:FUNCTION``, the module below `flashpatch.verify.probes`; it may be a coroutine. What it sees is
     written as ``NAME.json``. The job `FRESH` runs without FlashPatch, and may fail alone.
     """
-    arguments = processes.entry_point(__name__, function, workdir, name)
+    arguments = ["-c", f"from {__name__} import main; main()", function, str(workdir), name]
     return Command(name, arguments, environment or {}, stock=name == FRESH, stops_others=name != FRESH)
 
 
