@@ -126,9 +126,7 @@ def _environment(command: Command) -> dict[str, str]:
     return {**kept, **_EVERYWHERE, **command.environment}
 
 
-def _wait(
-    running: Mapping[str, subprocess.Popen[bytes]], essential: Collection[str], timeout: float
-) -> str:
+def _wait(running: Mapping[str, subprocess.Popen[bytes]], essential: Collection[str], timeout: float) -> str:
     """Wait until all have ended, an essential one has failed, or time is up; why the rest is killed."""
     began, limit = time.monotonic(), timeout
     while None in [_status(process) for process in running.values()]:

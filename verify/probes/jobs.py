@@ -88,14 +88,6 @@ def engine() -> Any:
     return import_module(f"{__package__}.{engine_here()}_engine")
 
 
-def on_sglang_alone() -> bool:
-    """Return whether verl is here, its rollouts can only be SGLang's, and no accelerator is there: else a job shows it,
-    by ``--live``."""
-    from flashpatch.patches.cpu import platform
-
-    return find_spec("verl") is not None and engine_here() == "sglang" and platform.accelerator() is None
-
-
 def wait_for(path: Path) -> str:
     """Return the text of a file that another job writes, which on a busy machine may take long; the time-out is that of both."""
     while not path.exists():

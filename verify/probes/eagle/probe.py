@@ -2,23 +2,21 @@
 noise.
 
 Its tokens and states are compared with Hugging Face's forward of the same checkpoint in this process; the bandit's choices are
-read from the ledger. If verl's rollouts can only be SGLang's, on a CPU, verl's own server drafts as well.
+read from the ledger.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flashpatch.patches.eagle.capture import sample_queue
-from flashpatch.patches.eagle.drafter_refit.commands import ACCEPT_LENGTH
 from flashpatch.settings import selections
-from flashpatch.verify import verl_sglang_server
 from flashpatch.verify.probes import calls, jobs
-from flashpatch.verify.probes.eagle.job import DRAFTERS, VERSION, prompts
+from flashpatch.verify.probes.eagle.job import DRAFTERS, prompts
 from flashpatch.verify.proof import Proof
 
 _TIMEOUT = 300.0  # seconds
@@ -79,7 +77,6 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
         Proof("eagle", learns, *bandit_adapts(notes)),
         Proof("eagle", follows, *drafter_follows(notes, sent)),
         calls.counted(nonce, f"eagle.{name}", _TAKEN[name]),
-        *(_through_verl(workdir) if jobs.on_sglang_alone() else ()),
     ]
 
 
@@ -170,32 +167,6 @@ def drafter_follows(notes: Mapping[str, Any], sent: Sequence[int] = ()) -> tuple
         f"tokens per step {exact:.2f}, {noise:.2f} with noise, {restored:.2f} rolled back, {again:.2f} after"
     )
     return good, f"{evidence}; rolled back: {back}"
-
-
-def _through_verl(workdir: Path) -> Iterator[Proof]:
-    from flashpatch.verify.probes.eagle.tiny import VOCAB
-
-    verl_sglang_server.write_tokenizer(workdir / "target", VOCAB)
-    job = jobs.job("eagle.job:on_verl", workdir, "verl", verl_sglang_server.TRAINER)
-    ended = jobs.run([job], workdir, _TIMEOUT)
-    yield from weigh(ended.seen["verl"], ended.problem)
-
-
-def weigh(seen: Mapping[str, Any], problem: str) -> Iterator[Proof]:
-    tokens, flushed = seen.get("tokens", {}), seen.get("flushed", {})
-    what = "verl's server drafts: tokens do not depend on the drafter"
-    if problem or len(flushed) < 3:
-        yield _proof(what, problem or "it gave no answers")
-        return
-    same = tokens["exact"] == tokens["noise"] == tokens["exact again"]
-    count = sum(map(len, tokens["exact"]))
-    yield Proof("eagle", what, same and count > 0, f"{len(tokens)} rounds of {count} tokens")
-    lengths = [one.get(ACCEPT_LENGTH, 0.0) for one in flushed.values()]
-    versions = [one["drafter"] for one in flushed.values()]
-    good = min(lengths[0], lengths[2]) > lengths[1] + 0.5 and versions == [0, VERSION + 1, VERSION + 2]
-    what = "drafters sent through verl's server arrive, and its acceptance follows them"
-    said = f"versions {versions}, acceptance lengths {', '.join(f'{length:.2f}' for length in lengths)}"
-    yield Proof("eagle", what, good, said)
 
 
 def _proof(what: str, problem: str, evidence: str = "", seconds: float = 0.0) -> Proof:
