@@ -304,7 +304,7 @@ def test_a_name_that_acted_nowhere_is_not_proven(run, verify):
 def test_live_without_any_process(verify):
     done = verify("toy", "--live")
     assert done.returncode == 1
-    assert "no process has written" in done.stderr
+    assert "no process with FLASHPATCH set has reported there" in done.stderr
 
 
 def test_live_on_a_directory(run, verify, tmp_path):

@@ -8,8 +8,6 @@ import re
 from importlib import resources
 from typing import Any
 
-from flashpatch.verify.job import collect
-
 _PACKED = ("updates", "syncs")
 """Lists of equal dictionaries that may be long: their names are written once."""
 
@@ -40,7 +38,7 @@ def _packed(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _as_script(data: dict[str, Any]) -> str:
     """Return JSON that no HTML parser takes for markup: ``<``, ``>``, ``&`` and line separators are escaped."""
-    text = json.dumps(collect.finite(data), separators=(",", ":"), default=repr, allow_nan=False)
+    text = json.dumps(data, separators=(",", ":"), default=repr, allow_nan=False)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text

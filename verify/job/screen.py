@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from flashpatch.commands.report import counted
+from flashpatch.verify.live import COLUMNS
 
 _STYLES = {
     **dict.fromkeys(("ok", "proven", "committed"), "green"),
-    **dict.fromkeys(("not proven", "missing", "abandoned"), "red"),
+    **dict.fromkeys(("not proven", "missing", "abandoned", "never called"), "red"),
 }
 _FLEXIBLE = frozenset({"acted in", "process", "text", "line", "measurement"})
 """Columns that are cut if the terminal is narrow."""
@@ -39,14 +40,18 @@ def view(found: dict[str, Any], height: int) -> Group:
 
 
 def _names(found: dict[str, Any]) -> Panel:
-    columns = ("name", "acted in", "calls", "last version", "precision", "verdict")
-    rows = []
-    for one in found["names"]:
-        versions = ", ".join(map(str, one["versions"]))
-        rows.append(
-            (one["name"], one["acted"], one["calls"], versions, one["precision"], _word(one["verdict"]))
+    rows = [
+        (
+            one["name"],
+            one["acted"],
+            one["calls"],
+            ", ".join(map(str, one["versions"])),
+            one["precision"],
+            one["verdict"],
         )
-    return _panel("What was switched on", columns, rows)
+        for one in found["names"]
+    ]
+    return _panel("What was switched on", COLUMNS, rows)
 
 
 def _processes(found: dict[str, Any], most: int) -> Panel:
@@ -60,7 +65,7 @@ def _processes(found: dict[str, Any], most: int) -> Panel:
         replica, segment = held.get(one["name"], ("", None))
         policy = ("", "") if segment is None else (segment[3], _span(segment[1] - segment[0]))
         memory = f"{one['rss_bytes'] / 2**30:.2f} GiB" if one["rss_bytes"] else ""
-        state = one["calls"], memory, one["alive"], _word(one["verdict"])
+        state = one["calls"], memory, one["alive"], one["verdict"]
         rows.append((one["name"], replica, *policy, *state))
     idle = len(found["processes"]) - len(order)
     also = f"{idle} that called no patch" if idle else ""
@@ -74,7 +79,7 @@ def _updates(found: dict[str, Any], most: int) -> Panel:
         numbers = ("" if seconds is None else f"{seconds:.3f}" for seconds in times)
         version = "" if update["version"] is None else update["version"]
         age = f"{_span(found['generated'] - update['t'])} ago"
-        rows.append((age, update["process"], _word(update["outcome"]), version, *numbers))
+        rows.append((age, update["process"], update["outcome"], version, *numbers))
     return _panel("Weight updates, newest first", columns, rows, len(found["updates"]) - most)
 
 
@@ -82,7 +87,7 @@ def _incidents(found: dict[str, Any], most: int) -> Panel:
     rows = []
     for one in found["incidents"][::-1][:most]:
         when = "-" if one["t"] is None else f"{_span(found['generated'] - one['t'])} ago"
-        rows.append((when, one["process"], Text(one["kind"], "red"), one["text"][:200]))
+        rows.append((when, one["process"], one["kind"], one["text"][:200]))
     left_out = len(found["incidents"]) - most
     return _panel("Refusals and problems, newest first", ("when", "process", "what", "text"), rows, left_out)
 
@@ -104,13 +109,9 @@ def _panel(
     for column in columns:
         table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1 if column in _FLEXIBLE else None)
     for row in rows:
-        table.add_row(*(one if isinstance(one, Text) else Text(str(one), overflow="ellipsis") for one in row))
+        table.add_row(*(Text(str(one), _STYLES.get(one, ""), overflow="ellipsis") for one in row))
     more = ", and ".join(filter(None, (f"{left_out} more" if left_out > 0 else "", also))) or None
     return Panel(table, title=title, subtitle=more, title_align="left", subtitle_align="left")
-
-
-def _word(word: str) -> Text:
-    return Text(word, _STYLES.get(word, ""))
 
 
 def _span(seconds: float) -> str:

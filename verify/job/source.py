@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flashpatch.commands import provenance
 from flashpatch.errors import PatchError
@@ -66,6 +69,18 @@ def save(path: Path, text: str) -> None:
         raise PatchError(f"{path} cannot be written: {error}", advice="Name another file by -o.") from None
 
 
+def written(args: argparse.Namespace, name: str, found: Any, render: Callable[[Any], str]) -> int:
+    """Print as JSON what was found, or else write what is rendered of it, under a name unless the arguments have another, and
+    print its path; return 0."""
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    output = args.output or Path(name)
+    save(output, render(found))
+    print(output)
+    return 0
+
+
 def chosen(args: argparse.Namespace) -> Path:
     """Return the directory of the run that the arguments name, brought up to date if they name a Ray cluster.
 
@@ -75,10 +90,7 @@ def chosen(args: argparse.Namespace) -> Path:
     """
     where = ledger(args)
     if args.ray is not None:
-        try:
-            args.gathered = Gathered(where, args.ray, args.run_id)
-        except LookupError as error:
-            raise PatchError(f"{error}.", advice="A node publishes its ledger within seconds.") from None
+        args.gathered = Gathered(where, args.ray, args.run_id)
         return args.gathered.folder
     if args.run_id and ("/" in args.run_id or args.run_id in (".", "..")):
         folder = Path(args.run_id).resolve()
@@ -101,9 +113,13 @@ def ledger(args: argparse.Namespace) -> Path:
         return args.ledger or files.directory()
 
 
-def no_run(where: Path) -> PatchError:
-    """Return the error that a ledger holds no run."""
-    return PatchError(
+class NoRun(PatchError):
+    """Say that there is no run to show."""
+
+
+def no_run(where: Path) -> NoRun:
+    """Return the error that a ledger, or the directory of a run, holds none."""
+    return NoRun(
         f"there is no run in {where}: no process with FLASHPATCH set has reported there.",
         advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR.",
     )
@@ -130,7 +146,7 @@ class Gathered:
     def __init__(self, ledger: Path, address: str, run: str | None = None) -> None:
         """Copy the run ``run``, or the one that was published to last.
 
-        Raises LookupError, with the newest ones, if the cluster has no such run, and PatchError if the cluster cannot be
+        Raises NoRun, with the newest ones, if the cluster has no such run, and PatchError if the cluster cannot be
         reached or the ledger not be written.
         """
         try:
@@ -141,7 +157,10 @@ class Gathered:
         if not found or (run is not None and run not in found):
             wanted, newest = f"run {run!r}" if run is not None else "run", ", ".join(found[-5:]) or "none"
             where = f"the Ray cluster at {self._store.address}"
-            raise LookupError(f"no {wanted} is published on {where}; the newest are: {newest}")
+            raise NoRun(
+                f"no {wanted} is published on {where}; the newest are: {newest}.",
+                advice="A node publishes its ledger within seconds.",
+            )
         self.folder = ledger / (run or found[-1])
         self.renew()
 
