@@ -48,19 +48,19 @@ def test_ranks_of_tensor_parallelism_are_the_rollouts() -> None:
 def test_what_the_trainers_probabilities_depend_on_is_read() -> None:
     assert job().trainer == Trainer() and not Trainer().truncates
     changes = {
-        f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2,
         f"{ROLLOUT}.top_p": 0.9,
         f"{ROLLOUT}.top_k": 50,
     }
     found = job(**changes).trainer
-    assert found == Trainer(2, 0.9, 50) and found.truncates and found.sampling == "top_p 0.9, top_k 50"
-    assert job(**{f"{ACTOR}.ulysses_sequence_parallel_size": 2}).trainer.ranks == 2  # verl's older place
+    assert found == Trainer(0.9, 50) and found.truncates and found.sampling == "top_p 0.9, top_k 50"
 
 
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [
         (f"{ROLLOUT}.pipeline_model_parallel_size", 2, "is compared without"),
+        (f"{ACTOR}.ulysses_sequence_parallel_size", 2, "is compared without"),  # verl's older place
+        (f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", 2, "is compared without"),
         (f"{ROLLOUT}.enforce_eager", False, "captured graphs"),
         (f"{MODEL}.lora_rank", 8, "its base is compared"),
         (f"{MODEL}.lora_adapter_path", "trained", "the base is compared without it"),
@@ -173,15 +173,16 @@ def test_a_setting_that_changes_one_side_alone_is_found(world, tmp_path, setting
 @pytest.mark.verl
 def test_the_causes_of_a_job_are_its_engines_and_its_trainers(world, tmp_path) -> None:
     given = [
-        *(*COMMAND, f"{MODEL}.path={world}/model", f"{ROLLOUT}.top_p=0.9"),
-        f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size=2",
+        *COMMAND,
+        f"{MODEL}.path={world}/model",
+        f"{ROLLOUT}.top_p=0.9",
     ]
     found = printed(CAUSES, tmp_path, given, 0, "cpu,int8")
     seen = {cause["name"]: cause for cause in found["causes"]}
     unswitched = {name: cause["problem"] for name, cause in seen.items() if cause["problem"]}
     assert set(unswitched) <= {"head"}, unswitched  # which vLLM before 0.26 leaves in its dtype
     assert seen["weights"]["share"] > 0.5 and seen["truncated sampling"]["share"] < -1
-    for name in ("Ulysses", "remove padding", "padding", "position ids", "trainer's attention"):
+    for name in ("remove padding", "padding", "position ids", "trainer's attention"):
         assert abs(seen[name]["share"]) < 0.05, seen[name]
 
 
