@@ -7,7 +7,6 @@ of two cores; where processes wait for a core, `busyness` scales it.
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -64,20 +63,13 @@ def rank_environments(workdir: Path, world: int) -> list[dict[str, str]]:
     """Variables of each rank of a torch.distributed job that meets in ``workdir``."""
     meeting = workdir / "meet"
     meeting.unlink(missing_ok=True)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return [
-        {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(world),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "DIST_INIT_METHOD": f"file://{meeting}",
-        }
-        for rank in range(world)
-    ]
+    shared = {
+        "WORLD_SIZE": str(world),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+        "DIST_INIT_METHOD": f"file://{meeting}",
+    }
+    return [{"RANK": str(rank), "LOCAL_RANK": str(rank), **shared} for rank in range(world)]
 
 
 def problems(endings: Mapping[str, Ending]) -> str:

@@ -144,7 +144,6 @@ def test_ranks_meet_in_the_working_directory(tmp_path):
     first, second = rank_environments(tmp_path, 2)
     assert (first["RANK"], second["RANK"], second["WORLD_SIZE"]) == ("0", "1", "2")
     assert {first["DIST_INIT_METHOD"], second["DIST_INIT_METHOD"]} == {f"file://{tmp_path}/meet"}
-    assert first["MASTER_PORT"] == second["MASTER_PORT"]
     assert not (tmp_path / "meet").exists(), "a file of an earlier meeting would be joined"
 
 
