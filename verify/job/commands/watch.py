@@ -7,8 +7,9 @@ import json
 import sys
 import time
 
+from flashpatch.commands.report import drawn, emit
 from flashpatch.errors import PatchError
-from flashpatch.verify.job import collect, source
+from flashpatch.verify.job import collect, screen, source
 
 HELP = "show a job in the terminal while it runs"
 
@@ -31,20 +32,19 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(found, indent=2))
         return 0
-    from rich.console import Console
+    if args.once or not sys.stdout.isatty():
+        emit(None, screen.view(found, height=60), False)
+        return 0
+    from rich.console import Console, Group
     from rich.live import Live
 
-    from flashpatch.verify.job import screen
+    console, lost = Console(), ""
 
-    console = Console()
-    if args.once or not sys.stdout.isatty():
-        console.print(screen.view(found, height=60))
-        return 0
-    lost = ""
+    def view() -> Group:
+        return Group(*(drawn(table, cut=True) for table in screen.view(found, console.height)))
+
     try:
-        with Live(
-            screen.view(found, console.height), console=console, screen=True, auto_refresh=False
-        ) as live:
+        with Live(view(), console=console, screen=True, auto_refresh=False) as live:
             while found["alive"] or any(process["alive"] == "unknown" for process in found["processes"]):
                 time.sleep(args.every)
                 try:
@@ -53,10 +53,10 @@ def run(args: argparse.Namespace) -> int:
                     lost = str(error)
                     break
                 found = collect.read(folder)
-                live.update(screen.view(found, console.height), refresh=True)
+                live.update(view(), refresh=True)
     except KeyboardInterrupt:
         pass
-    console.print(screen.view(found, console.height))
+    console.print(view())
     if lost:
         print(lost, file=sys.stderr)
     return 0
