@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,17 +83,20 @@ def busyness() -> float:
     return min(MOST, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))))
 
 
-def run(commands: Sequence[Command], workdir: Path, timeout: float) -> dict[str, Ending]:
+def run(
+    commands: Sequence[Command], workdir: Path, timeout: float, meanwhile: Callable[[], None] = lambda: None
+) -> dict[str, Ending]:
     """Run commands side by side in a directory, which gets their logs, and kill what is left; return how each ended.
 
-    All have ``timeout`` seconds together on a quiet machine of two cores.
+    All have ``timeout`` seconds together on a quiet machine of two cores; ``meanwhile`` is called again and again.
     """
     running: dict[str, subprocess.Popen[bytes]] = {}
     with ExitStack() as stack:
         for command in commands:
             running[command.name] = _start(command, workdir)
             stack.callback(_kill, running[command.name])
-        reason = _wait(running, [command.name for command in commands if command.stops_others], timeout)
+        essential = [command.name for command in commands if command.stops_others]
+        reason = _wait(running, essential, timeout, meanwhile)
         statuses = {name: _status(process) for name, process in running.items()}
     logs = {name: (workdir / f"{name}.log").read_text(errors="replace").strip() for name in statuses}
     return {name: Ending(name, status, reason, logs[name][-TAIL:]) for name, status in statuses.items()}
@@ -118,7 +121,12 @@ def _environment(command: Command) -> dict[str, str]:
     return {**kept, **_EVERYWHERE, **command.environment}
 
 
-def _wait(running: Mapping[str, subprocess.Popen[bytes]], essential: Collection[str], timeout: float) -> str:
+def _wait(
+    running: Mapping[str, subprocess.Popen[bytes]],
+    essential: Collection[str],
+    timeout: float,
+    meanwhile: Callable[[], None],
+) -> str:
     """Wait until all have ended, an essential one has failed, or time is up; why the rest is killed."""
     began, limit = time.monotonic(), timeout
     while None in [_status(process) for process in running.values()]:
@@ -128,6 +136,7 @@ def _wait(running: Mapping[str, subprocess.Popen[bytes]], essential: Collection[
         limit = max(limit, timeout * busyness())
         if time.monotonic() - began >= limit:
             return f"did not end within {limit:.0f} s"
+        meanwhile()
         time.sleep(_POLL)
     return ""
 

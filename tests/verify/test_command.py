@@ -2,7 +2,6 @@
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -57,19 +56,6 @@ def test_the_verdict_comes_last(verify):
     assert "toy.toyfw" not in good.stdout
     assert bad.stdout.startswith("Not live\n") and "toy.toyfw.update" in bad.stdout
     assert "NOT proven" in bad.stdout.splitlines()[-2]
-
-
-def test_what_a_probe_has_done_is_told_while_it_goes_on(tmp_path):
-    from flashpatch.verify.probes import jobs
-    from flashpatch.verify.run import _relayed
-
-    lines = queue.Queue()
-    with _relayed(tmp_path, lines.put):
-        for line in ("an engine is open", "it was sent other weights"):
-            jobs.tell(tmp_path, line)
-            assert lines.get(timeout=60) == line
-        jobs.tell(tmp_path, "the last")
-    assert lines.get_nowait() == "the last"
 
 
 def test_an_absent_framework(verify, site):

@@ -9,7 +9,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,6 +23,8 @@ FRESH = "fresh"
 """Name of the job that runs without FlashPatch."""
 TOLD = "told"
 """File of lines for who waits."""
+hear: Callable[[str], None] = print
+"""What takes the lines that jobs tell; `flashpatch.verify.run` sets it."""
 _LAST_ROW = 2.0  # seconds until every process has written its last row
 
 
@@ -67,8 +69,17 @@ def ranks(
 
 def run(commands: Sequence[Command], workdir: Path, timeout: float) -> Outcome:
     """Run jobs side by side, with one time-out for all, and read what they saw."""
-    began = time.monotonic()
-    endings = processes.run(commands, workdir, timeout)
+    began, heard = time.monotonic(), 0
+
+    def relay() -> None:
+        nonlocal heard
+        lines = (workdir / TOLD).read_text().splitlines() if (workdir / TOLD).exists() else []
+        for line in lines[heard:]:
+            hear(line)
+        heard = len(lines)
+
+    endings = processes.run(commands, workdir, timeout, relay)
+    relay()
     seen, problems = {}, {}
     for name, ending in endings.items():
         path = workdir / f"{name}.json"

@@ -213,8 +213,8 @@ class _Socket:
             self._owner.buffer[meta["offset"] + 1] ^= 128
         self._socket.send_pyobj(message)
 
-    def send(self, data: bytes) -> None:
-        self._socket.send(data)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
 
     def recv(self) -> bytes:
         deadline, trainer = time.monotonic() + TIMEOUT, multiprocessing.parent_process()
