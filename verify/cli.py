@@ -178,7 +178,7 @@ def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:
 
     before, patches = list[str](), registry.patches()
     while True:
-        source.renew(options)
+        source.renew(options, folder)
         if (run := runs.read_run(folder)) is None:
             raise source.no_run(folder)
         now = splits(run.rows, patches)

@@ -82,10 +82,9 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
         progress(f"{name}: no framework it patches is installed")
         return FamilyReport(family.name, name, None, (), tuple(map(_not_installed, family.patches)))
     workdir, nonce = Path(tempfile.mkdtemp(prefix="flashpatch-verify-")), f"verify-{secrets.token_hex(8)}"
+    # The probe's processes inherit this: the one family, a new ledger and run.
     own = {"FLASHPATCH_LEDGER": str(workdir / "ledger"), "FLASHPATCH_RUN": nonce}
-    with mock.patch.dict(
-        os.environ, own
-    ):  # the probe's processes inherit it: this family only, a new ledger and run
+    with mock.patch.dict(os.environ, own):
         selections.export(selection)
         proofs = list(_observe(family, name, nonce, workdir, progress))
         written = {run.id: run for run in ledger.read(workdir / "ledger")}

@@ -33,14 +33,6 @@ class Trainer:
     top_p: float = 1.0
     top_k: int = -1
 
-    @property
-    def truncates(self) -> bool:
-        return self.top_p < 1 or self.top_k > 0
-
-    @property
-    def sampling(self) -> str:
-        return f"top_p {self.top_p:g}, top_k {self.top_k}"
-
 
 @dataclass(frozen=True)
 class Job:

@@ -90,8 +90,9 @@ def chosen(args: argparse.Namespace) -> Path:
     """
     where = ledger(args)
     if args.ray is not None:
-        args.gathered = Gathered(where, args.ray, args.run_id)
-        return args.gathered.folder
+        folder = where / _published(args)
+        renew(args, folder)
+        return folder
     if args.run_id and ("/" in args.run_id or args.run_id in (".", "..")):
         folder = Path(args.run_id).resolve()
         if folder.is_dir():
@@ -125,11 +126,17 @@ def no_run(where: Path) -> NoRun:
     )
 
 
-def renew(args: argparse.Namespace) -> None:
-    """Bring the directory up to date that `chosen` returned, if the arguments name a Ray cluster; raise PatchError if that is
-    gone."""
-    if args.ray is not None:
-        args.gathered.renew()
+def renew(args: argparse.Namespace, folder: Path) -> None:
+    """Copy into the directory that `chosen` returned what is new, if the arguments name a Ray cluster; raise PatchError if that
+    is gone, or the directory cannot be written."""
+    if args.ray is None:
+        return
+    try:
+        node.fetch(args.store, folder.name, folder)
+    except ray_store.StoreError as error:
+        raise _unreachable(error) from error
+    except OSError as error:
+        raise PatchError(f"{folder} cannot be written: {error}", advice="Name another ledger.") from None
 
 
 def load(folder: Path) -> Source:
@@ -140,40 +147,23 @@ def load(folder: Path) -> Source:
     return Source(run, events, problems)
 
 
-class Gathered:
-    """A run of a cluster and its copy here, in ``folder`` of the ledger."""
+def _published(args: argparse.Namespace) -> str:
+    """Return the run that the arguments name, or the one that was published last on their Ray cluster, whose store they keep.
 
-    def __init__(self, ledger: Path, address: str, run: str | None = None) -> None:
-        """Copy the run ``run``, or the one that was published to last.
-
-        Raises NoRun, with the newest ones, if the cluster has no such run, and PatchError if the cluster cannot be
-        reached or the ledger not be written.
-        """
-        try:
-            self._store = ray_store.Store(ray_store.address(address))
-            found = published.run_ids(self._store)
-        except ray_store.StoreError as error:
-            raise _unreachable(error) from error
-        if not found or (run is not None and run not in found):
-            wanted, newest = f"run {run!r}" if run is not None else "run", ", ".join(found[-5:]) or "none"
-            where = f"the Ray cluster at {self._store.address}"
-            raise NoRun(
-                f"no {wanted} is published on {where}; the newest are: {newest}.",
-                advice="A node publishes its ledger within seconds.",
-            )
-        self.folder = ledger / (run or found[-1])
-        self.renew()
-
-    def renew(self) -> None:
-        """Copy what changed since. Raises PatchError as at first."""
-        try:
-            node.fetch(self._store, self.folder.name, self.folder)
-        except ray_store.StoreError as error:
-            raise _unreachable(error) from error
-        except OSError as error:
-            raise PatchError(
-                f"{self.folder} cannot be written: {error}", advice="Name another ledger."
-            ) from None
+    Raises NoRun, with the newest ones, if the cluster has no such run, and PatchError if it cannot be reached.
+    """
+    try:
+        args.store = ray_store.Store(ray_store.address(args.ray))
+        found = published.run_ids(args.store)
+    except ray_store.StoreError as error:
+        raise _unreachable(error) from error
+    if found and args.run_id in (None, *found):
+        return args.run_id or found[-1]
+    wanted, newest = f"run {args.run_id!r}" if args.run_id else "run", ", ".join(found[-5:]) or "none"
+    raise NoRun(
+        f"no {wanted} is published on the Ray cluster at {args.store.address}; the newest are: {newest}.",
+        advice="A node publishes its ledger within seconds.",
+    )
 
 
 def _unreachable(error: Exception) -> PatchError:

@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
             while found["alive"] or any(process["alive"] == "unknown" for process in found["processes"]):
                 time.sleep(args.every)
                 try:
-                    source.renew(args)
+                    source.renew(args, folder)
                 except PatchError as error:  # the cluster has ended: its nodes will not say more
                     lost = str(error)
                     break
