@@ -88,6 +88,12 @@ def test_a_path_without_a_framework_is_an_error(tmp_path, name):
     assert [path for path, _ in report.unreadable] == [str(tmp_path / name)] and report.exit_status == 2
 
 
+@pytest.mark.parametrize("builds", [(HOLDS, DRIFTED), (DRIFTED, HOLDS)])
+def test_two_builds_of_a_version_do_not_hide_a_drift(tmp_path, builds):
+    paths = [wheel(tmp_path / str(number), "1.0", source) for number, source in enumerate(builds)]
+    assert sorted(cell.verdict for cell in against(paths)) == ["drifted", "holds"]
+
+
 def damaged(tmp_path, kind):
     """A wheel or sdist of which the second half is missing or overwritten."""
     path = sdist(tmp_path, "3.0", HOLDS) if kind == "sdist" else wheel(tmp_path, "3.0", HOLDS)
