@@ -107,9 +107,8 @@ def run(commands: Sequence[Command], workdir: Path, timeout: float) -> Outcome:
         reason = _wait(running, essential, workdir / TOLD, timeout)
         ended = {name: _status(process) for name, process in running.items()}
     seen, problems = {}, {}
-    for name, status in sorted(
-        ended.items(), key=lambda one: one[1] is None
-    ):  # those that failed by themselves first
+    # Those that were killed here come last.
+    for name, status in sorted(ended.items(), key=lambda one: one[1] is None):
         path = workdir / f"{name}.json"
         seen[name] = json.loads(path.read_text()) if path.exists() else {}
         how = reason if status is None else f"ended with status {status}"

@@ -68,16 +68,9 @@ def test_what_the_trainers_probabilities_depend_on_is_read() -> None:
     ],
 )
 def test_what_is_left_out_is_named(path: str, value: object, named: str) -> None:
-    (said,) = job(**{path: value}).left_out
+    also = {f"{MODEL}.lora_rank": 8} if value == "trained" else {}  # which is then no new one
+    (said,) = job(**{path: value, **also}).left_out
     assert path in said and named in said
-
-
-@pytest.mark.parametrize(
-    "changes", [{f"{MODEL}.lora_rank": 8}, {f"{MODEL}.lora_rank": 8, f"{MODEL}.lora.merge": True}]
-)
-def test_an_adapter_that_was_trained_is_no_new_one(changes: dict) -> None:
-    (said,) = job(**changes, **{f"{MODEL}.lora_adapter_path": "trained"}).left_out
-    assert said == f"{MODEL}.lora_adapter_path=trained (the base is compared without it)"
 
 
 def test_the_trainers_model_has_the_config_that_verl_gives_it(tmp_path) -> None:
@@ -94,6 +87,12 @@ def test_the_trainers_model_has_the_config_that_verl_gives_it(tmp_path) -> None:
     assert (model / "config.json").read_text() == written
     of_megatron = job(**changes | {f"{MODEL}.override_config": {"model_config": own}})
     assert of_megatron.overrides == found.overrides == {"rms_norm_eps": 0.1}
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text(json.dumps(config))
+    of_path = job(**{f"{MODEL}.path": str(model), f"{MODEL}.hf_config_path": str(other)})
+    with of_path.trainers_model() as changed:
+        assert json.loads(Path(changed, "config.json").read_text()) == config
 
 
 def test_a_config_that_verl_cannot_build_either_says_so(tmp_path) -> None:
@@ -102,16 +101,6 @@ def test_a_config_that_verl_cannot_build_either_says_so(tmp_path) -> None:
     found = job(**own, **{f"{MODEL}.path": str(models.checkpoint(tmp_path, "llama"))})
     with pytest.raises(JobError, match="'dict' object has no attribute 'factor'"), found.trainers_model():
         pass
-
-
-def test_another_config_is_the_trainers(tmp_path) -> None:
-    model, other = models.checkpoint(tmp_path, "llama"), tmp_path / "other"
-    other.mkdir()
-    config = json.loads((model / "config.json").read_text()) | {"rms_norm_eps": 0.1}
-    (other / "config.json").write_text(json.dumps(config))
-    found = job(**{f"{MODEL}.path": str(model), f"{MODEL}.hf_config_path": str(other)})
-    with found.trainers_model() as changed:
-        assert json.loads(Path(changed, "config.json").read_text())["rms_norm_eps"] == 0.1
 
 
 def test_a_plain_model_is_itself(tmp_path) -> None:
