@@ -153,8 +153,8 @@ def _live(options: argparse.Namespace) -> int:
     options.ledger = options.ledger or files.directory()
     required = {registry.family_of(name).name: name for name in options.names}
     try:
-        chosen = _at_rest(source.chosen(options), options)
-    except source.NoRun as error:
+        chosen = _at_rest(source.found(options), options)
+    except LookupError as error:
         print(f"flashpatch-verify: {error}", file=sys.stderr)
         return NOT_LIVE
     report = live.judge(chosen, registry.patches(), required)
@@ -180,7 +180,7 @@ def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:
     while True:
         source.renew(options, folder)
         if (run := runs.read_run(folder)) is None:
-            raise source.no_run(folder)
+            raise LookupError(source.NONE.format(folder))
         now = splits(run.rows, patches)
         if now in ([], before) or not any(row.alive for row in run.rows):
             return run

@@ -5,7 +5,7 @@ import sys
 from toy_sources import DRIFTED, HOLDS, PATCH, wheel
 from tree import TREE
 
-from flashpatch.verify.against import against
+from flashpatch.verify.against import survey
 
 sys.path.insert(0, str(TREE / "docs" / "site"))
 import compatibility
@@ -14,7 +14,7 @@ from compatibility import main, page
 
 def test_the_page(tmp_path):
     paths = [wheel(tmp_path, version, HOLDS) for version in ("1.9", "1.0", "0.9")]
-    text = page(against([wheel(tmp_path, "1.10", DRIFTED), *paths], [PATCH]))
+    text = page(survey([wheel(tmp_path, "1.10", DRIFTED), *paths], [PATCH]).cells)
     assert "| patch | 0.9 | 1.0 | 1.9 | 1.10 |" in text
     assert "| `fam.toyfw.load` | – | tested | holds | drifted |" in text
     assert "- `fam.toyfw.load` on 1.10: toyfw.engine:Engine.load no longer takes 'weights'" in text

@@ -23,6 +23,7 @@ RAY = (
     "first copy the run from the Ray cluster at this address (default: RAY_ADDRESS, or the cluster running here) into "
     "the ledger, with the rows of all its nodes"
 )
+NONE = "there is no run in {}: no process with FLASHPATCH set has reported there"
 
 
 @dataclass
@@ -82,11 +83,19 @@ def written(args: argparse.Namespace, name: str, found: Any, render: Callable[[A
 
 
 def chosen(args: argparse.Namespace) -> Path:
+    """Return what `found` does; raise PatchError if there is no run."""
+    try:
+        return found(args)
+    except LookupError as error:
+        raise no_run(error) from None
+
+
+def found(args: argparse.Namespace) -> Path:
     """Return the directory of the run that the arguments name, brought up to date if they name a Ray cluster.
 
     A run that is named and not there is a usage error.
 
-    Raises PatchError if there is none at all, or the cluster cannot be reached.
+    Raises LookupError if there is none at all, and PatchError if the cluster cannot be reached.
     """
     where = ledger(args)
     if args.ray is not None:
@@ -99,13 +108,13 @@ def chosen(args: argparse.Namespace) -> Path:
             return folder
         args.usage_error(f"there is no directory {folder}. Name a run's directory, or its id.")
     try:
-        found = runs.choose(where, args.run_id)
+        newest = runs.choose(where, args.run_id)
     except PatchError as error:
         args.usage_error(f"{error.problem} {error.advice}")
         raise
-    if found is None:
-        raise no_run(where)
-    return found
+    if newest is None:
+        raise LookupError(NONE.format(where))
+    return newest
 
 
 def ledger(args: argparse.Namespace) -> Path:
@@ -114,15 +123,10 @@ def ledger(args: argparse.Namespace) -> Path:
         return args.ledger or files.directory()
 
 
-class NoRun(PatchError):
-    """Say that there is no run to show."""
-
-
-def no_run(where: Path) -> NoRun:
-    """Return the error that a ledger, or the directory of a run, holds none."""
-    return NoRun(
-        f"there is no run in {where}: no process with FLASHPATCH set has reported there.",
-        advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR.",
+def no_run(why: LookupError | str) -> PatchError:
+    """Return the error that there is no run to show."""
+    return PatchError(
+        f"{why}.", advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR."
     )
 
 
@@ -150,7 +154,7 @@ def load(folder: Path) -> Source:
 def _published(args: argparse.Namespace) -> str:
     """Return the run that the arguments name, or the one that was published last on their Ray cluster, whose store they keep.
 
-    Raises NoRun, with the newest ones, if the cluster has no such run, and PatchError if it cannot be reached.
+    Raises LookupError, with the newest ones, if the cluster has no such run, and PatchError if it cannot be reached.
     """
     try:
         args.store = ray_store.Store(ray_store.address(args.ray))
@@ -160,10 +164,8 @@ def _published(args: argparse.Namespace) -> str:
     if found and args.run_id in (None, *found):
         return args.run_id or found[-1]
     wanted, newest = f"run {args.run_id!r}" if args.run_id else "run", ", ".join(found[-5:]) or "none"
-    raise NoRun(
-        f"no {wanted} is published on the Ray cluster at {args.store.address}; the newest are: {newest}.",
-        advice="A node publishes its ledger within seconds.",
-    )
+    where = f"the Ray cluster at {args.store.address}"
+    raise LookupError(f"no {wanted} is published on {where}; the newest are: {newest}")
 
 
 def _unreachable(error: Exception) -> PatchError:

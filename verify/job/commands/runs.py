@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     jobs = (folder for folder in folders if runs.read_run(folder) is not None)
     found = [_about(folder) for folder in itertools.islice(jobs, _SHOWN)]
     if not found:
-        raise source.no_run(ledger)
+        raise source.no_run(source.NONE.format(ledger))
     found.sort(key=lambda one: one["began"], reverse=True)
     older = max(len(folders) - _SHOWN, 0)
     notes = ["flashpatch report RUN, flashpatch-verify --run RUN: one of them"]
