@@ -9,8 +9,6 @@ import pytest
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from flashpatch import ledger
 from flashpatch.patches.fp8.mismatch.gap import measure
@@ -34,14 +32,6 @@ def test_the_numbers_by_hand() -> None:
         )
     )
     assert measure(rollout, trainer, torch.zeros(1, 3), 2.0) == {"tokens": 0.0}
-
-
-@given(st.lists(st.floats(-30, 30), min_size=1, max_size=20))
-@example([1.5577789812655183e-10])  # exp(d) - d - 1 is below 0 there
-def test_k3_is_never_negative_nor_infinite(gaps: list[float]) -> None:
-    d = torch.tensor([gaps])
-    found = measure(torch.zeros_like(d), d, torch.ones_like(d), 2.0)
-    assert found["k3"] >= 0 and all(map(math.isfinite, found.values()))
 
 
 def test_a_jump_is_found_and_not_taken_for_the_usual() -> None:
@@ -87,11 +77,6 @@ def test_a_mixed_batch_is_told_apart_and_padding_left_out(caplog) -> None:
     [said] = [record.message for record in caplog.records if "suspect" in record.message]
     assert "k3 of int8" in said and "bf16 is" not in said
     assert "model.layers.1.mlp.down_proj 1.00% to 2.00%" in said
-
-
-def test_without_precisions_there_is_one_number(monkeypatch) -> None:
-    found = observe(Monitor(), *batch_of({0: 0.1, 1: 0.1}), Batch(), 4.0)
-    assert {name.count("/") for name in found} == {1} and found["mismatch/tokens"] == 80
 
 
 def test_what_workers_rounded_comes_with_their_receipts() -> None:
