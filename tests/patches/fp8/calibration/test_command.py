@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -44,3 +45,16 @@ def test_a_pair_that_does_not_match_fails_and_writes_nothing(bf16, pairs, tmp_pa
     assert done.returncode == 1 and done.stdout == ""
     assert "model.layers.0.self_attn.q_proj.bias (only in the quantized one)" in done.stderr
     assert "Traceback" not in done.stderr and list(tmp_path.iterdir()) == []
+
+
+def test_without_torch_it_says_so(tmp_path: Path) -> None:
+    code = f"import sys; sys.modules['torch'] = None; {MAIN}"
+    command = [sys.executable, "-c", code, "profile"]
+    assert subprocess.run(command, capture_output=True, cwd=tmp_path).returncode == 2, "arguments come first"
+    pair = ["--model", "x", "--quantized", "y"]
+    done = subprocess.run([*command, *pair], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1 and "'flashpatch profile' needs torch, which is not installed" in done.stderr
+    help = subprocess.run(
+        [sys.executable, "-c", code, "--help"], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert help.returncode == 0 and "profile" in help.stdout

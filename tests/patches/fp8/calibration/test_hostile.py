@@ -16,6 +16,8 @@ pytest.importorskip("safetensors")
 
 import profile_lab
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -142,6 +144,20 @@ class TestProfile:
         assert "not a regular file" in refused(profile_file.load, tmp_path)
         assert "cannot be read" in refused(profile_file.load, tmp_path / "missing")
         assert "cannot be read" in refused(profile_file.load, tmp_path / "nul\0byte")
+
+    @given(at=st.integers(0, 2000), value=st.binary(min_size=1, max_size=8))
+    @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    def test_any_damage_is_refused_or_harmless(self, good: Path, at: int, value: bytes) -> None:
+        data = bytearray(good.read_bytes())
+        at %= len(data)
+        data[at : at + len(value)] = value[: len(data) - at]
+        path = good.with_name("damaged")
+        path.write_bytes(data)
+        try:
+            profile = profile_file.load(path)
+        except PatchError:
+            return
+        profile_file.check(profile, path)
 
 
 class TestCheckpoint:

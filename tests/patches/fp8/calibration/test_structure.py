@@ -57,6 +57,10 @@ class TestSizes:
         }.items()
     }
 
+    def test_own_heads_are_fed_one_to_one(self) -> None:
+        shapes = {**self.SHAPES, f"{BLOCK}.self_attn.v_proj.weight": (64, 64)}
+        assert found({"model_type": "llama"}, shapes)["self_attn.v_proj"].index == {}
+
     @pytest.mark.parametrize("heads", [None, 0, 3, 1, "4", True])
     def test_heads_that_do_not_fit(self, heads) -> None:
         with pytest.raises(PatchError, match="Check that config.json belongs to the weights"):

@@ -122,6 +122,17 @@ def test_what_changed_is_what_travels_and_is_counted():
     assert last["bytes"] == sum(tensor.nbytes for _, tensor in sent) == world.receiver.facts["bytes"]
 
 
+def test_weights_that_come_go_or_change_their_shape_travel_whole():
+    world = World()
+    world.sync(None)
+    del world.weights["odd"]
+    world.weights["fresh"] = world.normal(7, 3)
+    world.weights["norm"] = world.weights["norm"][:-1]
+    sent, found = world.sync("v1")
+    assert world.exact(found)
+    assert [name for name, _ in sent if not name.startswith("__flashpatch_")] == ["norm", "fresh"]
+
+
 def test_weights_that_came_in_float32_and_now_come_in_bf16_are_cast_by_both_ends():
     world = World()
     narrow = {name: tensor.bfloat16() for name, tensor in world.weights.items()}

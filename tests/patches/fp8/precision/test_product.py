@@ -70,6 +70,14 @@ def test_layers_share_one_bounded_buffer(fast: bool, monkeypatch: pytest.MonkeyP
     assert {dtype: flat.data_ptr() for dtype, flat in product.buffers._flat.items()} == kept
 
 
+def test_inference_mode_and_training_share_it_too(fast: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(product, "buffers", product._Buffers())
+    given = operands(16, 64, 64)
+    with torch.inference_mode():
+        first = scaled_mm(*given, torch.bfloat16)
+    assert torch.equal(scaled_mm(*given, torch.bfloat16), first)
+
+
 def test_threads_do_not_disturb_each_other(fast: bool) -> None:
     layers = [operands(8, 64 * (1 + i), 96 + 8 * i, seed=i) for i in range(4)]
     want = [scaled_mm(*layer, torch.bfloat16) for layer in layers]

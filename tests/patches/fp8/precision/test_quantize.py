@@ -44,6 +44,15 @@ class TestWeights:
         error = (q.double() * scale.double() - w.double()).abs()
         assert bool((error <= bound(scale, w.double(), form)).all())
 
+    def test_the_full_range_is_used_and_never_left(self, form, granularity) -> None:
+        q, _ = quantize.quantized(random(32, 64, spread=3), form, granularity)
+        assert q.double().abs().max() == quantize.LARGEST[q.dtype]
+        assert q.double().min() >= -quantize.LARGEST[q.dtype]
+
+    def test_all_zero(self, form, granularity) -> None:
+        q, scale = quantize.quantized(torch.zeros(3, 4), form, granularity)
+        assert bool((q.float() == 0).all()) and bool((scale == 1).all())
+
     @pytest.mark.parametrize("value", [1e-45, 1e-38, 3e38])
     def test_extremes_stay_finite(self, form, granularity, value: float) -> None:
         w = torch.tensor([[value, -value / 3, 0.0]])

@@ -59,6 +59,17 @@ def test_what_is_written_otherwise_is_looked_at_as_a_whole(looked_at):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_copy_in_blocks_is_the_copy(looked_at, dtype):
+    source = torch.randn(7, 33)
+    for target in (torch.empty(7, 33, dtype=dtype), torch.empty(33, 7, dtype=dtype).t()):
+        total = finite.copied(target, source)
+        assert total.isfinite() and torch.equal(target, source.to(dtype))
+    assert finite.copied(target, source[0]) is None  # broadcast
+    assert finite.copied(torch.empty(()), torch.ones(())) is None
+    assert finite.copied(torch.empty(7, 33, dtype=torch.int8), source) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_no_sum_hides_what_is_not_finite(dtype, value):
     values = torch.ones(1000, dtype=dtype)
@@ -66,6 +77,12 @@ def test_no_sum_hides_what_is_not_finite(dtype, value):
     assert not finite.is_finite(values)
     values[501] = -value  # infinities of both signs
     assert not finite.is_finite(values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_sum_beyond_the_range_of_its_type_is_looked_at_again(dtype):
+    values = torch.full((1000,), torch.finfo(dtype).max, dtype=dtype)
+    assert not torch.isfinite(values.sum()) and finite.is_finite(values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz])

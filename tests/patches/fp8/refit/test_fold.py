@@ -199,3 +199,12 @@ def test_each_handle_is_released_once():
     del live
     gc.collect()
     assert sorted(Handle.released) == list(range(6))
+
+
+def test_a_plan_that_is_not_carried_out_releases_what_is_fresh():
+    Handle.released.clear()
+    live = Handle(0)
+    plan, kept = apply(live, Handle(1))
+    del plan, kept
+    gc.collect()
+    assert Handle.released == [1] and live.number == 0

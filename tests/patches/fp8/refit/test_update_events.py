@@ -32,6 +32,27 @@ def recorded(tmp_path: Path, code: str) -> list[dict]:
     return process.events
 
 
+def test_updates_record_versions_and_phases(tmp_path: Path) -> None:
+    weights = "toys.checkpoint({})"
+    code = f"""
+half = len({weights.format(1)}) // 2
+model.update({weights.format(1)})
+model.load({weights.format(2)}[:half])
+import time; time.sleep(0.3)
+model.load({weights.format(2)}[half:])
+model.managed.finish()
+"""
+    first, second = recorded(tmp_path, code)
+    assert (first["event"], first["outcome"], first["role"]) == ("update", "committed", "target")
+    assert (first["version"], first["buckets"]) == (1, 1)
+    assert (second["version"], second["buckets"]) == (2, 2)
+    for event in (first, second):
+        assert 0 < event["load_seconds"] + event["commit_seconds"] <= event["seconds"] + 1e-4
+        assert event["rss_bytes"] > 1 << 20
+    assert second["seconds"] - second["load_seconds"] - second["commit_seconds"] >= 0.3
+    assert second["t"] - first["t"] >= second["seconds"] - 1e-3
+
+
 def test_failures_and_refusals_are_recorded(tmp_path: Path) -> None:
     code = """
 def fails(call):

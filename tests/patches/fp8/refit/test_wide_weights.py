@@ -6,6 +6,7 @@ torch = pytest.importorskip("torch")
 
 import fp8_toys as toys  # noqa: E402
 
+from flashpatch.patches.fp8.precision import quantize, quantize_on_load  # noqa: E402
 from flashpatch.patches.fp8.refit import wide_weights  # noqa: E402
 
 BIASES = ["layers.0.norm.bias", "layers.1.norm.bias"]
@@ -56,3 +57,33 @@ def test_a_loader_that_cannot_be_followed_says_so(kind: type[toys.Model]) -> Non
     assert wide_weights.of([updated(kind, toys.checkpoint(1)).managed.wide]) is None
     followed = updated(toys.Model, toys.checkpoint(1)).managed.wide
     assert wide_weights.of([followed, updated(kind, toys.checkpoint(1)).managed.wide]) is None
+
+
+class Int8(torch.nn.Module):
+    """A matrix in int8."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(6, 8, dtype=torch.int8), requires_grad=False)
+        self.weight_scale = torch.nn.Parameter(torch.zeros(6, 1, dtype=torch.float32), requires_grad=False)
+        self.weight_scale.quant_method = "channel"
+        self.weight.weight_loader = self.weight_scale.weight_loader = lambda to, value: to.data.copy_(value)
+
+
+@pytest.fixture
+def in_bf16():
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def test_a_float32_weight_is_cast_to_the_models_dtype_before_it_is_rounded(in_bf16: None) -> None:
+    w = torch.randn(6, 8, dtype=torch.float32)
+    layers = []
+    for value in (w, w.bfloat16()):
+        layers.append(Int8())
+        quantize_on_load.Rounding(layers[-1])
+        layers[-1].weight.weight_loader(layers[-1].weight, value)
+    assert torch.equal(layers[0].weight, layers[1].weight)
+    assert torch.equal(layers[0].weight_scale, layers[1].weight_scale)
+    assert not torch.equal(quantize.quantized(w, "int8")[1], layers[1].weight_scale)  # as it was before

@@ -9,6 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from flashpatch import ledger
 from flashpatch.patches.fp8.mismatch.gap import measure
@@ -32,6 +34,14 @@ def test_the_numbers_by_hand() -> None:
         )
     )
     assert measure(rollout, trainer, torch.zeros(1, 3), 2.0) == {"tokens": 0.0}
+
+
+@given(st.lists(st.floats(-30, 30), min_size=1, max_size=20))
+@example([1.5577789812655183e-10])  # exp(d) - d - 1 is below 0 there
+def test_k3_is_never_negative_nor_infinite(gaps: list[float]) -> None:
+    d = torch.tensor([gaps])
+    found = measure(torch.zeros_like(d), d, torch.ones_like(d), 2.0)
+    assert found["k3"] >= 0 and all(map(math.isfinite, found.values()))
 
 
 def test_a_jump_is_found_and_not_taken_for_the_usual() -> None:

@@ -68,6 +68,13 @@ def problem(given: list, step: int | None = 3, book: WorkerVersions | None = Non
     return raised.value.problem
 
 
+def test_replicas_may_have_been_born_at_different_times():
+    given = two_replicas()
+    for receipt in given[2][0]["workers"]:
+        receipt.update(before=[0], after=[1])
+    WorkerVersions().check(3, given)
+
+
 @pytest.mark.parametrize("after, said", [(3, "3 became 3"), (5, "3 became 5"), (2, "3 became 2")])
 def test_a_version_that_did_not_move_by_one(after, said):
     given = two_replicas()
@@ -76,6 +83,13 @@ def test_a_version_that_did_not_move_by_one(after, said):
     found = problem(given)
     assert f"replica 1, rank 0: version {said}, not one new one" in found
     assert f"replica 1, rank 1: version {said}, not one new one" in found and "replica 0" not in found
+
+
+def test_after_a_failed_update_numbers_may_skip():
+    given = two_replicas()
+    for receipt in given[0][0]["workers"]:
+        receipt.update(after=[5], retry=True)
+    WorkerVersions().check(3, given)
 
 
 def test_a_version_that_changed_between_two_syncs():
