@@ -158,6 +158,15 @@ def test_every_update_is_as_a_fresh_load(method, first, atomic):
         assert toys.same_answers(engine.model, toys.fresh(method, weights))
 
 
+def test_an_update_inside_of_a_device_is_as_a_fresh_load():
+    """vLLM's own weight transfer calls the loader so; an engine processes what it loads outside of any."""
+    engine = toys.Engine(toys.Model("OnDefaultDevice"), policy(0, 1))
+    weights = policy(1, 1)
+    with torch.device("meta"):
+        engine.update(weights)
+    assert toys.same_answers(engine.model, toys.fresh("OnDefaultDevice", weights))
+
+
 @pytest.mark.parametrize("first", [1, -1])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_refused_update_leaves_it_as_it_was(method, first):
