@@ -278,7 +278,7 @@ STEPS: dict[str, Any] = {
 STEPS |= {name: getattr(sglang_sampled, name) for name in ("sampled", "kept")}
 STEPS |= {
     f"lora.{name}": getattr(sglang_lora, name)
-    for name in "load unload under overwrite cached across many greedy fault".split()
+    for name in "load under overwrite across many greedy fault".split()
 }
 
 

@@ -89,11 +89,6 @@ def test_a_mixed_batch_is_told_apart_and_padding_left_out(caplog) -> None:
     assert "model.layers.1.mlp.down_proj 1.00% to 2.00%" in said
 
 
-def test_without_precisions_there_is_one_number(monkeypatch) -> None:
-    found = observe(Monitor(), *batch_of({0: 0.1, 1: 0.1}), Batch(), 4.0)
-    assert {name.count("/") for name in found} == {1} and found["mismatch/tokens"] == 80
-
-
 def test_what_workers_rounded_comes_with_their_receipts() -> None:
     def sync(*errors: dict[str, float]) -> dict:
         return {"judged": True, "workers": [{"errors": e} for e in errors]}
