@@ -26,8 +26,8 @@ class LoaderAdapter:
         another_consensus: makes an agreement of the same ranks about something else, which has this name.
         refusal: why this engine cannot be updated at all, or None.
         busy: whether requests are running.
-        rounding_error: relative error with which post-processing will round a module that holds fresh values;
-            None if it does not round, or if values came rounded.
+        rounds: to which 8-bit format and granularity post-processing will round a module's fresh weight; None if it does
+            not, or if values came rounded.
         borrows: whether a kernel's handle that ``process`` makes may point into tensors of the module, which then stay
             in memory as long as the handle does; asked at the same time.
         processes: whether ``process`` does anything to a module, asked when the model has just been constructed.
@@ -47,7 +47,7 @@ class LoaderAdapter:
     another_consensus: Callable[[str], Consensus] = lambda name: SingleRank()
     refusal: Callable[[], str | None] = lambda: None
     busy: Callable[[], bool] = lambda: False
-    rounding_error: Callable[[torch.nn.Module], float | None] = lambda module: None
+    rounds: Callable[[torch.nn.Module, torch.Tensor], tuple[str, str] | None] = lambda module, weight: None
     processes: Callable[[torch.nn.Module], bool] = lambda module: True
     borrows: Callable[[torch.nn.Module], bool] = lambda module: True
     quantized_cache: Callable[[], bool] = lambda: False

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from flashpatch.patches._shared import all_ranks
-from flashpatch.patches.fp8.precision.quantize_on_load import expected_error
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.rank_consensus import Consensus, RankConsensus, SingleRank
@@ -58,14 +57,12 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         method = getattr(module, "quant_method", None)
         return not isinstance(method, (UnquantizedLinearMethod, UnquantizedEmbeddingMethod))
 
-    def rounding_error(module: torch.nn.Module) -> float | None:
-        how = _ROUNDED.get(model_config.quantization or "")
-        weight = module._parameters.get("weight")
-        if how is None or weight is None or weight.dim() != 2 or not isinstance(module, LinearBase):
+    def rounds(module: torch.nn.Module, weight: torch.Tensor) -> tuple[str, str] | None:
+        if weight.dim() != 2 or weight.dtype.itemsize < 2 or not isinstance(module, LinearBase):
             return None
-        if isinstance(module.quant_method, UnquantizedLinearMethod) or weight.dtype.itemsize < 2:
+        if isinstance(module.quant_method, UnquantizedLinearMethod):
             return None
-        return expected_error(weight, *how)
+        return _ROUNDED.get(model_config.quantization or "")
 
     @contextmanager
     def context():
@@ -84,7 +81,7 @@ def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
         another_consensus=lambda name: _consensus(vllm_config.parallel_config, name),
         refusal=lambda: unsupported.at_update(vllm_config),
         busy=lambda: running_requests.running(runner()),
-        rounding_error=rounding_error,
+        rounds=rounds,
         processes=processes,
         borrows=borrows,
         quantized_cache=lambda: str(vllm_config.cache_config.cache_dtype).startswith(
