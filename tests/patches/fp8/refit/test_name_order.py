@@ -142,9 +142,8 @@ def test_names_in_their_order_leave_no_doubt():
     assert "c came where b was due" in names.doubt
     assert names.ends("a", 3)
     names.restart("a", 3, complete=False)
-    assert (
-        names.doubt and not names.came
-    )  # also the first name, until a request or an end has framed an update
+    # also the first name, until a request or an end has framed an update
+    assert names.doubt and not names.came
     names.clear(framed=True)
     assert not names.doubt
 
