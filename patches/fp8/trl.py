@@ -95,7 +95,7 @@ def _check(models: list[ManagedModel], before: list[int]) -> None:
 
 def _record(models: list[ManagedModel], seconds: float) -> None:
     for model in models:
-        MONITOR.updated(model.rounding_errors)
+        MONITOR.updated(model.readings.errors)
     numbers = {"timing_s/sync/total": seconds}
     if models:
         numbers["sync/policy_version"] = float(max(model.version for model in models))

@@ -61,9 +61,9 @@ class LoaderAdapter:
         """Return whether requests are running."""
         return False
 
-    def rounding_error(self, module: torch.nn.Module) -> float | None:
-        """Return the relative error with which `process` will round a module that holds fresh values; None if it does not
-        round, or if values came rounded."""
+    def rounds(self, module: torch.nn.Module, weight: torch.Tensor) -> tuple[str, str] | None:
+        """Return to which 8-bit format and granularity `process` will round a module's fresh weight; None if it will not, or
+        if values came rounded."""
         return None
 
     def quantized_cache(self) -> bool:

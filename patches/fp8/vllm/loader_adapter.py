@@ -9,7 +9,6 @@ from typing import Any
 import torch
 
 from flashpatch.patches._shared import all_ranks
-from flashpatch.patches.fp8.precision.quantize_on_load import expected_error
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.rank_consensus import Consensus, RankConsensus, SingleRank
@@ -64,16 +63,14 @@ class VllmAdapter(LoaderAdapter):
         method = getattr(module, "quant_method", None)
         return not isinstance(method, (UnquantizedLinearMethod, UnquantizedEmbeddingMethod))
 
-    def rounding_error(self, module: torch.nn.Module) -> float | None:
+    def rounds(self, module: torch.nn.Module, weight: torch.Tensor) -> tuple[str, str] | None:
         from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 
-        how = _ROUNDED.get(self._model_config.quantization or "")
-        weight = module._parameters.get("weight")
-        if how is None or weight is None or weight.dim() != 2 or not isinstance(module, LinearBase):
+        if weight.dim() != 2 or weight.dtype.itemsize < 2 or not isinstance(module, LinearBase):
             return None
-        if isinstance(module.quant_method, UnquantizedLinearMethod) or weight.dtype.itemsize < 2:
+        if isinstance(module.quant_method, UnquantizedLinearMethod):
             return None
-        return expected_error(weight, *how)
+        return _ROUNDED.get(self._model_config.quantization or "")
 
     @contextmanager
     def context(self) -> Iterator[None]:

@@ -206,9 +206,8 @@ else:
 """
 
 
-PATIENCE = round(
-    limit(4)
-)  # seconds that ranks wait for one that does not come; the two that do may be stopped a while
+# seconds that ranks wait for one that does not come; the two that do may be stopped a while
+PATIENCE = round(limit(4))
 
 
 @pytest.fixture(scope="module")

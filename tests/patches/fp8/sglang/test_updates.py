@@ -178,9 +178,8 @@ def test_the_native_loader_keeps_its_models(models: Path, tmp_path: Path) -> Non
     ours, alone = lab.together(tmp_path, dict(job, flashpatch="fp8"), job)
     assert ours.steps == alone.steps and ours.done == alone.done
     assert "left to SGLang's load_format=flash_rl" in ours.log
-    if (
-        not alone.done
-    ):  # 0.5.21 ends while it loads, before a row is written; 0.5.12 in a Triton kernel of the update
+    # 0.5.21 ends while it loads, before a row is written; 0.5.12 in a Triton kernel of the update
+    if not alone.done:
         assert ("active drivers" if lab.OLD else "_prepare_weights() takes 4") in alone.log
         return
     notes = [row["notes"] for row in lab.rows(ours)]

@@ -10,9 +10,8 @@ from vllm_precisions import opened
 
 pytestmark = pytest.mark.vllm
 
-CACHED = dict(
-    enable_prefix_caching=True, block_size=32
-)  # two blocks a prompt, of which the last is never served
+# two blocks a prompt, of which the last is never served
+CACHED = dict(enable_prefix_caching=True, block_size=32)
 TOKENS = engines.TOKENS
 KEEP = dict(in_flight="keep")
 

@@ -53,9 +53,8 @@ def test_a_jump_is_found_and_not_taken_for_the_usual() -> None:
     assert monitor.jump("", 0.02, 0.0) is None  # switched off, it learns that as usual
     assert Monitor().jump("", 9.0, 4.0) is None  # nothing to compare with
     quiet = Monitor()
-    assert [quiet.jump("", k3, 4.0) for k3 in (0.0, 0.0, 1e-8)] == [
-        None
-    ] * 3  # bf16 against itself: float noise
+    # bf16 against itself: float noise
+    assert [quiet.jump("", k3, 4.0) for k3 in (0.0, 0.0, 1e-8)] == [None] * 3
 
 
 def test_the_layers_that_grew_most_come_first() -> None:

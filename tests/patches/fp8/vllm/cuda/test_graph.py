@@ -1,14 +1,27 @@
 """Run the tests that need a GPU's graphs, and the checks of `make test-gpu`, on the fake device: see its README."""
 
+import subprocess
+import sys
 import time
 
 import pytest
 from cuda_lab import check, runs
+from fake_cuda.environment import variables
+from tree import TREE
 
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(not runs.is_built(), reason="the fake CUDA device is not built here"),
 ]
+
+
+def test_what_needs_a_device() -> None:
+    tests = "tests/patches/fp8/refit/test_cuda_readings.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
+    env = variables(runs.ENVIRONMENT, 90)
+    done = subprocess.run(command, cwd=TREE, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert "passed" in done.stdout and "skipped" not in done.stdout
 
 
 def test_what_is_checked_on_a_gpu_runs_here_but_for_speed(tmp_path) -> None:
