@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -94,8 +95,8 @@ def is_absent(word: str, detail: str) -> bool:
 def absent_frameworks(patch_ids: Iterable[str]) -> list[str]:
     """One line per framework that is not installed, from the ids of the patches for it."""
     groups = (patch_id.split(".")[1] for patch_id in patch_ids)
-    # verl_vllm needs verl
-    counts = Counter("verl" if group.startswith("verl_") else group for group in groups)
+    # verl_vllm needs verl, vllm_lora vLLM
+    counts = Counter(re.sub(r"^(verl|vllm|sglang)_.*", r"\1", group) for group in groups)
     waits = {name: "1 patch waits" if n == 1 else f"{n} patches wait" for name, n in counts.items()}
     return [f"{name}: not installed, {how}" for name, how in waits.items()]
 

@@ -147,8 +147,9 @@ def _verdict(report: FamilyReport) -> tuple[str, str, str, str]:
 def _live(options: argparse.Namespace) -> int:
     from flashpatch.verify import live
 
-    if options.live and options.ledger is None:
-        if os.sep in options.live or Path(options.live).is_dir():
+    if options.live:
+        is_name = options.ledger or options.live in registry.names()
+        if not is_name and (os.sep in options.live or Path(options.live).is_dir()):
             options.ledger = Path(options.live)
         else:
             options.names = [options.live, *options.names]

@@ -292,11 +292,12 @@ def test_live_on_a_directory(run, verify, tmp_path):
     assert verify("--ledger", str(tmp_path / "absent")).returncode == 2
 
 
-def test_live_and_a_name_in_either_order(run, verify):
+def test_live_and_a_name_in_either_order(run, verify, tmp_path):
     run("-c", JOB, FLASHPATCH="toy")
     assert verify("--live", "toy").stdout == verify("toy", "--live").stdout
-    done = verify("--live", "toi")
-    assert done.returncode == 2 and "unknown name 'toi'" in done.stderr
+    for ledger in ([], ["--ledger", str(tmp_path / "ledger")]):
+        done = verify(*ledger, "--live", "toi")
+        assert done.returncode == 2 and "unknown name 'toi'" in done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["toy"], ["toy", "--live"], ["--against", "site"]])

@@ -16,7 +16,7 @@ def view(found: dict[str, Any], height: int) -> list[Table]:
         f"Job {found['run']}  {found['verdict']}  "
         f"{found['alive']} of {counted(len(found['processes']), 'process', 'processes')} alive, "
         f"{counted(len(found['updates']), 'update')}, {counted(len(found['syncs']), 'sync')}, "
-        f"{len(found['incidents'])} refusals and problems, "
+        f"{counted(len(found['incidents']), 'refusal or problem', 'refusals and problems')}, "
         f"{_span(found['ended'] - found['began'])} since it began"
     )
     parts = [_names(found), _processes(found, most), _updates(found, most), _incidents(found, most)]

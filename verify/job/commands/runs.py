@@ -49,7 +49,7 @@ def _about(folder: Path) -> dict[str, Any]:
         "began": job["began"],
         "command": dict(job["about"]).get("command", ""),
         "names": [name["name"] for name in job["names"]],
-        "verdict": job["verdict"] if job["names"] else "nothing on",
+        "verdict": job["verdict"] if job["names"] or job["problems"] else "nothing on",
         "alive": job["alive"],
         "processes": len(job["processes"]),
     }

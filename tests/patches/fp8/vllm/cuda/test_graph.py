@@ -6,7 +6,7 @@ import time
 
 import pytest
 from cuda_lab import check, runs
-from fake_cuda.environment import variables
+from fake_cuda.variables import variables
 from tree import TREE
 
 pytestmark = [
