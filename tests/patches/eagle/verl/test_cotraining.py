@@ -91,7 +91,7 @@ def test_each_new_drafter_is_sent_once_and_the_trainer_follows_the_policy(one, t
     step(one, replicas, 3)
     sent = replicas.made(UPDATE)
     assert [version for _, version in sent] == [1, 2] and sent[0][0] != sent[1][0]
-    assert [name for what, name in one.coordinator.commands if what == "target"][-1] == "shared-000000003"
+    assert [name for what, name in one.coordinator.commands if what == "target"][-1] == "shared-000000003-4"
     assert one.metrics["eagle/drafter_version"] == 2 and one.metrics["eagle/acceptance_length"] == 2.0
     assert one.metrics["eagle/captured"] == 6
 
@@ -174,9 +174,13 @@ def test_old_embeddings_are_cleared_away(one, tmp_path):
             Path(given[0]).mkdir()
         return [[dict(queue="/queue")]]
 
-    for number in range(5):
+    (tmp_path / "shared-000000098").mkdir()  # of an earlier run
+    for number in (99, None, None, 100, 50):
         one.policy_updated(call, number)
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["shared-000000003", "shared-000000004"]
+        target = one.coordinator.commands[-1][1]
+        assert (tmp_path / target).exists()
+    assert len({name for what, name in one.coordinator.commands if what == "target"}) == 5
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_the_trainer_sees_the_accelerator_it_is_given_though_the_driver_sees_none(one):
