@@ -1,8 +1,11 @@
 """``flashpatch eagle-warmup``: from prompts to a drafter that vLLM speculates with."""
 
+import argparse
+import contextlib
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +17,7 @@ pytest.importorskip("torch")
 from machine import limit
 
 from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.vllm import warmup
 from flashpatch.patches.eagle.vllm.warmup import read_prompts
 
 
@@ -56,9 +60,37 @@ def test_bad_prompts_are_named(tmp_path: Path, text: str, problem: str) -> None:
 def test_wrong_usage_is_named(tmp_path: Path) -> None:
     done = _flashpatch(tmp_path, tmp_path / "p.jsonl", "--out", tmp_path / "out")
     assert done.returncode == 2 and "has no config.json" in done.stderr
+    done = _flashpatch(tmp_path, tmp_path / "p.jsonl", "--out", tmp_path / "out", "--seconds", "nan")
+    assert done.returncode == 2 and "--seconds must be positive" in done.stderr
     (tmp_path / "out" / "drafter").mkdir(parents=True)
     done = _flashpatch(tmp_path, tmp_path / "p.jsonl", "--out", tmp_path / "out")
     assert done.returncode == 2 and "exists; name another --out" in done.stderr
+
+
+def test_an_interruption_leaves_no_half_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import drafter_lab
+    from transformers import AutoModelForCausalLM
+
+    model = drafter_lab.save_target(tmp_path / "model")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a text"}')
+
+    def answer(_: object, __: object, samples: Path, *___: object) -> int:
+        drafter_lab.fill(samples, drafter_lab.capture(AutoModelForCausalLM.from_pretrained(model), 2))
+        return 2
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(warmup, "answer", answer)
+    monkeypatch.setattr(shutil, "copyfile", interrupt)
+    parser = argparse.ArgumentParser()
+    warmup.arguments(parser)
+    words = [model, tmp_path / "p.jsonl", "--out", tmp_path / "out", "--seconds", 2]
+    args = parser.parse_args(list(map(str, words)), argparse.Namespace(json=True, usage_error=parser.error))
+    with contextlib.suppress(KeyboardInterrupt):
+        warmup.run(args)
+    drafter = tmp_path / "out" / "drafter"
+    assert not drafter.exists() or {"config.json", "model.safetensors"} <= set(os.listdir(drafter))
 
 
 @pytest.mark.full
