@@ -225,11 +225,7 @@ class Policy:
         json.dumps([self.state(), self.metrics()], allow_nan=False)
         sums = (self._tokens, self._seconds, self._regret_seconds, *self._best)
         counts = (self._step, self._hold_left, self._switches, self._ignored, self._guarded)
-        if (
-            len(self._best) != len(BUCKETS)
-            or not all(map(math.isfinite, sums))
-            or any(type(count) is not int or count < 0 for count in counts)
-        ):
+        if not all(map(math.isfinite, sums)) or any(type(count) is not int or count < 0 for count in counts):
             raise ValueError("a sum or a count is none")
         if not all(type(place) is int and -1 <= place < len(places) for place in (self._current, self._ran)):
             raise ValueError("there is no such arm")
@@ -239,7 +235,7 @@ class Policy:
         version, numbers, normal = state["random"]
         self._random.setstate((version, tuple(numbers), normal))
         self._pulls = [list(pulls) for pulls in state["pulls"]]
-        self._best = list(state["best"])
+        self._best = [state["best"][bucket] for bucket in range(len(BUCKETS))]
         self._step, self._hold_left, self._current, self._ran = state["place"]
         self._tokens, self._seconds, self._regret_seconds = state["sums"]
         self._switches, self._ignored, self._guarded = state["counts"]

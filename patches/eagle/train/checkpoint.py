@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
@@ -83,12 +84,9 @@ class Checkpoints:
     def discard(self) -> bool:
         """Delete the newest checkpoint if it is cut short or no checkpoint at all; return whether it was."""
         path = self.newest()
-        try:
-            with zipfile.ZipFile(path) as archive:
-                if archive.testzip() is None:
-                    return False
-        except zipfile.BadZipFile:
-            pass
+        with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            if archive.testzip() is None:
+                return False
         path.unlink()
         return True
 

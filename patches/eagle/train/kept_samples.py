@@ -59,18 +59,12 @@ class KeptSamples(SampleReader):
 
         Each job counts its policies from 0, and these samples may be of several: all get version 0, not above any that comes.
         """
-        left = _read(self.folder) + self.read_samples(sys.maxsize)
-        return [replace(sample, version=0) for sample in left]
-
-
-def _read(folder: Path) -> list[Sample]:
-    """Return the samples of a folder by the time of their capture, which their names begin with."""
-    found = []
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            found.append(replace(Sample.load(file), file=file))
-        except PatchError as error:
-            logger.warning("%s", error)
-            with contextlib.suppress(OSError):
-                file.unlink()
-    return found
+        found = []
+        for file in sorted(self.folder.glob("*.safetensors")):  # names begin with the time of capture
+            try:
+                found.append(replace(Sample.load(file), file=file))
+            except PatchError as error:
+                logger.warning("%s", error)
+                with contextlib.suppress(OSError):
+                    file.unlink()
+        return [replace(sample, version=0) for sample in found + self.read_samples(sys.maxsize)]

@@ -47,13 +47,6 @@ def test_what_was_read_is_there_again(tmp_path, samples):
     assert not SampleReader(queue).read_samples(100), "none is in both places"
 
 
-def test_without_it_a_reader_deletes_what_it_read(tmp_path, samples):
-    write(tmp_path / "queue", samples)
-    read = SampleReader(tmp_path / "queue").read_samples(100)
-    assert len(read) == 6 and all(one.file is None for one in read)
-    assert not list(tmp_path.glob("**/*.safetensors"))
-
-
 def test_files_follow_the_buffer(tmp_path, samples):
     queue = tmp_path / "queue"
     write(queue, samples)
@@ -88,15 +81,6 @@ def test_what_is_there_first_is_older_than_any_sample_that_comes(tmp_path):
     for sample in there + second.read_samples(9):
         buffer.add(sample)
     assert sorted(sample.version for sample in buffer.draw(9)) == [0, 0, 0, 1, 1]
-
-
-def test_samples_of_several_jobs_come_oldest_first(tmp_path, samples):
-    """A buffer that is too small for all of them drops those that came first."""
-    for job, first in (("a", 0), ("b", 1)):
-        for number in (first, first + 2):
-            write(tmp_path / job, samples[number : number + 1], first=number)
-        KeptSamples(tmp_path / job, tmp_path / "kept").read_samples(9)
-    assert requests(KeptSamples("another", tmp_path / "kept").read_kept()) == ["r0", "r1", "r2", "r3"]
 
 
 def test_a_damaged_file_is_deleted(tmp_path, samples):

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 
 import torch
-from drafter_lab import capture, cut, fill, make_target
+from drafter_lab import capture, fill, make_target
 from machine import limit
 from private_modes import loose
 from transformers import AutoModelForCausalLM
@@ -28,7 +28,6 @@ from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.export import load_weights
-from flashpatch.patches.eagle.train.pack import pack
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 from flashpatch.patches.eagle.train.worker import Worker
 
@@ -120,18 +119,15 @@ def test_a_worker_without_a_target_says_why(tmp_path):
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(target, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(target)
-    settings = WorkerSettings(str(target), str(tmp_path / "queue"), str(tmp_path / "out"))
-    first = Worker(settings, lambda event: None, queue.Queue())
-    for _ in range(2):
-        first.trainer.step(pack(cut(capture(model, 2)), 100))
-        first.checkpoints.save(first.trainer)
+    first = trained(target, tmp_path)
+    first.trainer.step(first._rows())
+    first.checkpoints.save(first.trainer)
     first.checkpoints.settle()
     kept = first.checkpoints.newest()
     kept.with_name("step-2-good.pt").write_bytes(kept.read_bytes())  # a user's copy
     kept.write_bytes(kept.read_bytes()[:-100])
     events: list[dict] = []
-    second = Worker(settings, events.append, queue.Queue())
+    second = Worker(first.settings, events.append, queue.Queue())
     assert second.resumed and second.trainer.count == 1 and not kept.exists()
     assert [event["command"] for event in events] == ["resume"] and "step-2" in events[0]["problem"]
     assert all(torch.isfinite(weight).all() for weight in second.trainer.weights().values())

@@ -1,7 +1,6 @@
 """``flashpatch eagle-warmup``: from prompts to a drafter that vLLM speculates with."""
 
 import argparse
-import contextlib
 import json
 import os
 import random
@@ -67,30 +66,22 @@ def test_wrong_usage_is_named(tmp_path: Path) -> None:
     assert done.returncode == 2 and "exists; name another --out" in done.stderr
 
 
-def test_an_interruption_leaves_no_half_drafter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_comes_to_its_place_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import drafter_lab
     from transformers import AutoModelForCausalLM
 
-    model = drafter_lab.save_target(tmp_path / "model")
+    model, out = drafter_lab.save_target(tmp_path / "model"), tmp_path / "out"
     (tmp_path / "p.jsonl").write_text('{"prompt": "a text"}')
 
-    def answer(_: object, __: object, samples: Path, *___: object) -> int:
+    def answer(model: Path, _: object, samples: Path, *__: object) -> int:
         drafter_lab.fill(samples, drafter_lab.capture(AutoModelForCausalLM.from_pretrained(model), 2))
         return 2
 
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
     monkeypatch.setattr(warmup, "answer", answer)
-    monkeypatch.setattr(shutil, "copyfile", interrupt)
-    parser = argparse.ArgumentParser()
-    warmup.arguments(parser)
-    words = [model, tmp_path / "p.jsonl", "--out", tmp_path / "out", "--seconds", 2]
-    args = parser.parse_args(list(map(str, words)), argparse.Namespace(json=True, usage_error=parser.error))
-    with contextlib.suppress(KeyboardInterrupt):
-        warmup.run(args)
-    drafter = tmp_path / "out" / "drafter"
-    assert not drafter.exists() or {"config.json", "model.safetensors"} <= set(os.listdir(drafter))
+    monkeypatch.setattr(shutil, "copyfile", lambda *_, **__: pytest.fail("a copy may be interrupted"))
+    given = dict(model=model, data=tmp_path / "p.jsonl", out=out, seconds=2.0, engine="vllm", vllm={})
+    assert warmup.run(argparse.Namespace(**given, json=True)) == 0
+    assert {"config.json", "model.safetensors"} <= set(os.listdir(out / "drafter"))
 
 
 @pytest.mark.full
