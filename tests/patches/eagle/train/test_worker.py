@@ -162,7 +162,6 @@ def trained(target, folder) -> Worker:
     fill(folder / "queue", capture(AutoModelForCausalLM.from_pretrained(target), 2))
     settings = WorkerSettings(str(target), str(folder / "queue"), str(folder / "out"), dtype="float32")
     one = Worker(settings, lambda event: None, queue.Queue())
-    one._read_samples()
     one.trainer.step(one._rows())
     one.checkpoints.save(one.trainer)
     one.checkpoints.settle()
