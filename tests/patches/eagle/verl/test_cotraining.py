@@ -14,15 +14,9 @@ class Trainer:
     """Stands for `Coordinator`: a process that ends each slice with another drafter."""
 
     def __init__(self, settings, environment):
-        self.settings, self.environment, self.drafter, self.figures, self.problem = (
-            settings,
-            environment,
-            None,
-            {},
-            "",
-        )
-        self.state, self.pid = "idle", 1
-        self.commands = []
+        self.settings, self.environment = settings, environment
+        self.drafter, self.figures, self.problem = None, {}, ""
+        self.state, self.pid, self.commands = "idle", 1, []
 
     def start(self):
         return True
