@@ -105,13 +105,8 @@ class Worker:
                     return
                 self._execute(command)
             except Exception as error:  # a full disk or a damaged file must not end the worker
-                self._report(
-                    {
-                        "event": "error",
-                        "command": command.get("command"),
-                        "problem": f"{type(error).__name__}: {error}",
-                    }
-                )
+                problem = f"{type(error).__name__}: {error}"
+                self._report({"event": "error", "command": command.get("command"), "problem": problem})
             self._report({"event": "idle", "command": command.get("command"), **self._figures()})
 
     def _execute(self, command: dict[str, Any]) -> None:
