@@ -10,8 +10,9 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared.atomic_file import replacing
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_BLOCK = 8 << 20
-"""Bytes of a rank's rows that are gathered at once: the device never holds more of the others'."""
+_BLOCK = (
+    8 << 20
+)  # bytes of a rank's rows that are gathered at once: the device never holds more of the others'
 
 
 def save_embeddings_and_head(

@@ -131,7 +131,9 @@ def test_every_known_row_belongs_to_the_tokens_that_were_kept(tmp_path_factory, 
     check(engine, samples, layers)
     assert recorder.counts["requests"] == len(samples) and not recorder.problem
     assert recorder.counts["mismatched"] == 0
-    for one in samples:  # all that was computed is there, but the cached prefix and the last token
+    for (
+        one
+    ) in samples:  # all that was computed is there: at most the cached prefix and the last token are not
         unknown = (~one.known).nonzero().flatten().tolist()
         assert unknown[-1] == len(one) - 1
         assert unknown[:-1] == list(range(len(unknown) - 1))
@@ -304,10 +306,14 @@ def test_the_engines_thread_launches_little_and_waits_for_nothing(tmp_path, devi
     """Its Python is a few calls per request, whatever the states' size."""
     requests, calls = 64, Counter()
     recorder = new_recorder(tmp_path)
-    names = [f"r{number}" for number in range(requests)]
-    hidden = torch.ones(requests, 6, dtype=torch.bfloat16)
-    ids = torch.zeros(requests + 3, dtype=torch.int32)
-    positions = torch.zeros(requests + 3, dtype=torch.int64)
+    names, hidden = (
+        [f"r{number}" for number in range(requests)],
+        torch.ones(requests, 6, dtype=torch.bfloat16),
+    )
+    ids, positions = (
+        torch.zeros(requests + 3, dtype=torch.int32),
+        torch.zeros(requests + 3, dtype=torch.int64),
+    )
 
     def step() -> None:
         recorder.step(names, [1] * requests, ids, positions, hidden, [hidden] * layers or None)
