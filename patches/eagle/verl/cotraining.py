@@ -70,6 +70,7 @@ class Job:
         self.version = 0
         self.metrics: dict[str, float] = {}
         self._sent: Path | None = None
+        self._embeddings: list[Path] = []  # folders, the newest last
         self._held = 0  # version of the drafter that all replicas took, or went back to
         self._last_problem = ""
         self._updates = 0
@@ -141,14 +142,15 @@ class Job:
 
     def _send_embeddings(self, call: Call, step: int | None) -> None:
         folder = Path(self.settings["folder"])
-        target = folder / f"shared-{step or 0:09d}"
+        target = folder / f"shared-{step or 0:09d}-{self._updates}"  # a new one each time, whatever the step
         try:
             call(SAVE_EMBEDDINGS, (str(target),))
         except Exception as error:
             self._warn(f"the trainer keeps older embeddings and head: {error}")
             return
         self.coordinator.order(target=str(target))
-        for old in sorted(folder.glob("shared-*"))[:-_KEPT]:
+        self._embeddings = [*self._embeddings, target][-_KEPT:]
+        for old in set(folder.glob("shared-*")).difference(self._embeddings):
             shutil.rmtree(old, ignore_errors=True)
 
     def _report(self, counts: list[Mapping[str, Any]]) -> None:
