@@ -14,8 +14,7 @@ from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import holding
-from flashpatch.patches.fp8.mismatch.gap import CAP
-from flashpatch.patches.fp8.mismatch.monitor import MONITOR, Batch, observe
+from flashpatch.patches.fp8.mismatch.monitor import CAP, MONITOR, Batch, observe
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.rollout_numbers import NUMBERS
 

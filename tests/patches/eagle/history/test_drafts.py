@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from flashpatch.patches.eagle.history.acceptance_table import AcceptanceTable
-from flashpatch.patches.eagle.history.drafts import HistoryDrafts, draft_lengths
+from flashpatch.patches.eagle.history.drafts import AcceptanceTable, HistoryDrafts, draft_lengths
 from flashpatch.patches.eagle.history.step_cost import StepCost
 from flashpatch.patches.eagle.history.token_index import Guess
 

@@ -13,8 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flashpatch import ledger
-from flashpatch.patches.fp8.mismatch.gap import measure
-from flashpatch.patches.fp8.mismatch.monitor import Batch, Monitor, observe
+from flashpatch.patches.fp8.mismatch.monitor import Batch, Monitor, measure, observe
 from flashpatch.patches.fp8.verl.correction import mismatch
 from flashpatch.patches.fp8.verl.transfer import receipts
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from flashpatch import ledger
-from flashpatch.patches.fp8.mismatch.gap import measure
-from flashpatch.patches.fp8.mismatch.monitor import Batch, Monitor, observe
+from flashpatch.patches.fp8.mismatch.monitor import Batch, Monitor, measure, observe
 from flashpatch.patches.fp8.verl.correction import mismatch, truncated_sampling
 from flashpatch.patches.fp8.verl.correction.truncated_sampling import CORRECTION, NOTE, ROLLOUT
 
