@@ -58,6 +58,8 @@ def _meant(word: str) -> str:
         return (
             f"`flashpatch list {name}` shows the patches of {name}, `flashpatch-verify {name}` proves them."
         )
+    if word == "flashpatch-verify":
+        return f"`{word}` is a command of its own."
     return nearest(word, [*registry.commands(), "flashpatch-verify"])
 
 

@@ -39,9 +39,6 @@ class Term:
     values: tuple[str, ...]
     negated: bool
 
-    def __str__(self) -> str:
-        return f"{self.key}{'!' if self.negated else ''}={'|'.join(self.values)}"
-
 
 @dataclass(frozen=True)
 class Facts:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -12,10 +13,12 @@ from flashpatch import ledger, registry
 from flashpatch.arming import call_counter, standby
 from flashpatch.arming.group import Group, Member
 from flashpatch.arming.manager import Manager
-from flashpatch.arming.preflight import packages, presence
+from flashpatch.arming.preflight import packages
+from flashpatch.contracts import contract
+from flashpatch.contracts.source import RootFor
 from flashpatch.errors import PatchError
 from flashpatch.patch_status import PatchStatus
-from flashpatch.record import Patch, State
+from flashpatch.record import State
 from flashpatch.settings import options as options_of
 
 manager = Manager()
@@ -132,14 +135,16 @@ def snapshot() -> dict[str, Any]:
 
 def _statuses() -> list[PatchStatus]:
     """Every patch of families that were ever on; each package is looked for once, as that takes the import finders."""
-    present = presence()
-    return [_status(group, member, present) for group, member in list(manager.members.values())]
+    root_for = functools.cache(contract.installed_root)
+    return [_status(group, member, root_for) for group, member in list(manager.members.values())]
 
 
-def _status(group: Group, member: Member, present: Callable[[Patch], bool]) -> PatchStatus:
+def _status(group: Group, member: Member, root_for: RootFor) -> PatchStatus:
     state = member.observed()
-    if state.word == "waiting" and not group.checked and not present(member.patch):
-        state = State("skipped", f"{', '.join(sorted(packages(member.patch)))} is not installed")
+    if state.word == "waiting" and not group.checked:
+        needed = sorted(packages(member.patch))
+        if not any(map(root_for, needed)):
+            state = State("skipped", f"{', '.join(needed)} is not installed")
     return PatchStatus(
         id=member.patch.id,
         state=state,

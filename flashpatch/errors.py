@@ -5,7 +5,6 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from typing import Any
 
 
 class PatchError(RuntimeError):
@@ -36,21 +35,17 @@ class PatchError(RuntimeError):
         self.target = target
         self.version = version
         self.advice = advice
-        where = ", ".join(part for part in (patch, target, version) if part)
-        text = f"[flashpatch{': ' + where if where else ''}] {problem}"
-        if advice:
-            text += f"{'' if problem.endswith(tuple('.!?:;,')) else '.'} {advice}"
-        super().__init__(text)
+        super().__init__(problem)  # with its attributes, all that pickling needs
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Survive pickling, so that the error crosses process boundaries whole."""
-        return _rebuild, (self.problem, self.patch, self.target, self.version, self.advice)
+    def __str__(self) -> str:
+        where = ", ".join(part for part in (self.patch, self.target, self.version) if part)
+        text = f"[flashpatch{': ' + where if where else ''}] {self.problem}"
+        if self.advice:
+            text += f"{'' if self.problem.endswith(tuple('.!?:;,')) else '.'} {self.advice}"
+        return text
 
-
-def _rebuild(
-    problem: str, patch: str | None, target: str | None, version: str | None, advice: str | None
-) -> PatchError:
-    return PatchError(problem, patch=patch, target=target, version=version, advice=advice)
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

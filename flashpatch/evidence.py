@@ -49,17 +49,13 @@ def due(
     records: Iterable[Patch],
     roles: Collection[str],
     options: Mapping[str, Mapping[str, Any]],
-    happened: Collection[str] = EVERYTHING,
-    facts: Facts = Facts(),
+    happened: Collection[str],
+    facts: Facts,
 ) -> Iterator[Due]:
-    """Yield what must have been observed in a process. `Due.in_job` concerns the job, whatever the roles are.
+    """Yield what must have been observed in a process that carries these patches.
 
-    Args:
-        records: the patches that the process carries.
-        roles: its roles; none means that what it is for is not known, so nothing of it is due.
-        options: family to its options, with their values.
-        happened: kinds of evidence that are due by now, of `EVERYTHING`.
-        facts: what conditions ask for; the options are filled in from ``options``.
+    Without roles it is not known what the process is for, so nothing of it is due; `Due.in_job` concerns the job, whatever
+    the roles are. Each family's options are filled into ``facts``; ``happened`` are kinds of `EVERYTHING`.
     """
     for patch in records:
         in_job = conditions.is_of_the_job(patch.when)

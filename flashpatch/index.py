@@ -16,18 +16,50 @@ if TYPE_CHECKING:
     from flashpatch.record import Family
 
 _DATA: Mapping[str, Any] = _index.FAMILIES
+_FAMILIES: dict[str, IndexedFamily] = {}
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (str, bool, int, float, list, dict)}
 
 
-class Bounded:
-    """Give an option with ``least``, ``most``, ``above`` and ``below`` its range."""
+class Option:
+    """Describe one option of a family.
 
-    __slots__ = ()
+    Attributes:
+        default: value if it is not set.
+        help: one sentence; the index has none.
+        choices: allowed values, or empty for any value of the default's type.
+        kind: type the value must have (``str``, ``bool``, ``int``, ``float``, ``list``).
+        items: what a list holds: ``str``, or ``dict`` for tables, ``[[family.option]]`` in TOML, whose
+            content the family checks itself.
+        least, most: smallest and largest allowed number, themselves included; None for no bound. A number
+            that is not finite is outside of any range.
+        above, below: the same bounds with the bound itself excluded.
 
-    least: float | None
-    most: float | None
-    above: float | None
-    below: float | None
+    Raises:
+        ValueError: bounds for a kind that is no number, two bounds on one side, or a default out of range.
+    """
+
+    def __init__(
+        self,
+        default: Any,
+        help: str,
+        choices: tuple[Any, ...] = (),
+        kind: type = str,
+        items: type = str,
+        least: float | None = None,
+        most: float | None = None,
+        above: float | None = None,
+        below: float | None = None,
+    ) -> None:
+        self.default, self.help, self.choices, self.kind, self.items = default, help, choices, kind, items
+        self.least, self.most, self.above, self.below = least, most, above, below
+        if least is most is above is below is None:
+            return
+        if kind not in (int, float):
+            raise ValueError(f"a range for an option of type {kind.__name__}")
+        if None not in (least, above) or None not in (most, below):
+            raise ValueError("two bounds on one side of an option")
+        if default is not None and not self.in_range(default):
+            raise ValueError(f"the default {default} of an option is not {self.range}")
 
     @property
     def range(self) -> str:
@@ -53,38 +85,23 @@ class Bounded:
         )
 
 
-class IndexedOption(Bounded):
-    """What `flashpatch.settings.options` needs of an option, under the same names."""
-
-    __slots__ = ("above", "below", "choices", "default", "help", "items", "kind", "least", "most")
-
-    def __init__(
-        self, default: Any, choices: tuple[Any, ...], kind: str, items: str, bounds: tuple[Any, ...]
-    ) -> None:
-        self.least, self.most, self.above, self.below = bounds or (None,) * 4
-        self.default = default
-        self.choices = choices
-        self.kind = _KINDS[kind]
-        self.items = _KINDS[items]
-        self.help = ""
-
-
 class IndexedFamily:
     """A family as the index has it.
 
     Attributes:
         name: the family's name.
         names: names a user may type, each with the options it presets.
-        options: option name to `IndexedOption`.
+        options: option name to `Option`.
         modules: those whose import is the moment to load the family.
     """
-
-    __slots__ = ("modules", "name", "names", "options")
 
     def __init__(self, name: str, data: Mapping[str, Any]) -> None:
         self.name = name
         self.names: Mapping[str, Mapping[str, Any]] = data["names"]
-        self.options = {option: IndexedOption(*facts) for option, facts in data.get("options", {}).items()}
+        self.options = {
+            option: Option(default, "", choices, _KINDS[kind], _KINDS[items], *bounds)
+            for option, (default, choices, kind, items, bounds) in data.get("options", {}).items()
+        }
         self.modules: set[str] = {*data["modules"].split()}
 
 
@@ -95,7 +112,9 @@ def family_of(name: str) -> str | None:
 
 def family(name: str) -> IndexedFamily:
     """A built-in family. Raises KeyError for any other name."""
-    return IndexedFamily(name, _DATA[name])
+    if name not in _FAMILIES:
+        _FAMILIES[name] = IndexedFamily(name, _DATA[name])
+    return _FAMILIES[name]
 
 
 def families() -> tuple[str, ...]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from flashpatch.record import State
@@ -32,7 +33,7 @@ class PatchStatus:
     error: str | None = None
 
 
-class Status(Mapping[str, PatchStatus]):
+class Status(dict[str, PatchStatus]):
     """All known patches by id; prints as a table. Its ``repr`` has a row per name.
 
     Attributes:
@@ -50,25 +51,16 @@ class Status(Mapping[str, PatchStatus]):
         warnings: tuple[str, ...] = (),
         error: str | None = None,
     ) -> None:
-        self._patches = dict(patches)
+        super().__init__(patches)
         self.names = names
         self.strict = strict
         self.warnings = warnings
         self.error = error
 
-    def __getitem__(self, patch_id: str) -> PatchStatus:
-        return self._patches[patch_id]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._patches)
-
-    def __len__(self) -> int:
-        return len(self._patches)
-
     def __str__(self) -> str:
         head = f"flashpatch: {', '.join(self.names) or 'nothing'} on{', strict' if self.strict else ''}"
-        absent = [one.id for one in self._patches.values() if is_absent(one.state.word, one.state.detail)]
-        shown = [one for one in self._patches.values() if one.id not in absent]
+        absent = [one.id for one in self.values() if is_absent(one.state.word, one.state.detail)]
+        shown = [one for one in self.values() if one.id not in absent]
         width = max((len(one.id) for one in shown), default=0)
         rows = [f"  {one.id:<{width}}  {_line(one)}" for one in shown]
         rows += [f"  {line}" for line in absent_frameworks(absent)]
@@ -89,7 +81,7 @@ class Status(Mapping[str, PatchStatus]):
         from flashpatch import registry
 
         family = registry.family_of(name).name
-        here = [one for id, one in self._patches.items() if id.partition(".")[0] == family]
+        here = [one for id, one in self.items() if id.partition(".")[0] == family]
         words = Counter(one.state.word for one in here if not is_absent(one.state.word, one.state.detail))
         told = ", ".join(f"{count} {word}" for word, count in words.items())
         return told or "none of its frameworks is installed"
@@ -103,8 +95,8 @@ def is_absent(word: str, detail: str) -> bool:
 def absent_frameworks(patch_ids: Iterable[str]) -> list[str]:
     """One line per framework that is not installed, from the ids of the patches for it."""
     groups = (patch_id.split(".")[1] for patch_id in patch_ids)
-    # verl_vllm needs verl
-    counts = Counter("verl" if group.startswith("verl_") else group for group in groups)
+    # verl_vllm needs verl, vllm_lora vLLM
+    counts = Counter(re.sub(r"^(verl|vllm|sglang)_.*", r"\1", group) for group in groups)
     waits = {name: "1 patch waits" if n == 1 else f"{n} patches wait" for name, n in counts.items()}
     return [f"{name}: not installed, {how}" for name, how in waits.items()]
 

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import sys
-
-try:
-    from _json import encode_basestring_ascii as _quoted  # what the package itself uses
-except ImportError:
-    from json.encoder import encode_basestring_ascii as _quoted
+from _json import encode_basestring_ascii as _quoted  # what the package itself uses
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from flashpatch import conditions
-from flashpatch.index import Bounded
+from flashpatch.index import Option
 
 if TYPE_CHECKING:
     from flashpatch.arming.site import Site
@@ -96,14 +96,6 @@ def _wrap(site: Site) -> None:
     site.wrap(site.patch.wrapper)
 
 
-def _unwrap(site: Site) -> None:
-    site.unwrap()
-
-
-def _no_native(site: Site) -> str | None:
-    return None
-
-
 @dataclass(frozen=True)
 class Patch:
     """Record one change to one framework object.
@@ -153,8 +145,8 @@ class Patch:
     conflicts: tuple[str, ...] = ()
     tested: tuple[str, ...] = TestedVersions()  # type: ignore[assignment]  # a descriptor
     apply: Callable[[Site], None] = _wrap
-    undo: Callable[[Site], None] = _unwrap
-    native: Callable[[Site], str | None] = _no_native
+    undo: Callable[[Site], None] = lambda site: site.unwrap()
+    native: Callable[[Site], str | None] = lambda site: None
 
     @property
     def family(self) -> str:
@@ -188,46 +180,6 @@ class Patch:
         conditions.parse(self.when)
         if self.wrapper is None and self.apply is _wrap:
             raise ValueError(f"{self.id}: give a wrapper, or apply and undo of its own")
-
-
-@dataclass(frozen=True)
-class Option(Bounded):
-    """Describe one option of a family.
-
-    Attributes:
-        default: value if it is not set.
-        help: one sentence.
-        choices: allowed values, or empty for any value of the default's type.
-        kind: type the value must have (``str``, ``bool``, ``int``, ``float``, ``list``).
-        items: what a list holds: ``str``, or ``dict`` for tables, ``[[family.option]]`` in TOML, whose
-            content the family checks itself.
-        least, most: smallest and largest allowed number, themselves included; None for no bound. A number
-            that is not finite is outside of any range.
-        above, below: the same bounds with the bound itself excluded.
-
-    Raises:
-        ValueError: bounds for a kind that is no number, two bounds on one side, or a default out of range.
-    """
-
-    default: Any
-    help: str
-    choices: tuple[Any, ...] = ()
-    kind: type = str
-    items: type = str
-    least: float | None = None
-    most: float | None = None
-    above: float | None = None
-    below: float | None = None
-
-    def __post_init__(self) -> None:
-        if not self.range:
-            return
-        if self.kind not in (int, float):
-            raise ValueError(f"a range for an option of type {self.kind.__name__}")
-        if None not in (self.least, self.above) or None not in (self.most, self.below):
-            raise ValueError("two bounds on one side of an option")
-        if self.default is not None and not self.in_range(self.default):
-            raise ValueError(f"the default {self.default} of an option is not {self.range}")
 
 
 @dataclass(frozen=True)

@@ -49,18 +49,13 @@ def families() -> Mapping[str, Family]:
 
 def built_in() -> Mapping[str, Family]:
     """The built-in families by name."""
-    return {name: family for name, family in families().items() if name in _load()[2]}
+    return {name: family for name, family in families().items() if name not in _joined()[0]}
 
 
 def family(name: str) -> Family:
     """One family by its own name, imported alone if that is possible. KeyError when there is none."""
     found = _load_alone(name) if name in index.families() else _joined()[0].get(name)
     return found if found is not None else families()[name]
-
-
-def is_family(name: str) -> bool:
-    """Whether a family has this name, others that stand for it left out."""
-    return _load_alone(name) is not None if name in index.families() else name in _joined()[0]
 
 
 def family_keys() -> tuple[str, ...]:
@@ -151,13 +146,13 @@ def _load_alone(name: str) -> Family | None:
 
 
 @functools.cache
-def _load() -> tuple[dict[str, Family], dict[str, str], frozenset[str]]:
-    """All families by name, what kept others from being loaded, and the names of the built-in ones."""
+def _load() -> tuple[dict[str, Family], dict[str, str]]:
+    """All families by name, and what kept others from being loaded."""
     found: dict[str, Family] = {}
     wrong: dict[str, str] = {}
     _admit_all(_built_in(), found, wrong, built_in=True)
     joined, wrong_too = _joined()
-    return {**found, **joined}, {**wrong, **wrong_too}, frozenset(found)
+    return {**found, **joined}, {**wrong, **wrong_too}
 
 
 @functools.cache
@@ -186,12 +181,7 @@ def _admit_all(
 
 
 def _built_in() -> Iterator[tuple[str, Callable[[], Any]]]:
-    try:
-        package = importlib.import_module(BUILT_IN)
-    except ModuleNotFoundError as error:
-        if error.name != BUILT_IN:
-            raise
-        return
+    package = importlib.import_module(BUILT_IN)
     modules = pkgutil.iter_modules(package.__path__)
     folders = [info.name for info in modules if info.ispkg and not info.name.startswith("_")]
     for name in sorted(folders, key=(*package.ORDER, *folders).index):

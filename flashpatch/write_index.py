@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pprint
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -15,9 +14,13 @@ _HEAD = (
 
 
 def text(records: Iterable[Family]) -> str:
-    """Return the source of `flashpatch._index` for families as they are now."""
-    families = {record.name: index.entry(record) for record in records}
-    return f"{_HEAD}\n\nFAMILIES = \\\n{pprint.pformat(families, width=400, sort_dicts=False)}\n"
+    """Return the source of `flashpatch._index` for families as they are now: a line for each part of one."""
+    families = ""
+    for record in records:
+        parts = index.entry(record).items()
+        families += f"    {record.name!r}: {{\n"
+        families += "".join(f"        {part!r}: {table!r},\n" for part, table in parts) + "    },\n"
+    return f"{_HEAD}\n\nFAMILIES = {{\n{families}}}\n"
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import tempfile
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from email.parser import HeaderParser
 from importlib import metadata
@@ -19,12 +19,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from flashpatch.arming.preflight import packages
-from flashpatch.contracts import versions
-from flashpatch.contracts.contract import check
+from flashpatch.contracts import contract, versions
+from flashpatch.contracts.source import Sources
 from flashpatch.record import Patch
 
 Verdict = Literal["holds", "drifted", "outside"]
-NO_DRIFT, DRIFT, UNREADABLE = 0, 1, 2
 
 
 @dataclass(frozen=True)
@@ -52,25 +51,15 @@ class Cell:
         return f"drifted({self.line})" if self.verdict == "drifted" else self.verdict
 
 
-def against(paths: Iterable[Path], patches: Sequence[Patch]) -> list[Cell]:
-    """Return every patch against every version found in ``paths``, path by path. Raises ValueError for one without source of a
-    framework that they are for."""
-    wanted = {package for patch in patches for package in packages(patch)}
-    cells: list[Cell] = []
-    for path in paths:
-        with opened(path, wanted) as trees:
-            cells += [_cell(p, tree) for tree in trees for p in patches if tree.package in packages(p)]
-    return cells
-
-
 def _cell(patch: Patch, tree: Tree) -> Cell:
     tested = patch.tested_on(tree.version)
     if tree.version != "unknown" and not versions.satisfies(patch.requires, tree.version):
         return Cell(patch.id, tree.distribution, tree.version, "outside", tested)
-    result = check(patch, {tree.package: tree.root}.get, tree.version)
-    verdict: Verdict = "holds" if result.ok else "drifted"
-    line = "" if result.ok else result.line
-    return Cell(patch.id, tree.distribution, tree.version, verdict, tested, line, result.drift)
+    result = contract.check(patch, Sources({tree.package: tree.root}.get), tree.version)
+    of = patch.id, tree.distribution, tree.version
+    return (
+        Cell(*of, "holds", tested) if result.ok else Cell(*of, "drifted", tested, result.line, result.drift)
+    )
 
 
 @dataclass(frozen=True)
@@ -83,13 +72,12 @@ class DriftReport:
 
     @property
     def exit_status(self) -> int:
-        if self.unreadable:
-            return UNREADABLE
-        return DRIFT if any(cell.verdict == "drifted" for cell in self.cells) else NO_DRIFT
+        """0 if every contract holds, 1 if one drifted, 2 if a path could not be checked."""
+        return 2 if self.unreadable else int(any(cell.verdict == "drifted" for cell in self.cells))
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "ok": self.exit_status == NO_DRIFT,
+            "ok": not self.exit_status,
             "cells": [asdict(cell) for cell in self.cells],
             "unreadable": [{"path": path, "reason": reason} for path, reason in self.unreadable],
         }
@@ -97,11 +85,13 @@ class DriftReport:
 
 def survey(paths: Sequence[Path], patches: Sequence[Patch]) -> DriftReport:
     """Check every patch against every version found in ``paths``; a path that cannot be read stops no other."""
+    wanted = {package for patch in patches for package in packages(patch)}
     cells: list[Cell] = []
     unreadable: list[tuple[str, str]] = []
     for path in paths:
         try:
-            cells += against([path], patches)
+            with opened(path, wanted) as trees:
+                cells += [_cell(p, tree) for tree in trees for p in patches if tree.package in packages(p)]
         except (OSError, ValueError) as error:
             unreadable.append((str(path), str(error).removeprefix(f"{path} ")))
     return DriftReport(tuple(cells), tuple(unreadable))

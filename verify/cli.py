@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _against(options)
         if options.ray is not None and options.live is None:
             raise ValueError("--ray goes with --live")
-        if options.live is not None or options.run is not None or options.ledger is not None:
+        if options.live is not None or options.run_id is not None or options.ledger is not None:
             return _live(options)
         return _probes(options)
     except BrokenPipeError:
@@ -83,12 +83,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=f"with --live: {source.RAY}")
     source.ledger_argument(parser)
-    parser.add_argument("--run", metavar="ID", help="with --live: verify this run instead of the newest")
+    parser.add_argument(
+        "--run", dest="run_id", metavar="ID", help="with --live: verify this run instead of the newest"
+    )
     parser.add_argument(
         "--all",
         action="store_true",
         help="show every patch, with --live every process, with --against also what holds",
     )
+    parser.set_defaults(usage_error=parser.error)
     return parser
 
 
@@ -144,15 +147,18 @@ def _verdict(report: FamilyReport) -> tuple[str, str, str, str]:
 def _live(options: argparse.Namespace) -> int:
     from flashpatch.verify import live
 
-    given = options.ledger or (options.live and Path(options.live))
-    if given and not options.ledger and os.sep not in options.live and not given.is_dir():  # a name
-        options.names, given = [options.live, *options.names], None
-    directory = given or files.directory()
-    if given and not directory.is_dir():
-        raise ValueError(f"{directory} is not a directory")
+    if options.live:
+        is_name = options.ledger or options.live in registry.names()
+        if not is_name and (os.sep in options.live or Path(options.live).is_dir()):
+            options.ledger = Path(options.live)
+        else:
+            options.names = [options.live, *options.names]
+    if options.ledger and not options.ledger.is_dir():
+        raise ValueError(f"{options.ledger} is not a directory")
+    options.ledger = options.ledger or files.directory()
     required = {registry.family_of(name).name: name for name in options.names}
     try:
-        chosen = _at_rest(lambda: _read(directory, options))
+        chosen = _at_rest(source.found(options), options)
     except LookupError as error:
         print(f"flashpatch-verify: {error}", file=sys.stderr)
         return NOT_LIVE
@@ -170,29 +176,21 @@ def _live(options: argparse.Namespace) -> int:
     return NOT_LIVE if problems else OK
 
 
-def _read(directory: Path, options: argparse.Namespace) -> runs.Run:
-    """Return the run that is asked for. Raises LookupError if there is no job, PatchError if there are others alone."""
-    if options.ray is not None:
-        options.run = source.Gathered(directory, options.ray, options.run).folder.name
-    folder = runs.choose(directory, options.run)
-    if folder is None or (found := runs.read_run(folder)) is None:
-        raise LookupError(
-            f"no process has written to the ledger {directory}. Set FLASHPATCH=fp8 for a job, or name another ledger "
-            "by --ledger DIR"
-        )
-    return found
-
-
-def _at_rest(read: Callable[[], runs.Run]) -> runs.Run:
+def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:
     """Return a run, read again while it lives and is split into policy versions in another way than before: between the
     commits of two ranks every engine is."""
     from flashpatch.verify.policy_versions import splits
 
-    run, before, patches = read(), list[str](), registry.patches()
-    while (now := splits(run.rows, patches)) not in ([], before) and any(row.alive for row in run.rows):
+    before, patches = list[str](), registry.patches()
+    while True:
+        source.renew(options, folder)
+        if (run := runs.read_run(folder)) is None:
+            raise LookupError(source.NONE.format(folder))
+        now = splits(run.rows, patches)
+        if now in ([], before) or not any(row.alive for row in run.rows):
+            return run
+        before = now
         time.sleep(_BETWEEN_LOOKS)
-        run, before = read(), now
-    return run
 
 
 def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:

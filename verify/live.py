@@ -146,7 +146,17 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
     split = policy_versions.splits(run.rows, patches)
     problems += split
     problems += run.problems
-    said = {family: on.get("name", family) for row in reversed(run.rows) for family, on in row.on.items()}
+    on = [
+        (family, family_on.get("name", family))
+        for row in reversed(run.rows)
+        for family, family_on in row.on.items()
+    ]
+    said = dict(on)
+    problems += [
+        f"no process carries {name}: {said[family]} is on"
+        for family, name in named.items()
+        if family in said and (family, name) not in on
+    ]
     shown = sorted(chosen & (carried | set(named)))
     typed = {family: named.get(family) or said.get(family, family) for family in shown}
     by_family = {}

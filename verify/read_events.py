@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -40,29 +41,27 @@ def read(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
     here: dict[tuple[str, int, str], ProcessEvents] = {}
     problems = []
     for entry in sorted(runs.entries(folder), key=lambda entry: entry.name):
-        match = keys.FILE.fullmatch(entry.name)
-        if not match or match["kind"] not in _KINDS:
-            continue
         try:
-            _add(here, entry.name, files.load_bytes(entry.path, _LARGEST)[0])
+            _add(here, entry.name, lambda path=entry.path: files.load_bytes(path, _LARGEST)[0])
         except (OSError, ValueError) as error:
             problems.append(schema.text(f"{folder.name}/{entry.name}: {error}"))
     for place in node.places(folder)[0]:  # what is wrong with them, the reader of rows says
         there: dict[tuple[str, int, str], ProcessEvents] = {}
         for name, text in sorted(place.events.items()):
-            _add(there, name, text.encode(errors="replace"))
+            _add(there, name, lambda text=text: text.encode(errors="replace"))
         here = {**there, **here}
     return [_finished(process) for _, process in sorted(here.items())], problems
 
 
-def _add(found: dict[tuple[str, int, str], ProcessEvents], name: str, content: bytes) -> None:
+def _add(found: dict[tuple[str, int, str], ProcessEvents], name: str, content: Callable[[], bytes]) -> None:
     """Add the lines of a file to those of its process, if it is one of events."""
     match = keys.FILE.fullmatch(name)
     if not match or match["kind"] not in _KINDS:
         return
     of = schema.text(match["host"]), int(match["pid"]), match["start"]
+    lines = content().split(b"\n")
     process = found.setdefault(of, ProcessEvents(*of))
-    for line in content.split(b"\n"):
+    for line in lines:
         event = schema.event(line) if line.strip() else None
         process.unreadable += bool(line.strip()) and event is None
         process.events += [event] if event is not None else []

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import shutil
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,6 +14,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from unittest import mock
 
 from flashpatch import ledger, registry
 from flashpatch.arming.preflight import examine, packages
@@ -83,7 +82,10 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
         progress(f"{name}: no framework it patches is installed")
         return FamilyReport(family.name, name, None, (), tuple(map(_not_installed, family.patches)))
     workdir, nonce = Path(tempfile.mkdtemp(prefix="flashpatch-verify-")), f"verify-{secrets.token_hex(8)}"
-    with _environment(selection, nonce, workdir / "ledger"):
+    # The probe's processes inherit this: the one family, a new ledger and run.
+    own = {"FLASHPATCH_LEDGER": str(workdir / "ledger"), "FLASHPATCH_RUN": nonce}
+    with mock.patch.dict(os.environ, own):
+        selections.export(selection)
         proofs = list(_observe(family, name, nonce, workdir, progress))
         written = {run.id: run for run in ledger.read(workdir / "ledger")}
     run = written.get(nonce, Run(nonce))
@@ -126,7 +128,7 @@ def _observe(
     progress(f"{name}: probing")
     began = time.monotonic()
     try:
-        with _relayed(workdir, lambda line: progress(f"{name}: {line}")):
+        with mock.patch.object(jobs, "hear", lambda line: progress(f"{name}: {line}")):
             proofs = probe(nonce, workdir) or [Proof(name, "the probe observes", False, "it saw nothing")]
     except Exception as error:
         traceback.print_exc(file=sys.stderr)
@@ -136,45 +138,6 @@ def _observe(
         shown = replace(proof, subject=name) if proof.subject == family.name else proof
         progress(f"{shown.subject}: {shown.what}: {'yes' if shown.ok else 'NO'} ({shown.evidence})")
         yield shown
-
-
-@contextlib.contextmanager
-def _relayed(workdir: Path, progress: Callable[[str], None]) -> Iterator[None]:
-    """Report what the probe's processes tell by `jobs.tell`, as it comes."""
-    ended, path, told = threading.Event(), workdir / jobs.TOLD, 0
-
-    def relay() -> None:
-        nonlocal told
-        lines = path.read_text().splitlines() if path.exists() else []
-        for line in lines[told:]:
-            progress(line)
-        told = len(lines)
-
-    def follow() -> None:
-        while not ended.wait(0.3):
-            relay()
-
-    follower = threading.Thread(target=follow, daemon=True)
-    follower.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        follower.join()
-        relay()
-
-
-@contextlib.contextmanager
-def _environment(selection: selections.Selection, nonce: str, directory: Path) -> Iterator[None]:
-    """Set the environment that the probe's processes inherit: this family only, a new ledger and run."""
-    before = dict(os.environ)
-    try:
-        os.environ.update(FLASHPATCH_LEDGER=str(directory), FLASHPATCH_RUN=nonce)
-        selections.export(selection)
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _report(patch: Patch, owner: versions.Installed, rows: list[Row]) -> PatchReport:

@@ -95,13 +95,6 @@ def client(model: str, number: int) -> Any:
     return ServerAdapter(rollout, own, None, replica_rank=number)
 
 
-def weights(model: str) -> Iterator[tuple[str, Any]]:
-    """Yield name and tensor of each weight of a checkpoint in one file."""
-    from safetensors.torch import load_file
-
-    yield from load_file(Path(model) / "model.safetensors").items()
-
-
 async def answers(actor: Any, prompts: Sequence[list[int]], tokens: int = 8) -> list[list[float]]:
     """Return tokens and log-probabilities of a greedy continuation of each prompt."""
     found, settings = [], dict(logprobs=True, temperature=0.0, max_tokens=tokens)

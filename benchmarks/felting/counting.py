@@ -23,7 +23,7 @@ _TOOL = 4  # of sys.monitoring
 
 
 class Launches(dispatch.TorchDispatchMode):
-    """Count operators on a device's tensors; a view is none, nor is memory that is only taken.
+    """Count operators on a device's tensors; a view is none, nor is memory that is only taken, or a copy to meta.
 
     Attributes:
         seen: operators by name.
@@ -49,7 +49,7 @@ class Launches(dispatch.TorchDispatchMode):
         everything = {**given, **made}.values()
         there = [one for one in everything if one.is_cuda]
         name = func.name().removeprefix("aten::").partition(".")[0]
-        if not there or "empty" in name or name in _NO_KERNEL:
+        if not there or "empty" in name or name in _NO_KERNEL or any(one.is_meta for one in everything):
             return found
         self.seen[name] += 1
         self.touched += sum(one.nbytes for one in there)

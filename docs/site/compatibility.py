@@ -16,7 +16,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from flashpatch import registry
-from flashpatch.verify.against import Cell, against
+from flashpatch.verify.against import Cell, survey
 
 _HEAD = """# Compatibility
 
@@ -115,7 +115,7 @@ def order(version: str) -> tuple[bool, Version | str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the page, or the usage for ``--help``; return 2 without paths, or if one is not there."""
+    """Print the page, or the usage for ``--help``; return 2 without paths, or if one cannot be read."""
     parser = argparse.ArgumentParser("python docs/site/compatibility.py", description=__doc__)
     parser.add_argument(
         "paths", metavar="PATH", nargs="+", type=Path, help="wheel, sdist, source or site-packages"
@@ -136,12 +136,14 @@ def main(arguments: Sequence[str]) -> int:
     except SystemExit as error:
         return int(error.code or 0)
     patches = [patch for id, patch in registry.patches().items() if args.only in (None, id)]
-    cells = list(against(args.paths, patches))
+    report = survey(args.paths, patches)
+    for path, reason in report.unreadable:
+        print(f"{path} {reason}", file=sys.stderr)
     if args.into:
-        args.into.write_text(page(joined(args.into.read_text(), cells)))
+        args.into.write_text(page(joined(args.into.read_text(), report.cells)))
     else:
-        print("\n".join(matrix(cells)) + "\n" if args.only else page(cells), end="")
-    return 0
+        print("\n".join(matrix(report.cells)) + "\n" if args.only else page(report.cells), end="")
+    return 2 if report.unreadable else 0
 
 
 if __name__ == "__main__":

@@ -55,10 +55,6 @@ class Member:
             return State("live", f"{calls} call{'' if calls == 1 else 's'}")
         return self.state
 
-    @property
-    def armed(self) -> bool:
-        return self.state.word in ("installed", "superseded")
-
 
 @dataclass(eq=False)
 class Group:

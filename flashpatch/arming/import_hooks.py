@@ -108,9 +108,6 @@ class _Loader:
             raise AttributeError(name)
         return getattr(self._real, name)
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._real.create_module(spec)
-
     def exec_module(self, module: ModuleType) -> None:
         if getattr(module, "__loader__", None) is self:  # the module keeps its own loader
             module.__loader__ = self._real

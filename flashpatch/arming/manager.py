@@ -66,9 +66,14 @@ class Manager:
             joined = [g for family in self._order() if family not in before for g in self.groups[family]]
             left = [group for family in before - after for group in self.groups[family]]
             for group in joined:
-                self._prepare(group)
+                group.checked, group.refusal = False, None
+                for member in group.members:
+                    member.state, member.error = WAITING, None
+                    member.counter.reset()
         for group in left:
-            self._leave(group)
+            self._undo(group, DISABLED)
+            group.remove_guards()
+            self._refuse_dependants(group)
         for group in joined:
             self._hook(group, loaded_too=True, arm=arm)
         if selection.choices:
@@ -96,12 +101,6 @@ class Manager:
         places = {family: place for place, family in enumerate(index.families())}
         return sorted(self.selection.choices, key=lambda family: (places.get(family, len(places)), family))
 
-    def _prepare(self, group: Group) -> None:
-        group.checked, group.refusal = False, None
-        for member in group.members:
-            member.state, member.error = WAITING, None
-            member.counter.reset()
-
     def _hook(self, group: Group, loaded_too: bool = False, arm: bool = True) -> None:
         """Have the group looked at when one of its modules is ready, and now, unless ``arm`` is False, for
         those that are loaded."""
@@ -111,11 +110,6 @@ class Manager:
             if name not in group.hooked or (loaded_too and name in sys.modules):
                 group.hooked.add(name)
                 when_ready(name, partial(self._on_module, group))
-
-    def _leave(self, group: Group) -> None:
-        self._undo(group, DISABLED)
-        group.remove_guards()
-        self._refuse_dependants(group)
 
     def _on_module(self, group: Group, module: ModuleType) -> None:
         """Handle an import hook; whether the family is still on is read now.
@@ -200,7 +194,7 @@ class Manager:
             unwanted = group.refusal is not None or not self._wanted(group)
         if unwanted:
             self._undo(group, DISABLED if group.refusal is None else _taken_along(group.refusal))
-        elif not member.armed:
+        elif state.word not in ("installed", "superseded"):
             self._refuse(group, [(member, state)])
         else:
             log.info("%s %s on %s (%s)", member.patch.id, state.word, member.target, member.installed)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 
@@ -40,18 +39,10 @@ def module_of(target: str) -> str:
     return target.partition(":")[0]
 
 
-def presence() -> Callable[[Patch], bool]:
-    """Return a function that says whether the framework of a patch is installed; it looks for each package once."""
-    root_for = functools.cache(contract.installed_root)
-    return lambda patch: any(root_for(package) is not None for package in packages(patch))
-
-
 def examine(patch: Patch, root_for: RootFor = contract.installed_root) -> Findings:
     """Check version, contract and rival distributions, without importing the framework.
 
-    Args:
-        patch: the patch to check.
-        root_for: `flashpatch.contracts.contract.installed_root`, or one that remembers its answers.
+    ``root_for`` is `flashpatch.contracts.contract.installed_root`, or one that remembers its answers.
     """
     package = next((p for p in sorted(packages(patch)) if root_for(p) is not None), None)
     if package is None:
@@ -73,10 +64,7 @@ def other_generation(
 ) -> str | None:
     """Return the framework name whose patches are for the installed version, if those of ``framework`` are for another.
 
-    Args:
-        patches: of one family.
-        framework: as in ids, such as ``sglang_0_5_12``; a sibling is ``sglang``.
-        root_for: see `examine`.
+    Of the ``patches`` of one family; ``framework`` as in ids, such as ``sglang_0_5_12``, whose sibling is ``sglang``.
     """
     base = framework.rstrip("_0123456789")
     members = [patch for patch in patches if patch.base_framework == base]

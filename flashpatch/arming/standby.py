@@ -21,7 +21,6 @@ from flashpatch.settings import selections
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import ModuleType
 
     from flashpatch.settings.selections import Selection
 
@@ -45,12 +44,8 @@ _waking = False
 def start(take_over: Callable[[tuple[str | None, str | None]], Callable[[], None]]) -> bool:
     """Obey ``FLASHPATCH`` as far as possible without the engine; later calls in a process reconcile.
 
-    Args:
-        take_over: loads the engine, switches on what the environment it is given exported, and returns what arms the
-            patches whose modules are there.
-
-    Returns:
-        False when the engine has to decide: it is loaded, or the index is not enough.
+    Return False when the engine has to decide: it is loaded, or the index is not enough. ``take_over`` loads it, switches
+    on what the environment it is given exported, and returns what arms the patches whose modules are there.
     """
     global _pending, _exported, _take_over
     if _pending is not None:
@@ -67,7 +62,7 @@ def start(take_over: Callable[[tuple[str | None, str | None]], Callable[[], None
     selections.export(selection)
     _pending, _exported, _take_over = selection, _environment(), take_over
     for name in sorted(_watched(selection)):
-        import_hooks.when_ready(name, _on_module)
+        import_hooks.when_ready(name, lambda module: wake())
     files.row_path()  # names the run, and the directory if it is not the usual one, to children
     nodes.watch()
     return True
@@ -92,10 +87,6 @@ def wake() -> None:
         finally:
             _pending, _waking = None, False
     sweep()
-
-
-def _on_module(module: ModuleType) -> None:
-    wake()
 
 
 def _watched(selection: Selection) -> set[str]:

@@ -13,8 +13,6 @@ from flashpatch.patch_status import absent_frameworks
 from flashpatch.settings import selections
 
 HELP = "every name, or the patches of one, and whether they fit the installed frameworks"
-_NAMES = ("name", "fits", "state", "does")
-_COLUMNS = ("patch", "fits", "state")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,10 +30,14 @@ def run(args: argparse.Namespace) -> int:
         title = f"{chosen.name}: {chosen.summary} (names: {', '.join(registry.family_names(chosen))})"
         current = [entry for entry in found if entry.version]
         meant = [one for one in current if here.other_generation(one.patch, chosen.patches) is None]
-        rows = [(entry.patch.id, _fits(entry), str(entry.state)) for entry in meant]
-        table = Table(title, _COLUMNS, rows, notes=_left_out(found, meant))
+        rows = [
+            (one.patch.id, one.findings.problem or ("tested" if one.tested else "untested"), str(one.state))
+            for one in meant
+        ]
+        table = Table(title, ("patch", "fits", "state"), rows, notes=_left_out(found, meant))
     else:
-        table = Table("Names", _NAMES, _name_rows(found, here), notes=["flashpatch list NAME: its patches"])
+        columns, note = ("name", "fits", "state", "does"), "flashpatch list NAME: its patches"
+        table = Table("Names", columns, _name_rows(found, here), notes=[note])
     broken = registry.problems()
     emit({"patches": [_data(entry) for entry in found], "problems": dict(broken)}, [table], args.json)
     unfit = any(entry.state.word == "skipped" and entry.version for entry in found)
@@ -60,10 +62,6 @@ def _name_rows(found: list[Entry], here: Installation) -> list[tuple[str, ...]]:
     return rows
 
 
-def _fits(entry: Entry) -> str:
-    return entry.findings.problem or ("tested" if entry.tested else "untested")
-
-
 def _left_out(found: list[Entry], meant: list[Entry]) -> list[str]:
     """Return a line on what is installed, and one per reason why patches are not in the table."""
     versions = dict.fromkeys(entry.version for entry in meant)
@@ -77,10 +75,7 @@ def _left_out(found: list[Entry], meant: list[Entry]) -> list[str]:
 
 def _data(entry: Entry) -> dict[str, Any]:
     return {
-        "id": entry.patch.id,
-        "family": entry.patch.family,
-        "framework": entry.patch.framework,
-        "requires": entry.patch.requires,
+        **{part: getattr(entry.patch, part) for part in ("id", "family", "framework", "requires")},
         "installed": entry.version or None,
         "target": entry.findings.target or None,
         "contract": entry.findings.problem or "holds",

@@ -86,11 +86,9 @@ def run(args: argparse.Namespace) -> int:
 def _find(path: str) -> Target:
     """Return the target as its source has it; nothing of the framework is imported."""
     package = path.partition(".")[0].partition(":")[0]
-    installed = versions.owner(package)
-    if path.count(":") != 1 or installed is None:
-        what = (
-            "is not of the form package.module:Qual.name" if path.count(":") != 1 else "is not installed here"
-        )
+    installed, is_target = versions.owner(package), path.count(":") == 1
+    if not is_target or installed is None:
+        what = "is not installed here" if is_target else "is not of the form package.module:Qual.name"
         raise PatchError(
             f"{path} {what}.", advice="Name a function of a framework that this environment has."
         )
@@ -99,7 +97,7 @@ def _find(path: str) -> Target:
     except SourceError as error:
         raise PatchError(f"{path} cannot be read: {error}.", advice="Choose another target.") from error
     node = found.definitions[0].node if found.definitions else None
-    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    if not isinstance(node, Function):
         problem = f"has no {found.missing}" if found.missing else "is no function or method"
         raise PatchError(
             f"{path} {problem} in {installed}.", advice="Choose the function that every path goes through."
@@ -137,17 +135,9 @@ def _joined(path: Path, family: str, name: str) -> str:
     source = path.read_text(encoding="utf-8")
     lines, module = source.splitlines(keepends=True), ast.parse(source)
     package = f"flashpatch.patches.{family}"
-    listed = next(
-        (
-            keyword.value
-            for node in ast.walk(module)
-            if isinstance(node, ast.Call)
-            for keyword in node.keywords
-            if keyword.arg == "patches" and isinstance(keyword.value, ast.Tuple | ast.Call)
-        ),
-        None,
-    )
-    own = listed.args if isinstance(listed, ast.Call) else listed.elts if listed is not None else []
+    keywords = (node for node in ast.walk(module) if isinstance(node, ast.keyword))
+    listed = next((keyword.value for keyword in keywords if keyword.arg == "patches"), None)
+    own = listed.args if isinstance(listed, ast.Call) else getattr(listed, "elts", [])
     if not own:
         raise PatchError(f"{path} lists no patches.", advice="Add the module by hand.")
     at, line = own[-1].end_col_offset, (own[-1].end_lineno or 1) - 1

@@ -67,7 +67,9 @@ def _settings() -> Iterator[Setting]:
         return
     loaded = selections.config()
     file = os.environ.get("FLASHPATCH_CONFIG") or selections.CONFIG
-    inherited = "FLASHPATCH_RESOLVED" if _inherited() else ""
+    resolved = json.loads(os.environ.get("FLASHPATCH_RESOLVED") or "{}")
+    # a parent's data counts only for the value of FLASHPATCH it was made from
+    inherited = "FLASHPATCH_RESOLVED" if resolved.get("from") == os.environ["FLASHPATCH"] else ""
     enabled_by = "default" if loaded.enable is None else file
     source = enabled_by if os.environ["FLASHPATCH"] == "1" else "FLASHPATCH"
     yield Setting("names", list(selection.names), inherited or source)
@@ -80,9 +82,3 @@ def _settings() -> Iterator[Setting]:
             source = f"name {choice.name!r}" if option in preset else ""
             source = source or (file if option in loaded.tables.get(family, {}) else "default")
             yield Setting(f"{family}.{option}", value, inherited or source)
-
-
-def _inherited() -> bool:
-    """Whether a parent's resolved data counts: only for the value of FLASHPATCH it was made from."""
-    resolved = os.environ.get("FLASHPATCH_RESOLVED", "")
-    return bool(resolved) and json.loads(resolved)["from"] == os.environ["FLASHPATCH"]

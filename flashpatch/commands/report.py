@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 _STYLES = {
-    **dict.fromkeys(("live", "holds"), "green"),
+    **dict.fromkeys(("live", "holds", "ok", "proven", "committed"), "green"),
     **dict.fromkeys(("installed", "superseded"), "cyan"),
     "failed": "bold red",
-    **dict.fromkeys(("displaced", "drifted", "missing"), "red"),
+    **dict.fromkeys(("displaced", "drifted", "missing", "not proven", "abandoned"), "red"),
     **dict.fromkeys(("skipped", "waiting", "untested"), "yellow"),
     "disabled": "dim",
 }
@@ -37,11 +37,14 @@ def emit(data: Any, tables: Iterable[Table], as_json: bool) -> None:
     if as_json:
         stream.write(json.dumps(data, indent=2) + "\n")
         return
-    draw = _rich if stream.isatty() else _plain
+    if stream.isatty():
+        from rich.console import Console
+
+        draw = Console(file=stream).print
     for number, table in enumerate(tables):
         if number:
             stream.write("\n")
-        draw(table, stream)
+        draw(drawn(table)) if stream.isatty() else _plain(table, stream)
 
 
 def counted(number: int, one: str, many: str = "") -> str:
@@ -68,24 +71,21 @@ def _plain(table: Table, stream: TextIO) -> None:
     stream.write("".join(f"{line}\n" for line in table.notes))
 
 
-def _rich(table: Table, stream: TextIO) -> None:
-    from rich.console import Console
+def drawn(table: Table, cut: bool = False) -> Any:
+    """Return a table as rich draws it, its cells in several lines where the terminal is narrow, or ``cut``."""
+    from rich.console import Group
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    console = Console(file=stream)
     if not table.rows:
-        for line in table.notes or [table.empty]:
-            console.print(Text(f"{table.title}: {line}" if line else table.title))
-        return
-    drawn = RichTable(title=Text(table.title), title_justify="left")
+        lines = table.notes or [table.empty]
+        return Group(*(Text(f"{table.title}: {line}" if line else table.title) for line in lines))
+    made = RichTable(title=Text(table.title), title_justify="left")
     for number, column in enumerate(table.columns):
         # ids and names stay in one piece
         is_name = not number and not any(" " in row[0] for row in table.rows)
-        drawn.add_column(column, overflow="fold", no_wrap=is_name)
+        made.add_column(column, overflow="ellipsis" if cut else "fold", no_wrap=cut or is_name)
     for row in table.rows:
         # a cell has the colour of the state it begins with: ``skipped(no vllm)`` of ``skipped``
-        drawn.add_row(*(Text(cell, style=_STYLES.get(cell.partition("(")[0], "")) for cell in row))
-    console.print(drawn)
-    for line in table.notes:
-        console.print(Text(line))
+        made.add_row(*(Text(cell, style=_STYLES.get(cell.partition("(")[0], "")) for cell in row))
+    return Group(made, *map(Text, table.notes))

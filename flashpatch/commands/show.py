@@ -16,6 +16,10 @@ from flashpatch.settings import options
 HELP = "all about one patch, or about a family and its options"
 
 
+_AS_IT_IS = "id family framework why how upstream remove_when requires beside".split()
+"""Parts of a record that stand in the report as they are."""
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", help="id of a patch, or name of a family")
 
@@ -57,15 +61,7 @@ def _hint(word: str) -> str:
 def _patch(entry: Entry) -> dict[str, Any]:
     patch, contract = entry.patch, entry.patch.contract
     return {
-        "id": patch.id,
-        "family": patch.family,
-        "framework": patch.framework,
-        "why": patch.why,
-        "how": patch.how,
-        "upstream": patch.upstream,
-        "remove_when": patch.remove_when,
-        "requires": patch.requires,
-        "beside": patch.beside,
+        **{part: getattr(patch, part) for part in _AS_IT_IS},
         "installed": entry.version,
         "tested": entry.tested,
         "tested_versions": list(patch.tested),

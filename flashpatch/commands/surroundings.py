@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from packaging.utils import canonicalize_name
-
 from flashpatch.errors import PatchError, closest
 from flashpatch.settings import child_env, selections
 
@@ -55,9 +53,8 @@ def _instructions() -> list[str]:
 
 
 def _two_owners() -> Iterator[Conflict]:
-    installed = {canonicalize_name(one.metadata["Name"] or "") for one in metadata.distributions()}
     for package, owners in _OWNERS.items():
-        found = [owner for owner in owners if owner in installed]
+        found = [owner for owner in owners if any(metadata.distributions(name=owner))]
         if len(found) > 1:
             yield Conflict(
                 f"{' and '.join(found)} both own the package {package}: files of one lie over the other's",

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from flashpatch.contracts.source import Definition, RootFor, SourceError, Sources
+from flashpatch.contracts.source import Definition, SourceError, Sources
 from flashpatch.record import Patch
 
 Code = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -48,18 +48,12 @@ class _Finding:
         return f"{self.text} ({self.line})"
 
 
-def check(
-    patch: Patch, source_root_for: RootFor, version: str | None = None, sources: Sources | None = None
-) -> ContractResult:
+def check(patch: Patch, sources: Sources, version: str | None = None) -> ContractResult:
     """Check ``patch.contract`` from source; never raises for what the source holds.
 
-    Args:
-        patch: the patch to check.
-        source_root_for: top-level package name to its source directory, or None.
-        version: exact framework version, for ``contract.since``; None asks for all that any version must have.
-        sources: what to look through instead; tells afterwards which files the answer depends on.
+    ``sources`` tells afterwards which files the answer depends on. ``version`` is exact, for ``contract.since``; None
+    asks for all that any version must have.
     """
-    sources = sources or Sources(source_root_for)
     try:
         return _check(patch, sources, version)
     except SourceError as error:
@@ -109,7 +103,10 @@ def _findings(
         if not bodies:
             yield _Finding(f"{target} is no longer a function or class in this source", definitions[0].line)
         for definition, node in bodies:
-            yield from _params(definition, contract.params, sources, target)
+            accepted, line = _accepted(definition, sources)
+            for name in contract.params:
+                if name not in accepted:
+                    yield _Finding(f"{target} no longer takes {name!r}", line)
             present = _mentioned(node) if contract.mentions else set()
             for name in contract.mentions:
                 if name not in present:
@@ -139,15 +136,6 @@ def _is_elsewhere(other: str, target: str, sources: Sources) -> bool:
     """Whether ``other`` is of a package that is not at hand, and not the target's, so that whatever uses it does not run here."""
     package = other.partition(":")[0].partition(".")[0]
     return package != target.partition(".")[0] and sources.roots.get(package) is None
-
-
-def _params(
-    definition: Definition, wanted: tuple[str, ...], sources: Sources, target: str
-) -> Iterator[_Finding]:
-    accepted, line = _accepted(definition, sources)
-    for name in wanted:
-        if name not in accepted:
-            yield _Finding(f"{target} no longer takes {name!r}", line)
 
 
 def _accepted(definition: Definition, sources: Sources) -> tuple[set[str], str]:

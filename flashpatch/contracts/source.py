@@ -303,13 +303,10 @@ def _instance_attribute(owner: ast.ClassDef, name: str) -> ast.stmt | None:
             if not isinstance(node, (ast.Assign, ast.AnnAssign)):
                 continue
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            if any(isinstance(t, ast.Attribute) and _dotted(t) == (this, name) for t in targets):
+            members = [target for target in targets if isinstance(target, ast.Attribute)]
+            if any(one.attr == name and getattr(one.value, "id", None) == this for one in members):
                 return node
     return None
-
-
-def _dotted(attribute: ast.Attribute) -> tuple[str | None, str]:
-    return getattr(attribute.value, "id", None), attribute.attr
 
 
 def _absolute(module: Module, imported: Imported) -> str:

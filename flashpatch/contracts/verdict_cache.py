@@ -14,7 +14,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -32,85 +32,25 @@ _MOST = 4000  # files
 
 
 def check(patch: Patch, source_root_for: RootFor, version: str) -> ContractResult:
-    """`flashpatch.contracts.contract.check`, from the cache if that is sound.
-
-    Args:
-        patch: the patch to check.
-        source_root_for: top-level package name to its source directory, or None.
-        version: exact framework version.
-    """
-    key = _key(patch, version) if directory() is not None else None
-    if key is None:
-        return contract.check(patch, source_root_for, version)
+    """`flashpatch.contracts.contract.check`, from the cache if that is sound."""
+    folder, key = directory(), _key(patch, version)
+    sources = Sources(source_root_for)
+    if folder is None or key is None:
+        return contract.check(patch, sources, version)
     packages = sorted({target.partition(":")[0].partition(".")[0] for target in patch.targets})
-    place = digest(":".join(str(source_root_for(package)) for package in packages))
-    name = f"{files.plain(patch.id)}-{place[:16]}.json"
-    kept = _kept(name, key, source_root_for)
+    place = _digest(":".join(str(source_root_for(package)) for package in packages))
+    path = folder / f"{files.plain(patch.id)}-{place[:16]}.json"
+    kept = _kept(path, key, source_root_for)
     if kept is not None:
         return kept
-    sources = Sources(source_root_for)
-    result = contract.check(patch, source_root_for, version, sources)
-    body = {
-        "key": key,
-        "verdict": [result.ok, result.target, result.drift, result.line],
-        "roots": {package: _text(root) for package, root in sources.roots.items()},
-        "files": {file: list(found) for file, found in sources.read.items()},
-        "absent": sorted(sources.absent),
-    }
-    keep(name, body, sources.read.values())
+    result = contract.check(patch, sources, version)
+    if not any(map(_is_fresh, sources.read.values())):
+        _keep(path, key, result, sources)
     return result
 
 
-def _key(patch: Patch, version: str) -> str | None:
-    """Digest of what a verdict depends on beside a framework's files; None when our own code has no files."""
-    try:
-        code = [stamp(module.__file__ or "") for module in _CODE]
-    except OSError:
-        return None
-    held = patch.contract
-    facts = (
-        flashpatch.__version__,
-        code,
-        sys.version_info[:3],
-        version,
-        patch.id,
-        patch.targets,
-        held.params,
-        held.exists,
-        held.mentions,
-        sorted(held.since.items()),
-    )
-    return digest(repr(facts))
-
-
-def _kept(name: str, key: str, source_root_for: RootFor) -> ContractResult | None:
-    """The verdict that was kept for ``key``, if nothing has changed since."""
-    body = read(name)
-    try:
-        if body is None or body["key"] != key or not _unchanged(body, source_root_for):
-            return None
-        ok, target, drift, line = body["verdict"]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        return None
-    if type(ok) is not bool or not all(isinstance(text, str) for text in (target, drift, line)):
-        return None
-    return ContractResult(ok, target, drift, line)
-
-
-def _unchanged(body: Any, source_root_for: RootFor) -> bool:
-    return (
-        all(_text(source_root_for(package)) == root for package, root in body["roots"].items())
-        and all(list(stamp(path)) == known for path, known in body["files"].items())
-        and not any(Path(path).is_file() for path in body["absent"])
-    )
-
-
-def _text(root: Path | str | None) -> str | None:
-    return None if root is None else str(root)
-
-
 def directory() -> Path | None:
-    """Where facts are kept, or None when they are not."""
+    """Where verdicts are kept, or None when they are not."""
     chosen = os.environ.get("FLASHPATCH_CACHE", "")
     if chosen == "0":
         return None
@@ -119,31 +59,55 @@ def directory() -> Path | None:
     return Path(user_directories.cache_home(), "flashpatch", "verdicts")
 
 
-def digest(text: str) -> str:
-    """A name for a text, 64 letters long."""
+def _key(patch: Patch, version: str) -> str | None:
+    """Digest of what a verdict depends on beside a framework's files; None when our own code has no files."""
+    try:
+        code = [stamp(module.__file__ or "") for module in _CODE]
+    except OSError:
+        return None
+    facts = (flashpatch.__version__, code, sys.version_info[:3], version)
+    return _digest(repr((*facts, patch.id, patch.targets, patch.contract)))
+
+
+def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def read(name: str) -> Any:
-    """What was kept under a name, or None. Whether it still holds is for the caller to see."""
-    folder = directory()
-    if folder is None:
-        return None
+def _kept(path: Path, key: str, source_root_for: RootFor) -> ContractResult | None:
+    """The verdict that was kept for ``key``, if nothing has changed since."""
     try:
-        written = json.loads(files.load_bytes(str(folder / name), _LARGEST, forbidden=0o022)[0])
-        return written["body"] if written["sum"] == digest(json.dumps(written["body"])) else None
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
-        return None
+        written = json.loads(files.load_bytes(str(path), _LARGEST, forbidden=0o022)[0])
+        body = written["body"]
+        is_whole = written["sum"] == _digest(json.dumps(body)) and body["key"] == key
+        if not is_whole or not _unchanged(body, source_root_for):
+            return None
+        ok, *texts = body["verdict"]
+        if type(ok) is bool and all(isinstance(text, str) for text in texts):
+            return ContractResult(ok, *texts)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    return None
 
 
-def keep(name: str, body: dict[str, Any], stamps: Iterable[Stamp]) -> None:
-    """Keep what was derived from files with these stamps; not when one of them may change unnoticed."""
-    folder = directory()
-    if folder is None or any(map(_is_fresh, stamps)):
-        return
+def _unchanged(body: Any, source_root_for: RootFor) -> bool:
+    return (
+        all(str(source_root_for(package)) == root for package, root in body["roots"].items())
+        and all(list(stamp(path)) == known for path, known in body["files"].items())
+        and not any(Path(path).is_file() for path in body["absent"])
+    )
+
+
+def _keep(path: Path, key: str, result: ContractResult, sources: Sources) -> None:
+    body = {
+        "key": key,
+        "verdict": astuple(result),
+        "roots": {package: str(root) for package, root in sources.roots.items()},
+        "files": sources.read,
+        "absent": sorted(sources.absent),
+    }
     try:
-        files.write(folder / name, {"sum": digest(json.dumps(body)), "body": body})
-        _drop_old(folder)
+        files.write(path, {"sum": _digest(json.dumps(body)), "body": body})
+        _drop_old(path.parent)
     except OSError:  # costs time, nothing else
         pass
 

@@ -74,14 +74,7 @@ def row(
     rank: Mapping[str, Any] | None = None,
     notes: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A row of this process, now.
-
-    Args:
-        engine: see `flashpatch.engine.snapshot`.
-        roles: see `flashpatch.ledger.role`.
-        rank: likewise.
-        notes: see `flashpatch.ledger.note`.
-    """
+    """A row of this process, now, from `flashpatch.engine.snapshot` and what `flashpatch.ledger.role` and ``note`` were given."""
     pid, start, first_written, parent = _known()
     return {
         "kind": "row",

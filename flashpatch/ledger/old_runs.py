@@ -57,16 +57,8 @@ def limits() -> tuple[float, int]:
 def prune(directory: Path, present: str, days: float, runs: int) -> list[str]:
     """Remove runs older than ``days``, and of the others all but ``runs``, idle ones first; 0 is no limit.
 
-    A process on another host counts as alive until its run is older than ``days``.
-
-    Args:
-        directory: the ledger.
-        present: id of the run that this process belongs to; it stays, and counts as one of ``runs``.
-        days: age since a process of the run last wrote.
-        runs: number of runs to keep.
-
-    Returns:
-        The ids of the runs removed here.
+    The run ``present``, this process's, stays, and counts as one of ``runs``. A process on another host counts as alive
+    until its run was last written to more than ``days`` ago. Return the ids of those that were removed here.
     """
     now, removed = time.time(), list[str]()
     found = _own_directories(directory)
@@ -114,10 +106,9 @@ def _own_directories(directory: Path) -> dict[str, float]:
 
 
 def _has_events(folder: str) -> bool:
-    try:
-        return any(name.startswith("events-") for name in os.listdir(folder))
-    except OSError:  # another process has removed it
-        return False
+    from flashpatch.ledger import runs
+
+    return any(entry.name.startswith("events-") for entry in runs.entries(folder))
 
 
 def _is_over(folder: str, by_age: bool) -> bool:

@@ -157,15 +157,10 @@ class _Row:
 
 
 _row = _Row()
-_fork_is_watched = False
 
 
 def boot() -> None:
     """Write this process's first row; later calls do nothing."""
-    global _fork_is_watched
-    if not _fork_is_watched:
-        _fork_is_watched = True
-        os.register_at_fork(after_in_child=_after_fork)
     _row.boot()
     _row.watch_exit()
     nodes.watch()
@@ -289,3 +284,6 @@ def _after_fork() -> None:
     was_booted = _row.booted
     _row = _Row()
     _row.booted = was_booted
+
+
+os.register_at_fork(after_in_child=_after_fork)

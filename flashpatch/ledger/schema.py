@@ -187,14 +187,13 @@ _EXPECTED = {**_PROCESS, "roles": _texts, "families": _texts, "by": _pid}
 _ROW: Mapping[str, Check] = {
     **_PROCESS,
     **dict.fromkeys(("argv0", "written"), _text),
-    **{
-        "ppid": _pid,
-        "roles": _texts,
-        "rank": _each(_rank),
-        "versions": _each(_text),
-        "patches": _each(_patch),
-    },
-    **{"notes": _notes, "error": _is(str, type(None))},
+    "ppid": _pid,
+    "roles": _texts,
+    "rank": _each(_rank),
+    "versions": _each(_text),
+    "patches": _each(_patch),
+    "notes": _notes,
+    "error": _is(str, type(None)),
 }
 _LATER = {"run": _text, "first_written": _time, "title": _text, "on": _each(_choice)}
 """What rows of earlier versions have not."""

@@ -63,9 +63,7 @@ class Writer:
         if self._runs.acquire(blocking=False):
             waits = True
             try:
-                _thread.start_new_thread(
-                    self._run, ()
-                )  # a Thread's start() takes a lock of the whole process
+                _thread.start_new_thread(self._run, ())  # Thread.start() takes a lock of the whole process
             except RuntimeError:  # the interpreter is shutting down: no new threads
                 otherwise()
         self._starts = 0

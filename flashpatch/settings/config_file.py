@@ -1,13 +1,4 @@
-"""Read the TOML file: names to switch on, strictness, and one table of options per family.
-
-.. code-block:: toml
-
-    enable = ["fp8", "flowrl"]
-    strict = true
-
-    [fp8]
-    exclude = ["reward-model"]
-"""
+"""Read the TOML file: names to switch on, strictness, and one table of options per family (`docs/reference/names-and-options.md`)."""
 
 from __future__ import annotations
 
@@ -43,7 +34,7 @@ def load() -> Config:
     if not isinstance(strict, (bool, type(None))):
         raise PatchError(f"'strict' in {path} is {strict!r}.", advice="Give true or false.")
     for key, table in data.items():
-        if not registry.is_family(key):
+        if key not in registry.family_keys():
             known = ("enable", "strict", *registry.family_keys())
             home = registry.names().get(key)
             advice = f"Options of {key} stand under [{home.name}]." if home else nearest(key, known)

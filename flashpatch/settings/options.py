@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from flashpatch.index import IndexedFamily, IndexedOption
-    from flashpatch.record import Family, Option
+    from flashpatch.index import IndexedFamily, Option
+    from flashpatch.record import Family
 
 CONFIG = "flashpatch.toml"
 
@@ -26,7 +26,7 @@ def changed(family: Family | IndexedFamily, values: Mapping[str, Any]) -> dict[s
     return {name: value for name, value in values.items() if value != family.options[name].default}
 
 
-def row(name: str, option: Option | IndexedOption) -> tuple[str, str, str, str]:
+def row(name: str, option: Option) -> tuple[str, str, str, str]:
     """An option as tables show it: name, default, values and meaning, spelt as in the config."""
     return name, written(option.default), allowed(option), option.help
 
@@ -36,7 +36,7 @@ def written(value: Any) -> str:
     return "unset" if value is None else plain_json.dumps(value)  # JSON's spelling of such values is TOML's
 
 
-def allowed(option: Option | IndexedOption, between: str = ", ") -> str:
+def allowed(option: Option, between: str = ", ") -> str:
     """What may be written for an option: its values, or what is to stand there."""
     if values := (True, False) if option.kind is bool else option.choices:
         return f"{'a list of ' if option.kind is list else ''}{between.join(map(written, values))}"
@@ -47,12 +47,7 @@ def allowed(option: Option | IndexedOption, between: str = ", ") -> str:
 
 
 def checked(family: Family | IndexedFamily, values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """``values`` if the family has such options and takes such values.
-
-    Args:
-        family: whose options they are.
-        values: option name to value.
-        source: where they come from, for the message.
+    """``values`` if the family has such options and takes such values; messages name their ``source``.
 
     Raises:
         PatchError: an unknown option, or a value of the wrong type, not among the choices or out of range.
@@ -80,7 +75,7 @@ def _checked_one(family: Family | IndexedFamily, name: str, value: Any, source: 
     )
 
 
-def _fits(option: Option | IndexedOption, value: Any) -> bool:
+def _fits(option: Option, value: Any) -> bool:
     if value is None:
         return option.default is None
     if option.kind is list:

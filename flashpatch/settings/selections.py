@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from flashpatch.index import IndexedFamily
     from flashpatch.record import Family
 
-DEFAULT_NAMES = ("fp8",)
-"""What ``FLASHPATCH=1`` and ``enable()`` stand for if no config says otherwise."""
-
 _YES = frozenset({"1", "true", "yes", "on"})
 _NO = frozenset({"", "0", "false", "no", "off"})
 
@@ -73,7 +70,10 @@ def from_environment(current: Selection) -> Selection:
     asked = os.environ.get("FLASHPATCH", "")
     if asked in ("", "0"):
         return current
-    base = inherited(asked, os.environ.get("FLASHPATCH_RESOLVED", "")) or _resolve(asked)
+    base = inherited(asked, os.environ.get("FLASHPATCH_RESOLVED", ""))
+    if base is None:
+        settings = config()
+        base = _of_names(asked, settings, _strict(settings))
     explicit = {family: choice for family, choice in current.choices.items() if choice.explicit}
     return Selection({**base.choices, **explicit}, current.strict if explicit else base.strict)
 
@@ -139,11 +139,7 @@ def resolved(asked: str, selection: Selection) -> str:
 
 
 def inherited(asked: str, text: str) -> Selection | None:
-    """What was resolved before, if it was resolved from this value of ``FLASHPATCH``.
-
-    Args:
-        asked: the value.
-        text: the value of ``FLASHPATCH_RESOLVED``.
+    """What ``text``, of ``FLASHPATCH_RESOLVED``, says, if it was resolved from this value of ``FLASHPATCH``.
 
     Raises:
         PatchError: the text is not ours, or its names or options are wrong.
@@ -175,11 +171,6 @@ def inherited(asked: str, text: str) -> Selection | None:
     return Selection(choices, strict)
 
 
-def _resolve(asked: str) -> Selection:
-    settings = config()
-    return _of_names(asked, settings, _strict(settings))
-
-
 def _of_names(asked: str, settings: Config, strict: bool) -> Selection:
     names = _default_names(settings) if asked == "1" else names_in(asked)
     chosen = _one_per_family(names)
@@ -188,13 +179,14 @@ def _of_names(asked: str, settings: Config, strict: bool) -> Selection:
     )
 
 
+def _default_names(settings: Config) -> tuple[str, ...]:
+    """Return what ``FLASHPATCH=1`` and ``enable()`` stand for."""
+    return ("fp8",) if settings.enable is None else settings.enable
+
+
 def names_in(asked: str) -> tuple[str, ...]:
     """Return the names in a value of ``FLASHPATCH``."""
     return tuple(name.strip() for name in asked.split(",") if name.strip())
-
-
-def _default_names(settings: Config) -> tuple[str, ...]:
-    return DEFAULT_NAMES if settings.enable is None else settings.enable
 
 
 def config() -> Config:

@@ -1,4 +1,8 @@
-"""Serve targets that both coroutines and plain functions call."""
+"""Serve targets that both coroutines and plain functions call.
+
+verl's ``auto_await`` (verl/utils/ray_utils.py) looks at the frame of its caller: only a coroutine gets a coroutine back. Called from
+a plain function while a loop runs, it runs the target on another loop and blocks this one. So a coroutine calls the target itself.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +14,17 @@ from typing import Any
 
 
 def caller_awaits() -> bool:
-    """Whether a coroutine called the patched function, ignoring FlashPatch's own frames.
-
-    verl's ``auto_await`` (verl/utils/ray_utils.py) decides in the same way, by its caller's frame.
-    """
+    """Whether a coroutine called the patched function, ignoring FlashPatch's own plain functions in between."""
     frame = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("flashpatch."):
+    while frame is not None and not _is_coroutine(frame):
+        if not frame.f_globals.get("__name__", "").startswith("flashpatch."):
+            return False
         frame = frame.f_back
-    return frame is not None and bool(frame.f_code.co_flags & inspect.CO_COROUTINE)
+    return frame is not None
+
+
+def _is_coroutine(frame: Any) -> bool:
+    return bool(frame.f_code.co_flags & inspect.CO_COROUTINE)
 
 
 async def resolve(result: Any) -> Any:
@@ -25,15 +32,24 @@ async def resolve(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-def followed(call: Callable[[], Any], after: Callable[[], None]) -> Any:
-    """Make a call, and ``after`` it another: in a thread if the caller awaits the result, or else here."""
+async def _awaited(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return await resolve(original(*args, **kwargs))
+
+
+def as_called(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a target as this function's caller was called: return what can be awaited if it was by a coroutine."""
+    return _awaited(original, *args, **kwargs) if caller_awaits() else original(*args, **kwargs)
+
+
+def followed(after: Callable[[], None], original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a target as `as_called` does, and ``after`` it another: in a thread if the caller awaits the result, or else here."""
     if not caller_awaits():
-        result = call()
+        result = original(*args, **kwargs)
         after()
         return result
 
     async def awaited() -> Any:
-        result = await resolve(call())
+        result = await _awaited(original, *args, **kwargs)
         await asyncio.to_thread(after)
         return result
 

@@ -247,9 +247,8 @@ class Receiving:
         """Ask for the next bucket at once, and fetch it while the one before is loaded."""
         asked = self._line.ask("take", self._line.rank, self._joiner.contents.buckets)
         coming = asyncio.create_task(self._fetched(asked, step))
-        coming.add_done_callback(
-            lambda task: task.cancelled() or task.exception()
-        )  # also if it is never awaited
+        # also if it is never awaited
+        coming.add_done_callback(lambda task: task.cancelled() or task.exception())
         return coming
 
     async def _fetched(self, asked: Any, step: int | None) -> Any:

@@ -14,8 +14,7 @@ from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import holding
-from flashpatch.patches.fp8.mismatch.gap import CAP
-from flashpatch.patches.fp8.mismatch.monitor import MONITOR, Batch, observe
+from flashpatch.patches.fp8.mismatch.monitor import CAP, MONITOR, Batch, observe
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.rollout_numbers import NUMBERS
 
@@ -95,7 +94,7 @@ def _check(models: list[ManagedModel], before: list[int]) -> None:
 
 def _record(models: list[ManagedModel], seconds: float) -> None:
     for model in models:
-        MONITOR.updated(model.rounding_errors)
+        MONITOR.updated(model.readings.errors)
     numbers = {"timing_s/sync/total": seconds}
     if models:
         numbers["sync/policy_version"] = float(max(model.version for model in models))

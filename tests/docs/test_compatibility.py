@@ -6,7 +6,7 @@ import pytest
 from toy_sources import DRIFTED, HOLDS, PATCH, wheel
 from tree import TREE
 
-from flashpatch.verify.against import against
+from flashpatch.verify.against import survey
 
 sys.path.insert(0, str(TREE / "docs" / "site"))
 import compatibility
@@ -16,7 +16,8 @@ SOURCES = {"1.10": DRIFTED, "1.9": HOLDS, "1.0": HOLDS, "0.9": HOLDS}
 
 
 def test_the_page(tmp_path):
-    text = page(against([wheel(tmp_path, version, text) for version, text in SOURCES.items()], [PATCH]))
+    report = survey([wheel(tmp_path, version, text) for version, text in SOURCES.items()], [PATCH])
+    text = page(report.cells)
     assert "| patch | 0.9 | 1.0 | 1.9 | 1.10 |" in text
     assert "| `fam.toyfw.load` | – | tested | holds | drifted |" in text
     assert "- `fam.toyfw.load` on 1.10: toyfw.engine:Engine.load no longer takes 'weights'" in text

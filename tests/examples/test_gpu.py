@@ -26,12 +26,6 @@ def tool(name: str) -> str:
 
 
 @pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=lambda path: path.name)
-def test_bash_can_read_it(script: Path) -> None:
-    done = subprocess.run(["bash", "-n", script], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("script", SHELL_SCRIPTS, ids=lambda path: path.name)
 def test_shellcheck_has_nothing_to_say(script: Path) -> None:
     # those for a CPU source a file that sets and uses variables for them
     severity = "style" if script in SCRIPTS else "error"

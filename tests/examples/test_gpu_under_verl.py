@@ -69,12 +69,6 @@ def test_eagle_7b_on_sglang(model: str, drafter: str, tmp_path: Path) -> None:
     assert training and "trains no drafter" not in said
 
 
-@pytest.mark.full
-def test_a_setting_that_verl_does_not_know_fails(model: str, tmp_path: Path) -> None:
-    recipe = recorded(GPU / "gsm8k_fp8.sh", tmp_path, "actor_rollout_ref.actor.imp_ratio_cap=2", MODEL=model)
-    assert "imp_ratio_cap" in refused(recipe.overrides, tmp_path, **recipe.variables)
-
-
 def test_a_setting_that_contradicts_flowrl_is_refused(model: str, tmp_path: Path) -> None:
     setting = "actor_rollout_ref.actor.kl_loss_coef=0.001"
     recipe = recorded(GPU / "flowrl_7b.sh", tmp_path, setting, MODEL=model)

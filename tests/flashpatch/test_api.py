@@ -1,5 +1,10 @@
 """The four functions users call, and the families they find."""
 
+import copy
+import pickle
+
+from flashpatch import PatchError
+
 LATE = """
 def late():
     import sys
@@ -24,16 +29,7 @@ def test_status_prints_as_a_table_and_reads_as_a_mapping(toys):
         assert lines[0] == "flashpatch: toy on"
         assert any(line.split() == "toy.fakefw.plain live(1 call) fakefw-cpu 1.2.0".split() for line in lines)
         assert any(line.split() == ["other.fakefw.method", "disabled"] for line in lines)
-        from flashpatch.registry import patches
-        assert set(status) == set(patches()) and len(status) == len(patches())
-    """)
-
-
-def test_untested_version_is_said(toys):
-    toys.framework_version("1.3.0")
-    toys.run("""
-        import flashpatch, fakefw.core
-        assert "installed  fakefw-cpu 1.3.0 (untested)" in str(flashpatch.enable("toy"))
+        assert set(status) == set(flashpatch.list_patches()) > {"toy.fakefw.plain", "fp8.vllm.add_request"}
     """)
 
 
@@ -102,21 +98,6 @@ def test_public_names_and_lazy_import(toys):
             flashpatch.absent
         except AttributeError as error:
             assert "'absent'" in str(error)
-    """)
-
-
-def test_patches_are_listed_beside_the_package_that_holds_them(toys):
-    toys.run("""
-        import types, flashpatch
-        assert "toy.fakefw.plain" in flashpatch.list_patches()
-        assert type(flashpatch) is types.ModuleType
-        try:
-            import flashpatch.patches as package
-        except ModuleNotFoundError:
-            pass
-        else:
-            assert type(package) is types.ModuleType and package.__path__
-            assert "toy.fakefw.plain" in flashpatch.list_patches()
     """)
 
 
@@ -201,3 +182,12 @@ FAMILY = Family("toy", "", tuple(patch(f"toy.ghostfw.{name}", f"ghostfw.core:{na
         assert {found["state"] for found in engine.snapshot()["patches"].values()} == {"skipped"}
         assert asked == ["ghostfw"]
     """)
+
+
+def test_an_error_crosses_processes_whole():
+    error = PatchError("is gone", patch="toy.fakefw.plain", target="m:f", version="v 1", advice="Do it.")
+    assert str(error) == "[flashpatch: toy.fakefw.plain, m:f, v 1] is gone. Do it." and str(error) in repr(
+        error
+    )
+    for found in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert str(found) == str(error) and vars(found) == vars(error)

@@ -1,7 +1,6 @@
 """A file is replaced as a whole or left as it was."""
 
 import os
-import threading
 
 import pytest
 
@@ -36,21 +35,3 @@ def test_a_file_that_cannot_be_moved_is_an_error_and_leaves_nothing(tmp_path):
     assert os.listdir(tmp_path) == ["taken"]
     with pytest.raises(FileNotFoundError), replacing(tmp_path / "unwritten"):
         pass
-
-
-def test_a_reader_never_sees_a_part(tmp_path):
-    path, texts = tmp_path / "state", ["a" * 100_000, "b" * 100_000]
-    path.write_text(texts[0])
-    done = threading.Event()
-
-    def write():
-        for turn in range(200):
-            with replacing(path) as temporary:
-                temporary.write_text(texts[turn % 2])
-        done.set()
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    while not done.is_set():
-        assert path.read_text() in texts
-    writer.join()

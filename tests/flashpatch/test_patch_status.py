@@ -21,6 +21,8 @@ def test_a_framework_that_is_not_installed_takes_one_line() -> None:
         "  shade: not installed, 1 patch waits",
     ]
     assert len(status) == 5 and status["fam.ghost.run"].state == states["fam.ghost.run"]
+    untested = PatchStatus("fam.here.run", State("installed"), version="here 1.3", tested=False)
+    assert str(Status({untested.id: untested})).endswith("  installed  here 1.3 (untested)")
 
 
 def test_a_session_shows_a_row_per_name() -> None:

@@ -136,56 +136,6 @@ def test_spawned_children_get_the_selection_and_may_decline(toys):
     assert len(patched) == 1
 
 
-def test_bootstrap_twice_hooks_and_counts_once(toys):
-    toys.under(FLASHPATCH="toy")("""
-        import flashpatch, threading
-        from flashpatch.bootstrap import start
-        start(), start()
-        threads = [threading.Thread(target=start) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        import fakefw.core as core
-        start()
-        assert core.plain(1) == ("patched", 2) and core.plain.__wrapped__ is core.BORN["plain"]
-        assert flashpatch.status()["toy.fakefw.plain"].calls == 1
-    """)
-
-
-def test_second_bootstrap_reconciles_with_a_changed_environment(toys):
-    toys.under(FLASHPATCH="toy")("""
-        import os, flashpatch, fakefw.core as core
-        from flashpatch.bootstrap import start
-        start()
-        os.environ["FLASHPATCH"] = "other"
-        start()
-        assert flashpatch.status().names == ("other",)
-        assert core.plain is core.BORN["plain"] and core.Thing().method(1)[0] == "patched"
-    """)
-
-
-def test_bootstrap_without_the_variable_imports_nothing(world):
-    world.under(FLASHPATCH="0")("""
-        import sys
-        before = set(sys.modules)
-        import flashpatch.bootstrap
-        flashpatch.bootstrap.start()
-        assert set(sys.modules) - before == {"flashpatch", "flashpatch.bootstrap"}, set(sys.modules) - before
-    """)
-
-
-def test_bootstrap_that_cannot_obey_says_so_and_goes_on(toys):
-    done = toys.under(FLASHPATCH="tox")("""
-        import flashpatch
-        flashpatch.bootstrap = __import__("flashpatch.bootstrap").bootstrap
-        flashpatch.bootstrap.start(), flashpatch.bootstrap.start()
-        assert "unknown name 'tox'" in flashpatch.status().error
-        assert "unknown name 'tox'" in str(flashpatch.status())
-    """)
-    assert done.stderr.count("unknown name 'tox'. Did you mean 'toy'?") == 1
-
-
 REFUSING = """
 import sys, flashpatch
 from flashpatch.bootstrap import start

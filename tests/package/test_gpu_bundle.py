@@ -3,13 +3,9 @@
 import ctypes
 import importlib
 import io
-import os
-import signal
 import struct
-import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
 import pytest
@@ -80,16 +76,3 @@ def test_libraries_load_from_a_part(bundle, tmp_path: Path, monkeypatch) -> None
     monkeypatch.setattr(install, "installed", lambda name: "")
     install.install(part)
     assert libraries and all(ctypes.CDLL(str(tmp_path / "numpy.libs" / path.name)) for _, path in libraries)
-
-
-def test_what_is_killed_leaves_no_process() -> None:
-    """The checks on a GPU: an engine that outlives them would hold its memory while they are started anew."""
-    begin = "runs.begin(['-c', 'import time; time.sleep(600)'], os.environ, Path(os.devnull))"
-    killed = f"import os; from pathlib import Path; from cuda_lab import runs; print({begin}.pid, flush=True); os.kill(os.getpid(), 9)"
-    env = {**os.environ, "PYTHONPATH": str(TREE / "tests" / "support")}
-    group = int(subprocess.run([sys.executable, "-c", killed], env=env, stdout=subprocess.PIPE).stdout)
-    with pytest.raises(ProcessLookupError):
-        for _ in range(300):
-            os.killpg(group, 0)
-            time.sleep(0.1)
-        os.killpg(group, signal.SIGKILL)

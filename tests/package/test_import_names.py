@@ -1,6 +1,5 @@
 """FlashPatch is importable under one name, so that no module exists twice in a process."""
 
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,3 @@ def test_a_folder_of_the_tree_is_no_module(name: str, editable, tree: Path) -> N
     assert done.returncode == 1
     assert f"import it as 'flashpatch.{name}'" in done.stderr
     assert editable.python(f"import flashpatch.{name}", cwd=tree) == ""
-
-
-@pytest.mark.parametrize("name", ["patches", "verify"])
-def test_nor_in_this_very_test_run(name: str) -> None:
-    with pytest.raises(ImportError):
-        __import__(name)
-
-
-def test_the_build_file_says_nothing_but_the_build_system() -> None:
-    assert set(tomllib.loads((TREE / "pyproject.toml").read_text())) == {"build-system"}

@@ -8,8 +8,3 @@ from flashpatch import _index, registry, write_index
 def test_the_index_is_up_to_date() -> None:
     written = write_index.text(registry.built_in().values())
     assert Path(_index.__file__).read_text() == written, "run: python -m flashpatch.write_index"
-
-
-def test_the_installed_package_has_it(installed) -> None:
-    code = "import sys; from flashpatch import index; print(index.family_of('int8'), 'flashpatch.patches' in sys.modules)"
-    assert installed.python(code) == "fp8 False"

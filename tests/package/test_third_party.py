@@ -29,21 +29,6 @@ def test_the_variable_switches_it_on(joined) -> None:
     assert said == f"{pid}: hello"
 
 
-@pytest.mark.parametrize("first", ["pass", "import rich.console"])
-def test_enable_and_disable(first: str, joined) -> None:
-    code = f"""
-{first}
-import flashpatch, os
-flashpatch.enable("whoami")
-{HELLO}
-flashpatch.disable("whoami")
-{HELLO}
-print(os.getpid())
-"""
-    on, off, pid = joined.python(code).splitlines()
-    assert (on, off) == (f"{pid}: hello", "hello")
-
-
 def test_the_command_lists_it_like_any_other(joined) -> None:
     listed = json.loads(joined.run("flashpatch", "list", "--json").stdout)
     (patch,) = [patch for patch in listed["patches"] if patch["family"] == "whoami"]
@@ -51,8 +36,3 @@ def test_the_command_lists_it_like_any_other(joined) -> None:
     listed = json.loads(joined.run("flashpatch", "list", "--json", FLASHPATCH="whoami").stdout)
     (patch,) = [patch for patch in listed["patches"] if patch["family"] == "whoami"]
     assert patch["state"] == "waiting"
-
-
-def test_it_fits_on_a_page(tree: Path) -> None:
-    lines = (tree / "examples/third_party_patch/whoami_patch.py").read_text().splitlines()
-    assert len(lines) <= 40

@@ -20,7 +20,8 @@ torch = pytest.importorskip("torch")
 
 from eagle_samples import sample
 
-from flashpatch.contracts import verdict_cache
+from flashpatch import registry
+from flashpatch.contracts import contract, verdict_cache
 from flashpatch.patches.eagle.bandit import controller
 from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
@@ -43,7 +44,7 @@ def _ledger(at: Path) -> None:
 
 
 def _verdicts(at: Path) -> None:
-    verdict_cache.keep("verdict", {"holds": True}, [])
+    verdict_cache.check(registry.patch("cpu.torch.init_core_state"), contract.installed_root, "2.13")
 
 
 def _samples(at: Path) -> None:

@@ -148,14 +148,15 @@ def outputs(home: Path, workdir: Path) -> dict[str, str]:
     found["page"], found["trace file"] = page.read_text(), trace.read_text()
     for arguments in (["--live", str(home)], ["--live", str(home), "--json"]):
         found[" ".join(arguments[::2])] = _printed(verify_cli.main, arguments)
-    found["screen"] = _drawn(screen.view(collect.job(source.load(home / RUN), registry.patches()), 60))
+    tables = screen.view(collect.job(source.load(home / RUN), registry.patches()), 60)
+    found["screen"] = "".join(map(drawn, tables))
     return found
 
 
 def drawn(table: report.Table) -> str:
     """Return a table as a terminal shows it."""
     stream = io.StringIO()
-    report._rich(table, stream)
+    Console(file=stream, force_terminal=True, color_system=None, width=300).print(report.drawn(table))
     return stream.getvalue()
 
 
@@ -167,9 +168,3 @@ def _printed(main, arguments: list[str]) -> str:
         except SystemExit as end:
             assert end.code in (0, 1), said.getvalue()
     return out.getvalue() + ("" if "--json" in arguments else said.getvalue())
-
-
-def _drawn(what) -> str:
-    stream = io.StringIO()
-    Console(file=stream, force_terminal=True, color_system=None, width=300).print(what)
-    return stream.getvalue()

@@ -8,7 +8,6 @@ not, norms, and an attention-like layer that is processed last.
 import functools
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -165,14 +164,19 @@ def process_all(model: nn.Module) -> None:
         process(module)
 
 
-def adapter(**overrides: Any) -> LoaderAdapter:
-    keywords = dict(
-        device=torch.device("cpu"),
-        process=process,
-        deferred=lambda module: isinstance(module, Attention),
-        context=nullcontext,
-    )
-    return LoaderAdapter(**{**keywords, **overrides})
+class Adapter(LoaderAdapter):
+    def process(self, module: nn.Module) -> None:
+        process(module)
+
+    def deferred(self, module: nn.Module) -> bool:
+        return isinstance(module, Attention)
+
+
+def adapter(device: str = "cpu", role: str = "target", **overrides: Any) -> LoaderAdapter:
+    """Make a toy's adapter; an override stands for the method or attribute of its name."""
+    made = Adapter(torch.device(device), role)
+    vars(made).update(overrides)
+    return made
 
 
 def manage(

@@ -1,6 +1,10 @@
-"""Give the job of the probe of family fsdp further faults in transit, in a process forked from one that has imported this."""
+"""Give the job of the probe of family fsdp further faults in transit, in a process forked from one that has imported this.
+
+What a trainer had to send for each entry of the plan lies as ``trainer-RANK-NUMBER.pt`` beside what its worker got.
+"""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import wrapt
@@ -9,12 +13,26 @@ import wrapt
 def _further(job: Any) -> None:
     import torch
 
-    flipped = job.tampered
+    send, stepped, old = job._send, job._Engines.stepped, dict[str, Any]()
 
-    def tampered(weights: Any, entry: dict[str, Any], old: dict[str, Any]) -> Iterator[Any]:
+    def sent(workdir: Path, rank: int, number: int, weights: Any, entry: dict[str, Any]) -> None:
+        kept: dict[str, Any] = {}
+        try:
+            send(workdir, rank, number, spoilt(noted(weights, kept), entry), entry)
+        finally:
+            torch.save(kept, workdir / f"trainer-{rank}-{number}.pt")
+            old.update(kept)
+
+    def noted(weights: Any, kept: dict[str, Any]) -> Iterator[Any]:
+        for name, tensor in weights:
+            if not name.startswith("__flashpatch"):
+                kept[name] = tensor.detach().clone()
+            yield name, tensor
+
+    def spoilt(weights: Any, entry: dict[str, Any]) -> Iterator[Any]:
         """Exchange two elements, leave a tensor out, send it twice or stale, an extra one, another shape or dtype."""
         what = entry.get("tamper")
-        for name, tensor in flipped(weights, entry, old):
+        for name, tensor in weights:
             if name != entry.get("victim") or what in (None, "bit", "buffer"):
                 yield name, tensor
                 continue
@@ -38,7 +56,15 @@ def _further(job: Any) -> None:
                     yield f"model.filler.{i}", torch.zeros(job.BUCKET << 18)
                 yield name, tensor
 
-    job.tampered = tampered
+    def apart(self: Any, entry: dict[str, Any]) -> Any:
+        """Let rank 1 alone change its weights where an entry says so."""
+        engine = stepped(self, entry)
+        if entry.get("apart") and torch.distributed.get_rank():
+            with torch.no_grad():
+                next(engine.module.parameters()).add_(1.0)
+        return engine
+
+    job._send, job._Engines.stepped = sent, apart
 
 
 wrapt.register_post_import_hook(_further, "flashpatch.verify.probes.fsdp.job")

@@ -6,7 +6,7 @@ Functions that open engines run in a `scenario.Runner`; `fresh` in the oracle's,
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,10 +122,10 @@ def under(asked: Any) -> Iterator[None]:
         engines._generate = plain
 
 
-def ask(llm: Any, folder: str, how: Callable[[Any], Any] = engines.answers, **named: Any) -> Any:
-    """`how(llm)` under the adapter of `folder`."""
+def ask(llm: Any, folder: str, **named: Any) -> Any:
+    """`engines.answers` under the adapter of `folder`."""
     with under(request(folder, **named)):
-        return how(llm)
+        return engines.answers(llm)
 
 
 def fresh(model: str, folder: str | None = None, **kw: Any) -> dict[str, Any]:

@@ -16,8 +16,7 @@ def factor() -> float:
     """Measure once per process how much longer things take here, from 1 to 8; $TEST_TIME_FACTOR overrides it."""
     if given := os.environ.get(FACTOR):
         return float(given)
-    from flashpatch.verify import processes  # here, as processes free of FlashPatch import this file
+    from flashpatch.verify.probes import jobs  # here, as processes free of FlashPatch import this file
 
-    busy = os.getloadavg()[0] / len(os.sched_getaffinity(0))
     # What runs beside a test may come after the measurement: half as much again is allowed from the start.
-    return min(1.5 * max(processes.slowness(), busy), processes.MOST)
+    return min(1.5 * jobs.busyness(), jobs.MOST)

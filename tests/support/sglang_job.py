@@ -10,6 +10,8 @@ reads FOLDER/job.json: ``engine``, keywords of ``sglang.Engine``, and ``steps``,
 import json
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,10 @@ def prepare() -> None:
 PROMPTS = [list(range(5, 40)), list(range(200, 221)), [7, 8, 9, 10, 11, 12]]
 
 
+def greedy(count: int) -> dict[str, Any]:
+    return dict(temperature=0, max_new_tokens=count, ignore_eos=True)
+
+
 def answers(engine: Any, count: int = 5) -> list[list[float]]:
     """Logprobs of every prompt, then of greedy continuations that may use the prefix cache; one at a time."""
     found = []
@@ -55,7 +61,7 @@ def answers(engine: Any, count: int = 5) -> list[list[float]]:
         for more, tokens in ((dict(logprob_start_len=0), 1), ({}, count)):
             info = engine.generate(
                 input_ids=prompt,
-                sampling_params=dict(temperature=0, max_new_tokens=tokens, ignore_eos=True),
+                sampling_params=greedy(tokens),
                 return_logprob=True,
                 top_logprobs_num=20,
                 **more,
@@ -71,10 +77,7 @@ def answers(engine: Any, count: int = 5) -> list[list[float]]:
 
 def tokens(engine: Any, count: int = 24, prompts: list[list[int]] | None = None) -> list[dict[str, Any]]:
     """Greedy continuations, all at once: token ids and, under speculation, how many were accepted per step."""
-    outputs = engine.generate(
-        input_ids=prompts or PROMPTS,
-        sampling_params=dict(temperature=0, max_new_tokens=count, ignore_eos=True),
-    )
+    outputs = engine.generate(input_ids=prompts or PROMPTS, sampling_params=greedy(count))
     return [
         dict(ids=output["output_ids"], accept=output["meta_info"].get("spec_accept_length"))
         for output in outputs
@@ -83,11 +86,7 @@ def tokens(engine: Any, count: int = 24, prompts: list[list[int]] | None = None)
 
 def logprobs(engine: Any, count: int = 24) -> list[dict[str, Any]]:
     """Greedy continuations of every prompt, at once: the prompt, token ids and the log-probability of each."""
-    outputs = engine.generate(
-        input_ids=PROMPTS,
-        sampling_params=dict(temperature=0, max_new_tokens=count, ignore_eos=True),
-        return_logprob=True,
-    )
+    outputs = engine.generate(input_ids=PROMPTS, sampling_params=greedy(count), return_logprob=True)
     said = [[one[0] for one in output["meta_info"]["output_token_logprobs"]] for output in outputs]
     return [
         dict(prompt=prompt, ids=output["output_ids"], logprobs=values)
@@ -112,11 +111,7 @@ def update(
     ``how``: whole, split (q of a layer in one bucket, k and v in the next, and so on), single (a tensor a bucket)
     or flattened.
     """
-    items = [
-        (name, tensor)
-        for name, tensor in weights(source)
-        if only in name and (not without or without not in name)
-    ]
+    items = _chosen(source, only, without)
     seen = [begin(engine, more.get("selector", "all"))]
     for bucket in buckets(items, how):
         seen.append(send(engine, bucket, how, **more))
@@ -160,14 +155,16 @@ def buckets(items: list[Any], how: str) -> list[list[Any]]:
     ]
 
 
-def disk(engine: Any, source: str) -> list[Any]:
-    return list(engine.update_weights_from_disk(source))[:2]
+def disk(engine: Any, source: str, **more: Any) -> list[Any]:
+    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+    request = UpdateWeightFromDiskReqInput(model_path=source, **more)
+    asked = engine.tokenizer_manager.update_weights_from_disk(request, None)
+    return list(engine.loop.run_until_complete(asked))[:2]
 
 
 def distributed(engine: Any, source: str) -> list[Any]:
     """Broadcast from a gloo group in which this process is the trainer."""
-    import threading
-
     import torch
     from sglang.srt.managers.io_struct import InitWeightsUpdateGroupReqInput
     from sglang.srt.utils import init_custom_process_group
@@ -208,8 +205,11 @@ def distributed(engine: Any, source: str) -> list[Any]:
 
 def bucket(engine: Any, source: str, only: str = "", without: str = "", **more: Any) -> list[Any]:
     """One bucket within a session opened by `begin`."""
-    items = [(n, t) for n, t in weights(source) if only in n and (not without or without not in n)]
-    return send(engine, items, "whole", **more)
+    return send(engine, _chosen(source, only, without), "whole", **more)
+
+
+def _chosen(source: str, only: str, without: str) -> list[Any]:
+    return [(n, t) for n, t in weights(source) if only in n and (not without or without not in n)]
 
 
 def release(engine: Any, tags: list[str]) -> None:
@@ -263,8 +263,6 @@ def eagle(engine: Any, method: str, given: list[Any]) -> Any:
 
 def pause(engine: Any, seconds: float) -> None:
     """What runs beside the engine gets time to finish."""
-    import time
-
     time.sleep(seconds)
 
 
@@ -278,7 +276,7 @@ STEPS: dict[str, Any] = {
 STEPS |= {name: getattr(sglang_sampled, name) for name in ("sampled", "kept")}
 STEPS |= {
     f"lora.{name}": getattr(sglang_lora, name)
-    for name in "load unload under overwrite cached across many greedy fault".split()
+    for name in "load under overwrite across many greedy fault".split()
 }
 
 

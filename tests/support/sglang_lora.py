@@ -65,16 +65,6 @@ def overwrite(engine: Any, folder: str, source: str) -> None:
         target.write((Path(source) / file).read_bytes())
 
 
-def cached(engine: Any, name: str | None = NAME) -> int:
-    """How many tokens of a prompt are served from the prefix cache under an adapter."""
-    import sglang_job
-
-    answer = engine.generate(
-        input_ids=sglang_job.PROMPTS[0], lora_path=name, sampling_params=dict(temperature=0, max_new_tokens=1)
-    )
-    return answer["meta_info"]["cached_tokens"]
-
-
 def across(engine: Any, folder: str, count: int = 48) -> dict[str, Any]:
     """Send an adapter while a request runs under its name: the answer, the request's tokens, how many there were before."""
     import sglang_job
@@ -142,11 +132,6 @@ def greedy(engine: Any, count: int = 48) -> list[int]:
     params = dict(temperature=0, max_new_tokens=count, ignore_eos=True)
     asked = dict(input_ids=sglang_job.PROMPTS[2], sampling_params=params, lora_path=NAME)
     return engine.generate(**asked)["output_ids"]
-
-
-def unload(engine: Any, name: str = NAME) -> list[Any]:
-    answer = engine.unload_lora_adapter(name)
-    return [answer.success, answer.error_message]
 
 
 def under(engine: Any, name: str = NAME) -> Any:

@@ -46,9 +46,7 @@ def serialized(engine: Any, bucket: Any) -> list[Any]:
 
 def send(engine: Any, payload: list[Any], selector: str = "all", **more: Any) -> list[Any]:
     """Send one bucket that `serialized` made; the answer."""
-    role = dict(selector=selector)
-    if not has_sessions(engine):
-        role = dict(disable_draft_model=selector == "target")
+    role = dict(selector=selector) if has_sessions(engine) else dict(disable_draft_model=selector == "target")
     return list(_post(engine, dict(serialized_named_tensors=payload, flush_cache=False, **role, **more)))
 
 

@@ -5,14 +5,15 @@ from typing import Any
 
 
 def versions(engine: Any) -> list[Any]:
-    """The version that answers are stamped with: at their end, and token by token."""
+    """The version that answers are stamped with: by the tokenizer's process, and token by token by the scheduler's."""
     import sglang_job
 
     info = engine.generate(
         input_ids=sglang_job.PROMPTS[2], sampling_params=dict(temperature=0, max_new_tokens=2)
     )["meta_info"]
+    own = getattr(engine.tokenizer_manager, "config_value", info.get)  # before 0.5.17 answers have it alone
     return [
-        info["weight_version"],
+        own("weight_version"),
         [[s["version"], s["start"], s["end"]] for s in info.get("weight_versions", ())],
     ]
 

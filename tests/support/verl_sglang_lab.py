@@ -24,7 +24,9 @@ PROMPTS = [[5, 6, 7, 8], list(range(20, 45))]
 
 def weights(model: str, but: int | None = None) -> Iterator[tuple[str, Any]]:
     """The tensors of a checkpoint; with ``but`` an error in place of the tensor of that number."""
-    for number, named in enumerate(verl_sglang_server.weights(model)):
+    from safetensors.torch import load_file
+
+    for number, named in enumerate(load_file(Path(model) / "model.safetensors").items()):
         if number == but:
             raise ValueError("no weights today")
         yield named

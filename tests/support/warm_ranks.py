@@ -8,23 +8,23 @@ from pathlib import Path
 import pytest
 import warm
 
-from flashpatch.verify import processes
+from flashpatch.verify.probes import jobs
 
 
 @contextlib.contextmanager
 def used(modules: Sequence[str] = warm.VERL_VLLM) -> Iterator[pytest.MonkeyPatch]:
-    """Within it `flashpatch.verify.processes.run` forks; yields what else may be replaced for that time."""
+    """Within it `flashpatch.verify.probes.jobs.run` forks; yields what else may be replaced for that time."""
 
-    def start(command: processes.Command, workdir: Path) -> warm.Process:
+    def start(command: jobs.Command, workdir: Path) -> warm.Process:
         with (workdir / f"{command.name}.log").open("wb") as log, open(os.devnull) as nothing:
             return warm.start(
                 modules,
                 command.arguments,
-                env=processes._environment(command),
+                env=jobs._environment(command),
                 cwd=workdir,
                 descriptors={0: nothing.fileno(), 1: log.fileno(), 2: log.fileno()},
             )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "_start", start)
+        patch.setattr(jobs, "_start", start)
         yield patch

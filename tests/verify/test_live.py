@@ -50,27 +50,12 @@ def test_what_is_fine(rows):
     assert problems(*rows) == []
 
 
-@pytest.mark.parametrize("state", ["failed", "displaced", "skipped"])
-def test_a_fault_counts_in_any_process(state):
-    [problem] = problems(row(patches={LOAD.id: entry(state, detail="by tool.f")}))
-    assert f"fam.toy.load is {state}: by tool.f" in problem
-    assert problem.startswith("process far:10: ")
-
-
 def test_update_evidence_is_due_once_any_process_of_the_run_updated():
     assert problems(worker("installed")) == []
     driver = row("driver", pid=11, updates=2)
     assert problems(worker("installed"), driver)[0] == (
         "worker far:10: fam.toy.load was never called, though there were updates"
     )
-
-
-def test_step_evidence_is_due_once_that_process_stepped():
-    core = row("engine-core", patches={STEP.id: entry("installed")})
-    other = row("worker", pid=11, patches={STEP.id: entry("installed")}, steps=9)
-    assert problems(core, other) == []
-    [problem] = problems(row("engine-core", patches={STEP.id: entry("installed")}, steps=1))
-    assert "was never called, though there were steps" in problem
 
 
 @pytest.mark.parametrize(("pid", "ppid"), [(11, 10), (5, 1)])

@@ -16,7 +16,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from flashpatch.commands.report import Table, emit
@@ -43,12 +42,6 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     if (options.model is None) == (options.verl is None):
         parser.error("give a MODEL, or --verl with the arguments of a job")
-    if options.picture and not options.causes:
-        parser.error("--picture draws what --causes measures")
-    if options.picture and importlib.util.find_spec("matplotlib") is None:
-        missing = "--picture needs matplotlib: pip install 'flashpatch[plot]'"
-        print(f"flashpatch-verify exact: {missing}", file=sys.stderr)
-        return USAGE
     try:
         settings = json.loads(options.engine)
         if not isinstance(settings, dict):
@@ -64,8 +57,6 @@ def main(arguments: Sequence[str]) -> int:
         print(f"flashpatch-verify exact: {error}", file=sys.stderr)
         return USAGE
     emit(certificate.as_json(), tables(certificate), options.json)
-    if options.picture and certificate.causes:
-        draw(certificate, options.picture)
     return AGREE if certificate.ok else DIFFER
 
 
@@ -261,28 +252,6 @@ def _causes(certificate: Certificate) -> Table:
     return Table("Causes, one switched at a time", columns, rows, notes=notes)
 
 
-def draw(found: Certificate, path: Path) -> None:
-    """Write a bar per cause that could be switched: the part of the mean KL that went with it."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import PercentFormatter
-
-    causes = [cause for cause in found.causes if cause.share is not None]
-    shares = [max(cause.share, -1) for cause in causes]  # a longer bar would hide the others
-    made = Figure(figsize=(9, 1.5 + 0.4 * len(causes)), layout="constrained")
-    axes = made.subplots()
-    bars = axes.barh([f"{cause.name}: {cause.to}" for cause in causes], shares)
-    axes.bar_label(bars, [cause.part for cause in causes], padding=3)
-    axes.margins(x=0.15)  # for the labels
-    axes.invert_yaxis()
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.xaxis.set_major_formatter(PercentFormatter(1))
-    axes.set_xlabel("part of the mean KL that goes with the cause; below 0 the mean KL grows")
-    made.suptitle(
-        f"Mean KL of engine and trainer: {found.kl:.1e} nats, by rounding alone {found.kl_rounding:.1e}"
-    )
-    made.savefig(path, dpi=150)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flashpatch-verify exact",
@@ -321,12 +290,6 @@ def _parser() -> argparse.ArgumentParser:
         "--causes",
         action="store_true",
         help="also switch causes of the gap one at a time, in the engine or in the trainer's model, and print the share of each",
-    )
-    parser.add_argument(
-        "--picture",
-        type=Path,
-        metavar="OUT.png",
-        help="also draw the shares of --causes; needs matplotlib",
     )
     parser.add_argument(
         "--read",

@@ -23,9 +23,9 @@ from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
 from flashpatch.verify.exact.engine import Pass, joined, rows_of
 from flashpatch.verify.exact.rows import of_model, turns_of
 from flashpatch.verify.exact.shards import HEAD
+from flashpatch.verify.probes.sglang_engine import ADAPTED
 
 LENGTH = "context_length"
-ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PARALLEL = ("tp_size", "pp_size", "dp_size", "ep_size")
 NOT_READ = {
     "lora_paths": "and of adapters one is compared: name its folder as adapter",

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
-from flashpatch.patches._shared.child import alone
 from flashpatch.verify.exact.causes import OTHERS
 from flashpatch.verify.exact.certificate import Cause, Certificate, because
 from flashpatch.verify.exact.compare import compare, kept_kl, logits, mean_kl
@@ -24,8 +19,6 @@ from flashpatch.verify.exact.verl_job import Trainer
 
 PADS = 8
 """Tokens of padding before the prompt."""
-LIMIT = 300
-"""Seconds after which ranks that wait for each other are given up."""
 Way = tuple[str, str, Callable[[], torch.Tensor]]
 """What is switched, how, and what then gives the model's logits."""
 
@@ -47,19 +40,15 @@ def certified(
     found = compare(load, ids, seen)
     if trainer is None or found.problem:
         return found
-    return replace(found, causes=measured(load, model, ids, seen, trainer))
+    return replace(found, causes=measured(load, ids, seen, trainer))
 
 
 def measured(
-    load: Callable[[torch.dtype], torch.nn.Module],
-    checkpoint: str,
-    ids: list[int],
-    engine: Pass,
-    trainer: Trainer,
+    load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engine: Pass, trainer: Trainer
 ) -> tuple[Cause, ...]:
     """Return what a trainer does to its model's numbers, each with the gap that is left to what the engine did.
 
-    ``load`` returns the Hugging Face model of ``checkpoint`` in a dtype, with eager attention, in evaluation mode.
+    ``load`` returns the Hugging Face model in a dtype, with eager attention, in evaluation mode.
     """
     small = load(torch.bfloat16)
     in_bf16 = logits(small, ids)
@@ -84,9 +73,9 @@ def measured(
     found = [cause("trainer's dtype", "bfloat16", lambda: in_bf16)]
     if routers := router_logits(exact, len(ids), engine.calls):
         found.append(cause("routing", "by the logits of the engine's routers", routed))
-    found += [cause(*way) for way in (*batches(exact, ids), *_ulysses(checkpoint, ids, trainer.ranks))]
-    if trainer.truncates:
-        over = f"{trainer.sampling}; the trainer's over"
+    found += [cause(*way) for way in batches(exact, ids)]
+    if trainer.top_p < 1 or trainer.top_k > 0:
+        over = f"top_p {trainer.top_p:g}, top_k {trainer.top_k}; the trainer's over"
         for name, tokens in (("truncated sampling", "all tokens"), ("same support", "the kept")):
             cut = partial(kept_kl, top_p=trainer.top_p, top_k=trainer.top_k, over_kept=tokens == "the kept")
             found.append(cause(name, f"{over} {tokens}", lambda: wanted, cut))
@@ -119,72 +108,12 @@ def batches(model: torch.nn.Module, ids: list[int]) -> Iterator[Way]:
         return forward(0, PADS, input_ids=rows, attention_mask=mask, **counted)
 
     def packed() -> torch.Tensor:
-        inputs, positions = among_others(row)
+        sequences = [row.roll(-1), row, *(row.roll(-at) for at in range(2, 1 + OTHERS))]
+        positions = torch.arange(length, device=device).repeat(len(sequences))[None]
+        inputs = torch.cat(sequences)[None]
         return forward(0, length, input_ids=inputs, attention_mask=None, position_ids=positions)
 
     yield "trainer's attention", "sdpa, transformers' default", attention
     yield "padding", f"{PADS} tokens before it, beside a longer row", lambda: padded(True)
     yield "position ids", "none given, under that padding", lambda: padded(False)
     yield "remove padding", f"packed with {OTHERS} others in one row", packed
-
-
-def among_others(row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a sequence, [T], as the second of `OTHERS` + 1 in one row, [1, (OTHERS + 1) T], and their positions, which begin at 0 in each."""
-    sequences = [row.roll(-1), row, *(row.roll(-at) for at in range(2, 1 + OTHERS))]
-    positions = torch.arange(len(row), device=row.device)
-    return torch.cat(sequences)[None], positions.repeat(len(sequences))[None]
-
-
-def _ulysses(checkpoint: str, ids: list[int], ranks: int) -> Iterator[Way]:
-    if ranks < 2:
-        return
-
-    def compute() -> torch.Tensor:
-        with tempfile.TemporaryDirectory() as folder:
-            answer = Path(folder, "answer.pt")
-            launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-            asked = ["-m", "flashpatch.verify.exact.trainer", checkpoint, json.dumps(ids), answer]
-            done = alone([*launch, *asked], timeout=LIMIT)
-            if not answer.exists():
-                lines = (line for line in done.stderr.splitlines() if "Error: " in line)
-                raise RuntimeError(next(lines, f"exit status {done.returncode}"))
-            return torch.load(answer)
-
-    yield "Ulysses", f"{ranks} ranks, packed with {OTHERS} others", compute
-
-
-def rank() -> None:
-    """Compute this rank's part of a checkpoint's model under verl's Ulysses; the first rank writes the logits, [T - 1, V], to a file."""
-    import torch.distributed as dist
-    from transformers import AutoModelForCausalLM
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-    from verl.models.transformers.monkey_patch import apply_monkey_patch
-    from verl.utils import ulysses
-
-    from flashpatch.patches.cpu import ulysses as ours
-
-    checkpoint, ids, answer = sys.argv[1:]
-    attention = ALL_ATTENTION_FUNCTIONS[ours.IMPLEMENTATION]
-    if not (isinstance(attention, partial) and attention.func is ours.attention):
-        raise RuntimeError(
-            "verl's Ulysses needs flash-attn, and so a GPU; with cpu in FLASHPATCH it is torch's attention"
-        )
-    dist.init_process_group("gloo")
-    ranks = dist.get_world_size()
-    model = AutoModelForCausalLM.from_pretrained(
-        checkpoint, dtype=torch.float32, attn_implementation=ours.IMPLEMENTATION
-    ).eval()
-    apply_monkey_patch(model, ulysses_sp_size=ranks)
-    ulysses.set_ulysses_sequence_parallel_group(dist.group.WORLD)
-    row = torch.tensor(json.loads(ids))
-    inputs, positions, pad = ulysses.ulysses_pad_and_slice_inputs(*among_others(row), sp_size=ranks)
-    with torch.no_grad():
-        part = model(input_ids=inputs, attention_mask=None, position_ids=positions, use_cache=False).logits
-    whole = ulysses.gather_outputs_and_unpad(part, gather_dim=1, unpad_dim=1, padding_size=pad)
-    if dist.get_rank() == 0:
-        torch.save(whole[0, len(row) : 2 * len(row) - 1].float(), answer)
-    dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    rank()

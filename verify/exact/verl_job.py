@@ -22,23 +22,16 @@ NOT_TAKEN = ("load_format", "custom_weight_loader", *CONFIGS)
 """Arguments of engines that are left out: the first is verl's "dummy", as its trainer sends the weights."""
 PARALLEL = tuple(f"{kind}_parallel_size" for kind in ("pipeline_model", "data", "expert"))
 
+ULYSSES = tuple(f"{ACTOR}.{at}ulysses_sequence_parallel_size" for at in ("fsdp_config.", ""))
+"""verl takes either."""
+
 
 @dataclass(frozen=True)
 class Trainer:
-    """What else a trainer's probabilities depend on: the ranks of Ulysses' sequence parallelism, and which tokens its rollouts
-    may draw (1 and -1: all)."""
+    """What else a trainer's probabilities depend on: which tokens its rollouts may draw (1 and -1: all)."""
 
-    ranks: int = 1
     top_p: float = 1.0
     top_k: int = -1
-
-    @property
-    def truncates(self) -> bool:
-        return self.top_p < 1 or self.top_k > 0
-
-    @property
-    def sampling(self) -> str:
-        return f"top_p {self.top_p:g}, top_k {self.top_k}"
 
 
 @dataclass(frozen=True)
@@ -132,9 +125,7 @@ def read(get: Get) -> Job:
             name = "override_config" if overrides else "hf_config_path"
             alone = f"{MODEL}.{name} changes the trainer's config alone, which is followed"
             problem = problem or f"cannot compare here: {alone} if {MODEL}.path is a folder"
-    # verl takes either setting.
-    sharing = (get(f"{ACTOR}.{at}ulysses_sequence_parallel_size", 1) or 1 for at in ("fsdp_config.", ""))
-    trainer = Trainer(max(sharing), get(f"{ROLLOUT}.top_p", 1.0), get(f"{ROLLOUT}.top_k", -1))
+    trainer = Trainer(get(f"{ROLLOUT}.top_p", 1.0), get(f"{ROLLOUT}.top_k", -1))
     return Job(model, given, tuple(_left_out(get)), problem, kind, trainer, config, overrides)
 
 
@@ -169,10 +160,10 @@ def composed(arguments: Sequence[str]) -> Job:
 
 def _left_out(get: Get) -> Iterator[str]:
     split = PARALLEL if get(f"{ROLLOUT}.name") == "vllm" else ("tensor_model_parallel_size", *PARALLEL)
-    for name in split:
-        size = get(f"{ROLLOUT}.{name}", 1)
+    for path in (*(f"{ROLLOUT}.{name}" for name in split), *ULYSSES):
+        size = get(path, 1)
         if size and size > 1:
-            yield f"{ROLLOUT}.{name}={size} (is compared without)"
+            yield f"{path}={size} (is compared without)"
     if not get(f"{ROLLOUT}.enforce_eager"):
         more = "; --causes compiles them" if get(f"{ROLLOUT}.name") == "vllm" else ""
         yield f"{ROLLOUT}.enforce_eager=False (captured graphs hide modules{more})"

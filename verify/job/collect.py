@@ -5,7 +5,6 @@ The page, the live view, the trace and the metrics show this and nothing else.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -88,15 +87,6 @@ def names(source: Source) -> dict[_Key, str]:
         found[row.key] = " ".join(filter(None, (what, ranks, f"{row.host}:{row.pid}", node)))
     many = Counter(found.values())
     return {key: name if many[name] == 1 else f"{name} started {key[2]}" for key, name in found.items()}
-
-
-def finite(value: Any) -> Any:
-    """Return a copy with None for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _about(rows: Iterable[Row]) -> list[tuple[str, str]]:
@@ -228,17 +218,32 @@ def _recorded(source: Source) -> dict[str, int]:
     }
 
 
-_CHARTS = {
-    "acceptance": "Acceptance of drafts: no engine recorded any. The family eagle records it while its bandit runs.",
-    "arms": "Chosen speculative configurations: none recorded. The family eagle records them.",
-    "mismatch": "Mismatch between rollout and trainer: none recorded. fp8, int8 and bf16 record it under verl, where "
-    "verl logs it.",
-    "audit": "Audits of weights: none recorded. The family fsdp records them under verl.",
-    "staleness": "Staleness of tokens: none recorded. The trainer mode stream_async of the family grpo records it.",
-    "memory": "Memory: none recorded. It is read at each weight update, for the process as a whole; memory of "
-    "accelerators is not.",
-}
-_NO_SYNCS = "Syncs and their phases: none recorded. The families fp8, int8 and bf16 record them under verl."
+_MISSING = (
+    (("updates",), "Weight updates: none recorded."),
+    (
+        ("syncs",),
+        "Syncs and their phases: none recorded. The families fp8, int8 and bf16 record them under verl.",
+    ),
+    (
+        ("acceptance", "trained"),
+        "Acceptance of drafts: no engine recorded any. The family eagle records it while its bandit runs.",
+    ),
+    (("arms",), "Chosen speculative configurations: none recorded. The family eagle records them."),
+    (
+        ("mismatch",),
+        "Mismatch between rollout and trainer: none recorded. fp8, int8 and bf16 record it under verl, where verl logs it.",
+    ),
+    (("audit",), "Audits of weights: none recorded. The family fsdp records them under verl."),
+    (
+        ("staleness",),
+        "Staleness of tokens: none recorded. The trainer mode stream_async of the family grpo records it.",
+    ),
+    (
+        ("memory", "device_memory", "host_memory"),
+        "Memory: none recorded. It is read at each weight update, for the process as a whole; memory of accelerators is not.",
+    ),
+)
+"""Lists and charts of which one shows a thing, and what to say if none is there."""
 _COUNTED = {
     "untimed": "When {untimed} processes took their policy: they recorded versions, and no times.",
     "silent": "Times of {silent} of {all} processes: nothing happened in them that is timed, or FLASHPATCH_EVENT_BYTES was 0.",
@@ -249,17 +254,14 @@ _COUNTED = {
     "unreadable": "{unreadable} lines that cannot be read, as a killed process leaves one.",
     "left_out": "{left_out} further lines of charts with more than twelve are recorded and not drawn.",
 }
-_BESIDE = {"acceptance": ("trained",), "memory": ("device_memory", "host_memory")}
 
 
 def _not_recorded(found: dict[str, Any]) -> list[str]:
     """Return one sentence per thing that is not known of a job, of what was gathered."""
-    charts = {chart["id"] for chart in found["charts"]}
-    said = [text for id, text in _CHARTS.items() if not charts & {id, *_BESIDE.get(id, ())}]
-    if not found["updates"]:
-        said.insert(0, "Weight updates: none recorded.")
-    if not found["syncs"]:
-        said.insert(1, _NO_SYNCS)
+    there = {chart["id"] for chart in found["charts"]} | {
+        name for name in ("updates", "syncs") if found[name]
+    }
+    said = [text for shown_by, text in _MISSING if there.isdisjoint(shown_by)]
     counts = {
         **found["recorded"],
         "untimed": sum(not lane["timed"] for lane in found["lanes"]),

@@ -48,7 +48,6 @@ def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) 
                 "segments": _segments(begin, end, changes, int(row.notes.get("policy_version", 0))),
                 "marks": _marks(events),
                 "timed": bool(changes) or not row.notes.get("policy_version"),
-                "dropped": source.of(row).dropped,
             }
         )
     found.sort(key=lambda lane: (lane["core"], lane["process"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -62,7 +61,7 @@ def text(source: Source, found: dict[str, Any]) -> str:
         samples += [(name, {**who, **labels}, value) for name, labels, value in _of_process(row, source)]
     lines = []
     for name, (kind, help) in METRICS.items():
-        mine = [sample for sample in samples if sample[0] == name and math.isfinite(sample[2])]
+        mine = [sample for sample in samples if sample[0] == name]
         if mine:
             lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
             lines += [_line(*sample) for sample in mine]

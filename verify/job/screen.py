@@ -1,55 +1,44 @@
-"""Draw a job's present state in a terminal, with rich: what the page shows, of the last minutes."""
+"""Show a job's present state in tables for a terminal: what the page shows, of the last minutes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
-from rich.console import Group
-from rich.panel import Panel
-from rich.table import Table
-from rich.text import Text
-
-from flashpatch.commands.report import counted
-
-_STYLES = {
-    **dict.fromkeys(("ok", "proven", "committed"), "green"),
-    **dict.fromkeys(("not proven", "missing", "abandoned"), "red"),
-}
-_FLEXIBLE = frozenset({"acted in", "process", "text", "line", "measurement"})
-"""Columns that are cut if the terminal is narrow."""
+from flashpatch.commands.report import Table, counted
+from flashpatch.verify.live import COLUMNS
 
 
-def view(found: dict[str, Any], height: int) -> Group:
+def view(found: dict[str, Any], height: int) -> list[Table]:
     """Return what to draw of what `flashpatch.verify.job.collect.job` returns, in a terminal of so many lines; each table gets
     a part of them, and says how many lines it leaves out."""
-    rows = max(3, (height - 21 - len(found["names"])) // 3)
-    head = Text.assemble(
-        ("Job ", "bold"),
-        found["run"],
-        "  ",
-        (found["verdict"], _STYLES.get(found["verdict"], "")),
-        f"  {found['alive']} of {counted(len(found['processes']), 'process', 'processes')} alive, "
+    most = max(3, (height - 24 - len(found["names"])) // 3)
+    head = (
+        f"Job {found['run']}  {found['verdict']}  "
+        f"{found['alive']} of {counted(len(found['processes']), 'process', 'processes')} alive, "
         f"{counted(len(found['updates']), 'update')}, {counted(len(found['syncs']), 'sync')}, "
-        f"{len(found['incidents'])} refusals and problems, "
-        f"{_span(found['ended'] - found['began'])} since it began",
+        f"{counted(len(found['incidents']), 'refusal or problem', 'refusals and problems')}, "
+        f"{_span(found['ended'] - found['began'])} since it began"
     )
-    parts = [head, _names(found), _processes(found, rows), _updates(found, rows), _incidents(found, rows)]
-    return Group(*parts, *([_measured(found)] if found["charts"] else []))
+    parts = [_names(found), _processes(found, most), _updates(found, most), _incidents(found, most)]
+    return [Table(head, (), (), ""), *parts, *([_measured(found)] if found["charts"] else [])]
 
 
-def _names(found: dict[str, Any]) -> Panel:
-    columns = ("name", "acted in", "calls", "last version", "precision", "verdict")
-    rows = []
-    for one in found["names"]:
-        versions = ", ".join(map(str, one["versions"]))
-        rows.append(
-            (one["name"], one["acted"], one["calls"], versions, one["precision"], _word(one["verdict"]))
+def _names(found: dict[str, Any]) -> Table:
+    rows = [
+        (
+            one["name"],
+            one["acted"],
+            str(one["calls"]),
+            ", ".join(map(str, one["versions"])),
+            one["precision"],
+            one["verdict"],
         )
-    return _panel("What was switched on", columns, rows)
+        for one in found["names"]
+    ]
+    return Table("What was switched on", COLUMNS, rows)
 
 
-def _processes(found: dict[str, Any], most: int) -> Panel:
+def _processes(found: dict[str, Any], most: int) -> Table:
     held = {lane["process"]: (lane["replica"], lane["segments"][-1]) for lane in found["lanes"]}
     order = sorted(
         (one for one in found["processes"] if one["calls"] or one["verdict"] != "ok"),
@@ -58,59 +47,46 @@ def _processes(found: dict[str, Any], most: int) -> Panel:
     columns, rows = ("process", "replica", "policy", "for", "calls", "memory", "alive", "verdict"), []
     for one in order[:most]:
         replica, segment = held.get(one["name"], ("", None))
-        policy = ("", "") if segment is None else (segment[3], _span(segment[1] - segment[0]))
+        policy = ("", "") if segment is None else (str(segment[3]), _span(segment[1] - segment[0]))
         memory = f"{one['rss_bytes'] / 2**30:.2f} GiB" if one["rss_bytes"] else ""
-        state = one["calls"], memory, one["alive"], _word(one["verdict"])
-        rows.append((one["name"], replica, *policy, *state))
+        state = str(one["calls"]), memory, one["alive"], one["verdict"]
+        rows.append((one["name"], str(replica), *policy, *state))
     idle = len(found["processes"]) - len(order)
-    also = f"{idle} that called no patch" if idle else ""
-    return _panel("Processes", columns, rows, len(order) - most, also)
+    notes = [f"{idle} that called no patch"] if idle else []
+    return Table("Processes", columns, rows, notes=[*_more(order, most), *notes])
 
 
-def _updates(found: dict[str, Any], most: int) -> Panel:
+def _updates(found: dict[str, Any], most: int) -> Table:
     columns, rows = ("ended", "process", "outcome", "version", "seconds", "loading", "committing"), []
     for update in found["updates"][::-1][:most]:
         times = (update[name] for name in ("seconds", "load", "commit"))
         numbers = ("" if seconds is None else f"{seconds:.3f}" for seconds in times)
-        version = "" if update["version"] is None else update["version"]
+        version = "" if update["version"] is None else str(update["version"])
         age = f"{_span(found['generated'] - update['t'])} ago"
-        rows.append((age, update["process"], _word(update["outcome"]), version, *numbers))
-    return _panel("Weight updates, newest first", columns, rows, len(found["updates"]) - most)
+        rows.append((age, update["process"], update["outcome"], version, *numbers))
+    return Table("Weight updates, newest first", columns, rows, notes=_more(found["updates"], most))
 
 
-def _incidents(found: dict[str, Any], most: int) -> Panel:
+def _incidents(found: dict[str, Any], most: int) -> Table:
     rows = []
     for one in found["incidents"][::-1][:most]:
         when = "-" if one["t"] is None else f"{_span(found['generated'] - one['t'])} ago"
-        rows.append((when, one["process"], Text(one["kind"], "red"), one["text"][:200]))
-    left_out = len(found["incidents"]) - most
-    return _panel("Refusals and problems, newest first", ("when", "process", "what", "text"), rows, left_out)
+        rows.append((when, one["process"], one["kind"], one["text"][:200]))
+    columns = ("when", "process", "what", "text")
+    return Table("Refusals and problems, newest first", columns, rows, notes=_more(found["incidents"], most))
 
 
-def _measured(found: dict[str, Any]) -> Panel:
+def _measured(found: dict[str, Any]) -> Table:
     rows = [
         (chart["title"], line["label"], f"{line['points'][-1][1]:.4g}", chart["unit"])
         for chart in found["charts"]
         for line in chart["lines"][:2]
     ]
-    return _panel("Measurements", ("measurement", "line", "last", "unit"), rows)
+    return Table("Measurements", ("measurement", "line", "last", "unit"), rows)
 
 
-def _panel(
-    title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], left_out: int = 0, also: str = ""
-) -> Panel:
-    """Return a table in a frame. What processes wrote is text, whatever rich would take for markup in it."""
-    table = Table(box=None, expand=True, pad_edge=False)
-    for column in columns:
-        table.add_column(column, no_wrap=True, overflow="ellipsis", ratio=1 if column in _FLEXIBLE else None)
-    for row in rows:
-        table.add_row(*(one if isinstance(one, Text) else Text(str(one), overflow="ellipsis") for one in row))
-    more = ", and ".join(filter(None, (f"{left_out} more" if left_out > 0 else "", also))) or None
-    return Panel(table, title=title, subtitle=more, title_align="left", subtitle_align="left")
-
-
-def _word(word: str) -> Text:
-    return Text(word, _STYLES.get(word, ""))
+def _more(things: list[Any], shown: int) -> list[str]:
+    return [f"{len(things) - shown} more"] if len(things) > shown else []
 
 
 def _span(seconds: float) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from flashpatch.commands import provenance
 from flashpatch.errors import PatchError
@@ -20,6 +23,7 @@ RAY = (
     "first copy the run from the Ray cluster at this address (default: RAY_ADDRESS, or the cluster running here) into "
     "the ledger, with the rows of all its nodes"
 )
+NONE = "there is no run in {}: no process with FLASHPATCH set has reported there"
 
 
 @dataclass
@@ -66,33 +70,51 @@ def save(path: Path, text: str) -> None:
         raise PatchError(f"{path} cannot be written: {error}", advice="Name another file by -o.") from None
 
 
+def written(args: argparse.Namespace, name: str, found: Any, render: Callable[[Any], str]) -> int:
+    """Print as JSON what was found, or else write what is rendered of it, under a name unless the arguments have another, and
+    print its path; return 0."""
+    if args.json:
+        print(json.dumps(found, indent=2))
+        return 0
+    output = args.output or Path(name)
+    save(output, render(found))
+    print(output)
+    return 0
+
+
 def chosen(args: argparse.Namespace) -> Path:
+    """Return what `found` does; raise PatchError if there is no run."""
+    try:
+        return found(args)
+    except LookupError as error:
+        raise no_run(error) from None
+
+
+def found(args: argparse.Namespace) -> Path:
     """Return the directory of the run that the arguments name, brought up to date if they name a Ray cluster.
 
     A run that is named and not there is a usage error.
 
-    Raises PatchError if there is none at all, or the cluster cannot be reached.
+    Raises LookupError if there is none at all, and PatchError if the cluster cannot be reached.
     """
     where = ledger(args)
     if args.ray is not None:
-        try:
-            args.gathered = Gathered(where, args.ray, args.run_id)
-        except LookupError as error:
-            raise PatchError(f"{error}.", advice="A node publishes its ledger within seconds.") from None
-        return args.gathered.folder
+        folder = where / _published(args)
+        renew(args, folder)
+        return folder
     if args.run_id and ("/" in args.run_id or args.run_id in (".", "..")):
         folder = Path(args.run_id).resolve()
         if folder.is_dir():
             return folder
         args.usage_error(f"there is no directory {folder}. Name a run's directory, or its id.")
     try:
-        found = runs.choose(where, args.run_id)
+        newest = runs.choose(where, args.run_id)
     except PatchError as error:
         args.usage_error(f"{error.problem} {error.advice}")
         raise
-    if found is None:
-        raise no_run(where)
-    return found
+    if newest is None:
+        raise LookupError(NONE.format(where))
+    return newest
 
 
 def ledger(args: argparse.Namespace) -> Path:
@@ -101,19 +123,24 @@ def ledger(args: argparse.Namespace) -> Path:
         return args.ledger or files.directory()
 
 
-def no_run(where: Path) -> PatchError:
-    """Return the error that a ledger holds no run."""
+def no_run(why: LookupError | str) -> PatchError:
+    """Return the error that there is no run to show."""
     return PatchError(
-        f"there is no run in {where}: no process with FLASHPATCH set has reported there.",
-        advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR.",
+        f"{why}.", advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR."
     )
 
 
-def renew(args: argparse.Namespace) -> None:
-    """Bring the directory up to date that `chosen` returned, if the arguments name a Ray cluster; raise PatchError if that is
-    gone."""
-    if args.ray is not None:
-        args.gathered.renew()
+def renew(args: argparse.Namespace, folder: Path) -> None:
+    """Copy into the directory that `chosen` returned what is new, if the arguments name a Ray cluster; raise PatchError if that
+    is gone, or the directory cannot be written."""
+    if args.ray is None:
+        return
+    try:
+        node.fetch(args.store, folder.name, folder)
+    except ray_store.StoreError as error:
+        raise _unreachable(error) from error
+    except OSError as error:
+        raise PatchError(f"{folder} cannot be written: {error}", advice="Name another ledger.") from None
 
 
 def load(folder: Path) -> Source:
@@ -124,37 +151,21 @@ def load(folder: Path) -> Source:
     return Source(run, events, problems)
 
 
-class Gathered:
-    """A run of a cluster and its copy here, in ``folder`` of the ledger."""
+def _published(args: argparse.Namespace) -> str:
+    """Return the run that the arguments name, or the one that was published last on their Ray cluster, whose store they keep.
 
-    def __init__(self, ledger: Path, address: str, run: str | None = None) -> None:
-        """Copy the run ``run``, or the one that was published to last.
-
-        Raises LookupError, with the newest ones, if the cluster has no such run, and PatchError if the cluster cannot be
-        reached or the ledger not be written.
-        """
-        try:
-            self._store = ray_store.Store(ray_store.address(address))
-            found = published.run_ids(self._store)
-        except ray_store.StoreError as error:
-            raise _unreachable(error) from error
-        if not found or (run is not None and run not in found):
-            wanted, newest = f"run {run!r}" if run is not None else "run", ", ".join(found[-5:]) or "none"
-            where = f"the Ray cluster at {self._store.address}"
-            raise LookupError(f"no {wanted} is published on {where}; the newest are: {newest}")
-        self.folder = ledger / (run or found[-1])
-        self.renew()
-
-    def renew(self) -> None:
-        """Copy what changed since. Raises PatchError as at first."""
-        try:
-            node.fetch(self._store, self.folder.name, self.folder)
-        except ray_store.StoreError as error:
-            raise _unreachable(error) from error
-        except OSError as error:
-            raise PatchError(
-                f"{self.folder} cannot be written: {error}", advice="Name another ledger."
-            ) from None
+    Raises LookupError, with the newest ones, if the cluster has no such run, and PatchError if it cannot be reached.
+    """
+    try:
+        args.store = ray_store.Store(ray_store.address(args.ray))
+        found = published.run_ids(args.store)
+    except ray_store.StoreError as error:
+        raise _unreachable(error) from error
+    if found and args.run_id in (None, *found):
+        return args.run_id or found[-1]
+    wanted, newest = f"run {args.run_id!r}" if args.run_id else "run", ", ".join(found[-5:]) or "none"
+    where = f"the Ray cluster at {args.store.address}"
+    raise LookupError(f"no {wanted} is published on {where}; the newest are: {newest}")
 
 
 def _unreachable(error: Exception) -> PatchError:

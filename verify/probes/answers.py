@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,25 +40,3 @@ def gap(one: Answers, other: Answers) -> float:
     if [*map(len, one)] != [*map(len, other)]:
         return float("inf")
     return max((abs(mine - its) for mine, its in pairs(one, other)), default=0.0)
-
-
-def compare(
-    steps: Mapping[str, tuple[str, str]], answers: Mapping[str, Answers], problem: str, no_reference: str
-) -> Iterator[tuple[str, str, bool, str]]:
-    """Yield step, what it shows, whether it is so, and the evidence; ``steps`` has what each shows, and whose answers it must give.
-
-    After the perturbation they must have moved. ``problem`` says why a step was not reached, ``no_reference`` why there is none.
-    """
-    for step, (what, reference) in steps.items():
-        got, wanted = answers.get(step), answers.get(reference)
-        if not got:
-            yield step, what, False, f"not reached: {problem}"
-        elif not wanted:
-            yield step, what, False, no_reference
-        else:
-            ok, size = equal(got, wanted), sum(map(len, got))
-            evidence = f"{size} logprobs, largest difference {gap(got, wanted):.3g} to {reference}"
-            if step == "perturbation":
-                moved = gap(got, answers["before"])
-                ok, evidence = ok and moved > 0, f"{evidence}, {moved:.3g} to before"
-            yield step, what, ok, evidence

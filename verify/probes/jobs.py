@@ -1,4 +1,8 @@
-"""Run functions of a probe in processes of their own, as a user's program would run; each leaves what it saw as a JSON file."""
+"""Run functions of a probe in processes of their own, as a user's program would run; each leaves what it saw as a JSON file.
+
+Their environment is clean, one time-out is for all, and nothing is left behind. The time-out is that of a quiet machine of two
+cores; where processes wait for a core, `busyness` scales it.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,47 @@ import asyncio
 import inspect
 import json
 import os
+import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from flashpatch.verify import processes
-from flashpatch.verify.processes import Command
+from flashpatch.patches._shared.child import kill_group
 
 FRESH = "fresh"
 """Name of the job that runs without FlashPatch."""
 TOLD = "told"
 """File of lines for who waits."""
+hear: Callable[[str], None] = print
+"""What takes the lines that jobs tell; `flashpatch.verify.run` sets it."""
+MOST = 8.0  # times as long as on a quiet machine
+_TAIL = 900  # characters at the end of a log that are shown
+_POLL = 0.1  # seconds
 _LAST_ROW = 2.0  # seconds until every process has written its last row
+#: Beginnings of variables that a surrounding job may have set and that would reach a probe's processes.
+_FROM_A_JOB = ("DIST_INIT_", "LOCAL_RANK", "LOCAL_WORLD_", "MASTER_", "RANK", "TORCHELASTIC_", "WORLD_SIZE")
+_EVERYWHERE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process to start: its name in reports, what follows ``python -P``, and variables beside those inherited.
+
+    One that is ``stock`` starts without FlashPatch's variables; one that ``stops_others`` has them killed if it fails.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stock: bool = False
+    stops_others: bool = True
 
 
 @dataclass(frozen=True)
@@ -48,34 +75,110 @@ def job(
     ``function`` is ``MODULE:FUNCTION``, the module below `flashpatch.verify.probes`; it may be a coroutine. What it sees is
     written as ``NAME.json``. The job `FRESH` runs without FlashPatch, and may fail alone.
     """
-    arguments = processes.entry_point(__name__, function, workdir, name)
+    arguments = ["-c", f"from {__name__} import main; main()", function, str(workdir), name]
     return Command(name, arguments, environment or {}, stock=name == FRESH, stops_others=name != FRESH)
 
 
 def ranks(
     function: str, workdir: Path, world: int = 2, environment: Mapping[str, str] | None = None
 ) -> list[Command]:
-    """Return a `job` per rank of a torch.distributed job, named ``rank-NUMBER``; ranks meet in a folder of the function."""
-    meeting = workdir / function.replace(":", "-")
-    meeting.mkdir()
-    variables = processes.rank_environments(meeting, world)
+    """Return a `job` per rank of a torch.distributed job, named ``rank-NUMBER``; ranks meet in a file of the function."""
+    meeting = workdir / f"{function.replace(':', '-')}.meet"
+    meeting.unlink(missing_ok=True)
+    meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "DIST_INIT_METHOD": f"file://{meeting}"}
+    shared = {**(environment or {}), **meet, "WORLD_SIZE": str(world)}
     return [
-        job(function, workdir, f"rank-{rank}", {**(environment or {}), **one})
-        for rank, one in enumerate(variables)
+        job(function, workdir, f"rank-{rank}", {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)})
+        for rank in range(world)
     ]
 
 
 def run(commands: Sequence[Command], workdir: Path, timeout: float) -> Outcome:
-    """Run jobs side by side, with one time-out for all, and read what they saw."""
-    began = time.monotonic()
-    endings = processes.run(commands, workdir, timeout)
+    """Run commands side by side in a directory, which gets their logs, kill what is left, and read what they saw.
+
+    All have ``timeout`` seconds together on a quiet machine of two cores.
+    """
+    began, running = time.monotonic(), dict[str, subprocess.Popen[bytes]]()
+    with ExitStack() as stack:
+        for command in commands:
+            running[command.name] = _start(command, workdir)
+            stack.callback(_kill, running[command.name])
+        essential = [running[command.name] for command in commands if command.stops_others]
+        reason = _wait(running, essential, workdir / TOLD, timeout)
+        ended = {name: _status(process) for name, process in running.items()}
     seen, problems = {}, {}
-    for name, ending in endings.items():
+    # Those that were killed here come last.
+    for name, status in sorted(ended.items(), key=lambda one: one[1] is None):
         path = workdir / f"{name}.json"
         seen[name] = json.loads(path.read_text()) if path.exists() else {}
-        problems[name] = seen[name].get("failed") or ending.problem
-    own = " | ".join(dict.fromkeys(one["failed"] for one in seen.values() if "failed" in one))
-    return Outcome(seen, problems, own or processes.problems(endings), time.monotonic() - began)
+        how = reason if status is None else f"ended with status {status}"
+        tail = (workdir / f"{name}.log").read_text(errors="replace").strip()[-_TAIL:]
+        problems[name] = seen[name].get("failed") or (f"{name} {how}: ...{tail}" if status != 0 else "")
+    own = dict.fromkeys(one["failed"] for one in seen.values() if "failed" in one)
+    problem = " | ".join(own or filter(None, problems.values()))
+    return Outcome(seen, problems, problem, time.monotonic() - began)
+
+
+def busyness() -> float:
+    """Return by how much to scale a time-out on this machine now, from 1 to 8: by how many processes share a core."""
+    return min(MOST, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))))
+
+
+def _start(command: Command, workdir: Path) -> subprocess.Popen[bytes]:
+    with (workdir / f"{command.name}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-P", *command.arguments],
+            env=_environment(command),
+            cwd=workdir,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _environment(command: Command) -> dict[str, str]:
+    without = (*_FROM_A_JOB, "VLLM_CPU_KVCACHE_SPACE", *["FLASHPATCH"] * command.stock)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
+    return {**kept, **_EVERYWHERE, **command.environment}
+
+
+def _wait(
+    running: Mapping[str, subprocess.Popen[bytes]],
+    essential: Sequence[subprocess.Popen[bytes]],
+    told: Path,
+    timeout: float,
+) -> str:
+    """Wait until all have ended, an essential one has failed, or time is up, and hear what they tell; why the rest is killed."""
+    began, limit, heard = time.monotonic(), timeout, 0
+    while True:
+        going = None in [_status(process) for process in running.values()]
+        lines = told.read_text().splitlines() if told.exists() else []
+        for line in lines[heard:]:
+            hear(line)
+        heard = len(lines)
+        if not going:
+            return ""
+        if failed := [name for name, one in running.items() if one in essential and _status(one)]:
+            return f"was killed, as {failed[0]} had failed"
+        limit = max(limit, timeout * busyness())
+        if time.monotonic() - began >= limit:
+            return f"did not end within {limit:.0f} s"
+        time.sleep(_POLL)
+
+
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit status, None while it runs. What an ended one left behind is killed once, as soon as the end is
+    seen: later its number may be another process's."""
+    if process.returncode is None and process.poll() is not None:
+        kill_group(process)
+    return process.returncode
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if _status(process) is None:
+        kill_group(process)
+        process.wait()
 
 
 def engine_here() -> str:
@@ -86,14 +189,6 @@ def engine_here() -> str:
 def engine() -> Any:
     """Return the module of the installed engine's standard job: `vllm_engine` or `sglang_engine`."""
     return import_module(f"{__package__}.{engine_here()}_engine")
-
-
-def on_sglang_alone() -> bool:
-    """Return whether verl is here, its rollouts can only be SGLang's, and no accelerator is there: else a job shows it,
-    by ``--live``."""
-    from flashpatch.patches.cpu import platform
-
-    return find_spec("verl") is not None and engine_here() == "sglang" and platform.accelerator() is None
 
 
 def wait_for(path: Path) -> str:

@@ -15,7 +15,7 @@ NAME, ENTRY, RELOAD = "sglang", "Engine", "update_weights_from_disk"
 IN_ONE: dict[str, str] = {}
 APART: dict[str, str] = {}
 NO_PINNED_MEMORY = "SGLang's LoRA layers ask torch for pinned memory (sglang/srt/lora/layers.py), which it has with an accelerator alone"
-_ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+ADAPTED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _BUSY_SECONDS = 10.0  # seconds
 
 
@@ -44,7 +44,7 @@ class Engine:
         import sglang
 
         if adapters:
-            more |= dict(enable_lora=True, max_lora_rank=8, lora_target_modules=list(_ADAPTED), **_lora())
+            more |= dict(enable_lora=True, max_lora_rank=8, lora_target_modules=list(ADAPTED), **_lora())
         self.engine = sglang.Engine(**arguments(model, **more))
 
     def precision(self) -> Mapping[str, Any]:

@@ -138,20 +138,10 @@ def _place(name: str, one: dict[str, Any]) -> Place:
 
 
 def fetch(store: Store, run: str, folder: Path, here: str = "") -> int:
-    """Bring the directory of a run up to date.
+    """Bring the directory of a run up to date, or make it; return how many places published.
 
-    Args:
-        store: where from.
-        run: id of the run.
-        folder: its directory here; it is made if it is missing.
-        here: the place that this directory is; nothing is copied if there is no other.
-
-    Returns:
-        The number of places that published.
-
-    Raises:
-        StoreError: Ray does not answer.
-        OSError: the directory cannot be written.
+    ``here`` is the place that this directory is: nothing is copied if there is no other. Raises StoreError if Ray does not
+    answer, OSError if the directory cannot be written.
     """
     prefix = keys.of_place(run)
     places = {key: place for key in store.keys(prefix) if keys.is_plain(place := key.removeprefix(prefix))}

@@ -22,11 +22,7 @@ _MOST_EVENT_BYTES = 32 << 20  # of all
 
 
 def publish(store: Store, run: str, folder: str, node: str) -> None:
-    """Write what is in a run's directory on this node, and when that was.
-
-    Raises:
-        StoreError: Ray does not answer.
-    """
+    """Write what is in a run's directory on this node, and when that was. Raises StoreError."""
     store.put(keys.of_place(run, keys.place(node, files.host(), folder)), snapshot(folder, node))
     store.put(keys.of_run(run), keys.packed({"written": round(time.time(), 3)}))
 
@@ -88,15 +84,7 @@ def run_ids(store: Store) -> list[str]:
 def prune(store: Store, present: str) -> list[str]:
     """Remove runs as the environment says: those last published to too long ago, and all but the newest, at most `MOST_RUNS`.
 
-    Args:
-        store: where from.
-        present: the run that stays, and counts as the newest.
-
-    Returns:
-        The ids of the runs removed.
-
-    Raises:
-        StoreError: Ray does not answer.
+    The run ``present`` stays, and counts as the newest. Return the ids of those that were removed. Raises StoreError.
     """
     try:
         days, most = old_runs.limits()

@@ -70,31 +70,29 @@ def address(wanted: str) -> str:
 
 
 class Store:
-    """Keys and values of FlashPatch's namespace. Every method raises `StoreError`, and may be called from any thread.
+    """Keys and values of FlashPatch's namespace, on Ray's head at ``host:port``. A call may take ``timeout`` seconds.
 
-    Attributes:
-        address: ``host:port`` of Ray's head.
-        timeout: seconds that a call may take.
+    Every method raises `StoreError`, and may be called from any thread.
     """
 
-    def __init__(self, address: str, timeout: float = TIMEOUT) -> None:
+    def __init__(self, address: str) -> None:
         self.address = address
-        self.timeout = timeout
+        self.timeout = TIMEOUT
         host, _, port = address.rpartition(":")
         try:
             from ray._raylet import GcsClient
 
             # Ray itself tries for half a minute if no server listens
-            socket.create_connection((host.strip("[]"), int(port)), timeout=timeout).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT).close()
             self._client = GcsClient(address=address)
         except OSError as error:
             raise StoreError(f"no cluster answers at {address}: {error}") from error
         except Exception as error:  # RpcError is no subclass of anything narrower
             raise _explained(error) from error
 
-    def put(self, key: str, value: bytes) -> bool:
-        """Store a value; return whether the key is new."""
-        return bool(self._call("internal_kv_put", key.encode(), value, True, NAMESPACE, self.timeout))
+    def put(self, key: str, value: bytes) -> None:
+        """Store a value."""
+        self._call("internal_kv_put", key.encode(), value, True, NAMESPACE, self.timeout)
 
     def get(self, keys: Iterable[str]) -> dict[str, bytes]:
         """Return the values of those keys that are there."""
@@ -114,13 +112,12 @@ class Store:
         self._call("internal_kv_del", key.encode(), prefix, NAMESPACE, self.timeout)
 
     def nodes(self) -> dict[str, dict[str, Any]]:
-        """Return node ids to ``name``, ``address``, ``host`` and ``alive``, dead ones included."""
+        """Return node ids to ``name``, ``address`` and ``alive``, dead ones included."""
         found = self._call("get_all_node_info", timeout=self.timeout)
         return {
             node_id.hex(): {
                 "name": info.node_name,
                 "address": info.node_manager_address,
-                "host": info.node_manager_hostname,
                 "alive": info.state == 0,
             }
             for node_id, info in found.items()

@@ -235,7 +235,7 @@ class Policy:
         version, numbers, normal = state["random"]
         self._random.setstate((version, tuple(numbers), normal))
         self._pulls = [list(pulls) for pulls in state["pulls"]]
-        self._best = list(state["best"])
+        self._best = [state["best"][bucket] for bucket in range(len(BUCKETS))]
         self._step, self._hold_left, self._current, self._ran = state["place"]
         self._tokens, self._seconds, self._regret_seconds = state["sums"]
         self._switches, self._ignored, self._guarded = state["counts"]

@@ -10,9 +10,8 @@ import torch
 
 from flashpatch.patches.eagle.capture.host_buffers import Request, Rows
 
-_MAX_PINNED = (
-    1 << 30
-)  # bytes of the pinned buffers for steps that are being copied, if two of the largest need no more
+# bytes of the pinned buffers for steps that are being copied, if two of the largest need no more
+_MAX_PINNED = 1 << 30
 _LARGE = 64 << 20  # bytes; a large buffer is of a multiple of them
 
 

@@ -299,9 +299,8 @@ class Recorder:
         if not len(keep):
             return
         behind = int(offsets[keep].max()) + 1
-        buffer = self._buffer_for(
-            request, min(behind + 1, window.size), rows
-        )  # the last token is never an input
+        # the last token is never an input
+        buffer = self._buffer_for(request, min(behind + 1, window.size), rows)
         if buffer is None:
             return
         if not (numpy.diff(offsets[keep]) > 0).all():  # a position came again

@@ -10,9 +10,8 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared.atomic_file import replacing
 
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-_BLOCK = (
-    8 << 20
-)  # bytes of a rank's rows that are gathered at once: the device never holds more of the others'
+# bytes of a rank's rows that are gathered at once: the device never holds more of the others'
+_BLOCK = 8 << 20
 
 
 def save_embeddings_and_head(

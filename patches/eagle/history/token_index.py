@@ -76,9 +76,8 @@ class TokenIndex:
                     votes[token] = votes.get(token, 0) + 1
             if not votes:
                 break
-            best = max(
-                votes, key=votes.__getitem__
-            )  # of equals that of the newest occurrence, which is first
+            # of equals that of the newest occurrence, which is first
+            best = max(votes, key=votes.__getitem__)
             guesses.append(Guess(best, match + len(guesses), votes[best], sum(votes.values())))
             alive = [
                 (tokens, place + 1)

@@ -76,9 +76,8 @@ class DrafterRefit(DrafterVersions):
         """Copy the weights before a session changes them, if they may be restored, or else take their fingerprints."""
         from flashpatch.patches._shared import fingerprint
 
-        keep = (
-            self._may_roll_back and self._backup is None
-        )  # of several in a row the first backs up the good ones
+        # of several in a row the first backs up the good ones
+        keep = self._may_roll_back and self._backup is None
         self._before_session = {
             name: p.detach().clone() if keep else fingerprint.of(p) for name, p in self.weights().items()
         }
@@ -216,9 +215,8 @@ def end_weight_update(original, self, recv_req: Any):
     """Count versions of policy and drafter, and judge the update over the following steps."""
     selector = self._session.selector if self._session is not None else None
     output = original(self, recv_req)
-    if (
-        selector is not None and self._session is None
-    ):  # else requests are running, and the end is to be asked for again
+    # else requests are running, and the end is to be asked for again
+    if selector is not None and self._session is None:
         _updated(self, selector, output.success)
     return output
 

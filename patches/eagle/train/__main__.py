@@ -37,9 +37,8 @@ def main() -> int:
     os.umask(0o077)  # samples, checkpoints and drafters are this user's alone
 
     def report(event: dict[str, Any]) -> None:
-        with contextlib.suppress(
-            OSError, ValueError
-        ):  # the parent has ended, which the end of the input shows too
+        # the parent has ended, which the end of the input shows too
+        with contextlib.suppress(OSError, ValueError):
             out.write(json.dumps(event, default=str) + "\n")
 
     try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
 import threading
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +63,16 @@ class Checkpoints:
         """Restore a trainer from the last complete checkpoint; return False when there is none.
 
         Raises:
-            PatchError: the checkpoint cannot be read or is of another trainer.
+            PatchError: the checkpoint is damaged or is of another trainer.
+            RuntimeError: it cannot be read now, as when its disk does not answer; starting again may help.
         """
         path = self.newest()
         if path is None:
             return False
         try:
             trainer.restore(torch.load(path, map_location="cpu", weights_only=True))
+        except (OSError, MemoryError, torch.OutOfMemoryError) as error:
+            raise RuntimeError(f"{path} cannot be read now: {error}") from error
         except Exception as error:
             raise eagle_error(
                 "drafter checkpoint",
@@ -76,11 +81,14 @@ class Checkpoints:
             ) from error
         return True
 
-    def discard(self) -> None:
-        """Delete the newest checkpoint, which is damaged."""
+    def discard(self) -> bool:
+        """Delete the newest checkpoint if it is cut short or no checkpoint at all; return whether it was."""
         path = self.newest()
-        if path is not None:
-            path.unlink()
+        with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            if archive.testzip() is None:
+                return False
+        path.unlink()
+        return True
 
     def _write(self, copy: io.BytesIO, step: int) -> None:
         try:
@@ -93,7 +101,8 @@ class Checkpoints:
             self._fault(error)
 
     def _complete(self) -> list[Path]:
-        return sorted(self.folder.glob("step-*.pt"), key=lambda file: int(file.stem.removeprefix("step-")))
+        steps = {file: file.stem.removeprefix("step-") for file in self.folder.glob("step-*.pt")}
+        return sorted((file for file in steps if steps[file].isdecimal()), key=lambda file: int(steps[file]))
 
     def _fault(self, error: Exception) -> None:
         self.failed += 1

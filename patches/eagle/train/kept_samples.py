@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
-import zlib
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,10 +23,10 @@ FOLDER = "samples"
 
 
 class KeptSamples(SampleReader):
-    """Read samples from a job's queue, and hold their files, in a subfolder for each job.
+    """Read samples from a job's queue, and hold their files.
 
     Args:
-        queue: directory of the job's queue, by which its subfolder is named.
+        queue: directory of the job's queue.
         folder: beside the trainer's checkpoints.
 
     Attributes:
@@ -37,13 +37,12 @@ class KeptSamples(SampleReader):
     def __init__(self, queue: str | os.PathLike[str], folder: Path) -> None:
         super().__init__(queue)
         self.folder = folder
-        self._own = folder / f"{zlib.crc32(os.fsencode(queue)):08x}"
 
     def keep(self, file: Path, name: str) -> Path | None:
         """Move a sample's file here; return where it is, or None if that failed. Never raises."""
-        target = self._own / name
+        target = self.folder / name
         try:
-            make_private(str(self._own))
+            make_private(str(self.folder))
             shutil.move(file, target)
             target.chmod(0o600)
         except OSError as error:
@@ -56,25 +55,16 @@ class KeptSamples(SampleReader):
         return target
 
     def read_kept(self) -> list[Sample]:
-        """Return what an earlier trainer kept, oldest first; delete files that cannot be read.
+        """Return what an earlier trainer kept, and what is in the queue, oldest first; delete files that cannot be read.
 
-        Each job counts its policies from 0: samples of other jobs get versions up to 0.
+        Each job counts its policies from 0, and these samples may be of several: all get version 0, not above any that comes.
         """
-        others = [folder for folder in sorted(self.folder.glob("*")) if folder != self._own]
-        left = [sample for folder in others for sample in _read(folder)]
-        left.sort(key=lambda sample: sample.file.name)
-        newest = max((sample.version for sample in left), default=0)
-        return [replace(sample, version=sample.version - newest) for sample in left] + _read(self._own)
-
-
-def _read(folder: Path) -> list[Sample]:
-    """Return the samples of a folder by the time of their capture, which their names begin with."""
-    found = []
-    for file in sorted(folder.glob("*.safetensors")):
-        try:
-            found.append(replace(Sample.load(file), file=file))
-        except PatchError as error:
-            logger.warning("%s", error)
-            with contextlib.suppress(OSError):
-                file.unlink()
-    return found
+        found = []
+        for file in sorted(self.folder.glob("*.safetensors")):  # names begin with the time of capture
+            try:
+                found.append(replace(Sample.load(file), file=file))
+            except PatchError as error:
+                logger.warning("%s", error)
+                with contextlib.suppress(OSError):
+                    file.unlink()
+        return [replace(sample, version=0) for sample in found + self.read_samples(sys.maxsize)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -39,8 +40,12 @@ class TargetEmbeddings:
         """
         from safetensors import safe_open
 
-        found = {}
-        for file in sorted(Path(folder).glob("*.safetensors")):
+        found, files = {}, sorted(Path(folder).glob("*.safetensors"))
+        index = Path(folder) / "model.safetensors.index.json"
+        if index.exists():  # engines read no other files then
+            named = set(json.loads(index.read_text())["weight_map"].values())
+            files = [file for file in files if file.name in named]
+        for file in files:
             with safe_open(file, framework="pt") as opened:
                 for name in NAMES.keys() & set(opened.keys()):
                     found[NAMES[name]] = opened.get_tensor(name)

@@ -23,6 +23,7 @@ from transformers import AutoConfig
 from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.capture.sample import Sample
+from flashpatch.patches.eagle.errors import eagle_error
 from flashpatch.patches.eagle.train.buffer import Buffer
 from flashpatch.patches.eagle.train.checkpoint import Checkpoints
 from flashpatch.patches.eagle.train.drafter import make_drafter
@@ -63,17 +64,20 @@ class Worker:
         self.config = drafter_config(
             AutoConfig.from_pretrained(settings.target), settings.kind, settings.auxiliary
         )
-        self.checkpoints = Checkpoints(Path(settings.folder) / "checkpoints")
-        self.reader = KeptSamples(settings.queue, Path(settings.folder) / FOLDER)
+        folder = Path(settings.folder)
+        self.checkpoints = Checkpoints(folder / settings.kind / "checkpoints")
+        self.reader = KeptSamples(settings.queue, folder / settings.kind / FOLDER)
         self.buffer = Buffer(settings.samples, settings.bytes, settings.versions, settings.seed)
         self._unsuitable = 0
         self._good: set[str] = set()  # folders of drafters that stay on disk
+        self.trainer = self._open_trainer()
+        for left in folder.glob(".drafter-*"):  # by a trainer that was killed while it wrote one
+            shutil.rmtree(left, ignore_errors=True)
         for sample in self.reader.read_kept():
             self._add(sample)
-        self.trainer = self._open_trainer()
 
     def _open_trainer(self) -> Trainer:
-        """Return a trainer, from the last checkpoint that can be read or else as the settings say."""
+        """Return a trainer, from the last checkpoint that is whole or else as the settings say."""
         settings = self.settings
         while True:
             drafter = make_drafter(self.config, settings.seed)
@@ -84,8 +88,9 @@ class Worker:
                 self.resumed = self.checkpoints.resume(trainer)
                 return trainer
             except PatchError as error:  # parts of it may be in this trainer
+                if not self.checkpoints.discard():
+                    raise
                 self._report({"event": "error", "command": "resume", "problem": str(error)})
-                self.checkpoints.discard()
 
     def run(self) -> None:
         """Execute commands until one is to exit."""
@@ -100,13 +105,8 @@ class Worker:
                     return
                 self._execute(command)
             except Exception as error:  # a full disk or a damaged file must not end the worker
-                self._report(
-                    {
-                        "event": "error",
-                        "command": command.get("command"),
-                        "problem": f"{type(error).__name__}: {error}",
-                    }
-                )
+                problem = f"{type(error).__name__}: {error}"
+                self._report({"event": "error", "command": command.get("command"), "problem": problem})
             self._report({"event": "idle", "command": command.get("command"), **self._figures()})
 
     def _execute(self, command: dict[str, Any]) -> None:
@@ -118,16 +118,24 @@ class Worker:
 
     def _obey(self, orders: Mapping[str, Any]) -> None:
         self._good = set(orders.get("keep", self._good))
-        if orders.get("target", self._target) != self._target:
-            self.trainer.target_embeddings = self._load_target(orders["target"])
-            self._target = orders["target"]
-        if "load" in orders:
-            fresh = make_drafter(self.config)
-            load_weights(fresh, orders["load"])
-            self.trainer.load(fresh.state_dict())
-            self.checkpoints.save(self.trainer)  # a restart must not bring back what was rolled back
-            self.checkpoints.settle()
-            self._report({"event": "loaded", "folder": orders["load"]})
+        try:
+            if "load" in orders:
+                self._roll_back(orders["load"])
+        finally:
+            if orders.get("target", self._target) != self._target:
+                self.trainer.target_embeddings = self._load_target(orders["target"])
+                self._target = orders["target"]
+
+    def _roll_back(self, folder: str) -> None:
+        fresh = make_drafter(self.config)
+        load_weights(fresh, folder)
+        self.trainer.load(fresh.state_dict())
+        self.checkpoints.save(self.trainer)  # a restart must not bring back what was rolled back
+        self.checkpoints.settle()
+        if self.checkpoints.problem:
+            problem = f"a restart would undo the rollback to {folder}: {self.checkpoints.problem}"
+            raise eagle_error("drafter checkpoint", problem, "It is tried again with the next slice.")
+        self._report({"event": "loaded", "folder": folder})
 
     def train(self, seconds: float, steps: int | None = None) -> None:
         """Train until time or steps are over, or another command arrives, and write the drafter if it has learned."""
@@ -196,11 +204,11 @@ class Worker:
         )
         self._report({"event": "drafter", "folder": str(path), **self._figures(), **found})
         ledger.note(eagle_training={"drafter": str(path), **self._figures()})
-        old = sorted(folder.glob("drafter-*"), key=lambda one: int(one.name.partition("-")[2]))
+        steps = {one: one.name.partition("-")[2] for one in folder.glob("drafter-*")}
+        old = sorted((one for one in steps if steps[one].isdecimal()), key=lambda one: int(steps[one]))
         for one in old[:-KEEP]:
-            if str(one) in self._good:
-                continue
-            shutil.rmtree(one, ignore_errors=True)
+            if str(one) not in self._good | {str(path)}:
+                shutil.rmtree(one, ignore_errors=True)
 
     def _figures(self) -> dict[str, Any]:
         reader, checkpoints = self.reader.counts, self.checkpoints

@@ -70,6 +70,7 @@ class Job:
         self.version = 0
         self.metrics: dict[str, float] = {}
         self._sent: Path | None = None
+        self._embeddings: list[Path] = []  # folders, the newest last
         self._held = 0  # version of the drafter that all replicas took, or went back to
         self._last_problem = ""
         self._updates = 0
@@ -141,14 +142,15 @@ class Job:
 
     def _send_embeddings(self, call: Call, step: int | None) -> None:
         folder = Path(self.settings["folder"])
-        target = folder / f"shared-{step or 0:09d}"
+        target = folder / f"shared-{step or 0:09d}-{self._updates}"  # a new one each time, whatever the step
         try:
             call(SAVE_EMBEDDINGS, (str(target),))
         except Exception as error:
             self._warn(f"the trainer keeps older embeddings and head: {error}")
             return
         self.coordinator.order(target=str(target))
-        for old in sorted(folder.glob("shared-*"))[:-_KEPT]:
+        self._embeddings = [*self._embeddings, target][-_KEPT:]
+        for old in set(folder.glob("shared-*")).difference(self._embeddings):
             shutil.rmtree(old, ignore_errors=True)
 
     def _report(self, counts: list[Mapping[str, Any]]) -> None:
@@ -215,7 +217,7 @@ patches = Patches("eagle", "verl>=0.9", scope="driver", remove_when=UNTIL_VERL)
 )
 def sleep_replicas(original, self, *args: Any, **kwargs: Any) -> Any:
     """Start a slice of drafter training when a step's rollouts are complete; it ends with the next weight update."""
-    return followed(lambda: original(self, *args, **kwargs), _rollouts_ended)
+    return followed(_rollouts_ended, original, self, *args, **kwargs)
 
 
 def _rollouts_ended() -> None:
@@ -247,7 +249,7 @@ def update_weights(original, self, global_steps: int | None = None, *args: Any, 
     """Send every replica the newest drafter after each update of the policy, and the trainer the policy's embeddings
     and head."""
     return followed(
-        lambda: original(self, global_steps, *args, **kwargs), lambda: _policy_updated(self, global_steps)
+        lambda: _policy_updated(self, global_steps), original, self, global_steps, *args, **kwargs
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import queue
-import shutil
 import threading
 import time
 from collections.abc import Mapping
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 0 with a drafter; what prevents one raises PatchError."""
     drafter, samples, training = (args.out / name for name in ("drafter", "samples", "training"))
-    if args.seconds <= 0:
-        args.usage_error("--seconds must be positive")
+    if not 0 < args.seconds < inf:
+        args.usage_error("--seconds must be positive and finite")
     if drafter.exists():
         args.usage_error(f"{drafter} exists; name another --out")
     if not (args.model / "config.json").exists():
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     made = next((event for event in events if event["event"] == "drafter"), None)
     if made is None:
         raise eagle_error("eagle-warmup", "no drafter was trained.", "Give more prompts, or more seconds.")
-    shutil.copytree(made["folder"], drafter)
+    Path(made["folder"]).rename(drafter)
     found = {"drafter": str(drafter), "samples": captured, "steps": made["step"], "loss": made["loss"]}
     emit(found, [Table("A first drafter", tuple(found), [tuple(map(str, found.values()))])], args.json)
     return 0
@@ -84,7 +84,7 @@ def answer(model: Path, prompts: list[Any], samples: Path, training: Path, more:
     from vllm import LLM, SamplingParams
 
     llm = LLM(str(model), **{"enable_prefix_caching": False, **more})  # a cached prompt would leave no states
-    reader, done = KeptSamples(str(samples), training / FOLDER), threading.Event()
+    reader, done = KeptSamples(str(samples), training / "eagle" / FOLDER), threading.Event()
 
     def move() -> None:
         while not done.wait(0.1):

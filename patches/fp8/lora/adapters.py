@@ -67,9 +67,8 @@ class Adapters:
         self.error = ""
         self.asked = False
         self.kept: set[int] | None = None
-        self._contents: dict[
-            str, str
-        ] = {}  # what caches know an adapter by -> its last digest, also after its removal
+        # what caches know an adapter by -> its last digest, also after its removal
+        self._contents: dict[str, str] = {}
 
     def policy(self) -> Policy:
         """Return what the scheduler must know: the state, and a version that changes as ``meanings`` does.

@@ -45,9 +45,8 @@ def decode(codes: torch.Tensor, out: torch.Tensor, nan: bool = True) -> torch.Te
 def rows_with_nan(codes: torch.Tensor) -> torch.Tensor:
     """Which rows of float8_e4m3fn ``codes`` [n, k] hold a NaN: bool [n]."""
     signed, unsigned = codes.view(torch.int8), codes.view(torch.uint8)
-    if codes.numel() == 0 or (
-        signed.max() < _NAN and unsigned.max() < _NAN + 128
-    ):  # each NaN is the largest of one
+    # each NaN is the largest of one
+    if codes.numel() == 0 or (signed.max() < _NAN and unsigned.max() < _NAN + 128):
         return torch.zeros(codes.shape[0], dtype=torch.bool, device=codes.device)
     return (signed & _NAN == _NAN).any(1)
 

@@ -19,15 +19,15 @@ import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import having
-from flashpatch.patches.fp8.precision import e4m3, loader_call, quantize
+from flashpatch.patches.fp8.precision import loader_call, quantize
 from flashpatch.patches.fp8.precision.loader_call import LoaderCall
+from flashpatch.patches.fp8.precision.readings import Readings
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.calibration.profile_file import Profile
 
 PATCH = "fp8.update"
 _FORMS = {dtype: form for form, dtype in quantize.DTYPES.items()}
-_ROWS = 16  # of a weight, in which its error is measured
 _NO_SHARD = frozenset({"weight_name", "expert_id", "return_success"})  # of a loader's arguments
 _LOCAL = "_map_global_expert_id_to_local_expert_id"  # of vLLM's experts; -1 for one of another rank
 
@@ -42,10 +42,9 @@ class Rounding:
         at_load: whether the first load is smoothed too.
 
     Attributes:
-        weights: how many parameters are rounded into.
         from_bf16: values that were cast to bf16 are being rounded and placed.
-        errors: layer (with the shard of a fused one) to the relative error of the values that came last; of
-            experts the largest, over those that have come since one came again.
+        readings: what is asked about the weights that come. The error of experts is the largest, over those that have come
+            since one came again.
     """
 
     def __init__(self, model: torch.nn.Module, profile: Profile | None = None, at_load: bool = True) -> None:
@@ -53,8 +52,7 @@ class Rounding:
         self._at_load = at_load
         self._dtype = torch.get_default_dtype()
         self.from_bf16 = False
-        self.weights = 0
-        self.errors: dict[str, float] = {}
+        self.readings = Readings()
         self._experts: dict[str, set[int]] = {}  # that the largest error of a shard is of
         for path, module in model.named_modules():
             for key, parameter in list(module._parameters.items()):
@@ -64,7 +62,6 @@ class Rounding:
                         loader = self._loader(original, module, f"{path}.{key}".lstrip("."), key)
                         behind = "_weight_loader" in vars(parameter)  # SGLang's property for it cannot be set
                         setattr(parameter, "_weight_loader" if behind else "weight_loader", loader)
-                        self.weights += 1
 
     def prepared(
         self, weights: Iterable[tuple[str, torch.Tensor]], first: bool
@@ -121,7 +118,8 @@ class Rounding:
             loaded = self._narrowed(loaded)
         scales = module._parameters.get(f"{key}_scale")
         granularity = _granularity(scales)
-        if granularity is None or loaded.dim() not in (2, parameter.dim()) or parameter.dim() > 3:
+        dims = (2, 3) if granularity == "channel" else (2,)
+        if granularity is None or loaded.dim() not in dims or not loaded.dim() <= parameter.dim() <= 3:
             raise PatchError(
                 f"{name} is {_short(parameter)} of {type(module).__name__}, into which "
                 f"{_short(loaded)} values cannot be rounded on the way.",
@@ -129,20 +127,18 @@ class Rounding:
                 advice="Layers with a scale per channel or per tensor can; use bf16 for this model.",
             )
         label, expert = name.removesuffix(".weight") + _shard(call), call.get("expert_id")
-        try:
-            q, scale = _rounded(loaded, _FORMS[parameter.dtype], granularity)
-        except PatchError as error:
-            part = name if expert is None else f"{label}[{expert}]"
-            raise PatchError(f"{part}: {error.problem}", patch=PATCH, advice=error.advice) from error
+        form = _FORMS[parameter.dtype]
+        q, scale = quantize.quantized(loaded, form, granularity)
+        part = name if expert is None else f"{label}[{expert}]"
+        self.readings.finite(scale, part)
         weight_name = call.get("weight_name")  # by which loaders of experts tell scales from weights
         renamed = {} if weight_name is None else {"weight_name": f"{weight_name}_scale"}
         given = scale if granularity == "channel" else scale.reshape(1)
         with having(self, "from_bf16", self._dtype == torch.bfloat16):
             result = call.repeat(original, parameter, q)
             call.repeat(scales.weight_loader, scales, given, **renamed)
-        columns = loaded.shape[-1]
-        error = relative_error(loaded.reshape(-1, columns), q.view(-1, columns), scale.view(-1, 1))
-        self._note_error(label, expert, error)
+        note = functools.partial(self._note_error, label, expert)
+        self.readings.error(loaded.reshape(-1, loaded.shape[-1]), (form, granularity), note)
         return result
 
     def _note_error(self, label: str, expert: int | None, error: float) -> None:
@@ -150,9 +146,9 @@ class Rounding:
             came = self._experts.setdefault(label, set())
             if expert in came:
                 came.clear()
-            error = max(error, self.errors[label]) if came else error
+            error = max(error, self.readings.errors[label]) if came else error
             came.add(expert)
-        self.errors[label] = error
+        self.readings.errors[label] = error
 
 
 def for_model(model: torch.nn.Module, marked: Mapping[str, Any]) -> Rounding:
@@ -182,41 +178,6 @@ def _refuse_experts(model: torch.nn.Module) -> None:
                     patch=PATCH,
                     advice="Use bf16 for this model.",
                 )
-
-
-def relative_error(w: torch.Tensor, q: torch.Tensor, scale: torch.Tensor) -> float:
-    """``|w - q * scale| / |w|``, measured on at most 16 rows that lie evenly apart; 0 for a weight of zeros.
-
-    Args:
-        w: [out, in], any floating dtype.
-        q: [out, in], int8 or float8_e4m3fn.
-        scale: float32 [out, 1] or [1, 1].
-    """
-    step = -(-w.shape[0] // _ROWS)
-    rows, q = w.detach()[::step].float(), q[::step]
-    values = e4m3.decode(q, torch.empty_like(rows)) if q.is_cpu and q.dtype is quantize.FP8 else q.float()
-    gap = torch.addcmul(rows, values, scale[::step] if len(scale) > 1 else scale, value=-1)
-    error, size = torch.stack([torch.linalg.vector_norm(one) for one in (gap, rows)]).tolist()
-    return error / size if size > 0 else 0.0
-
-
-def expected_error(w: torch.Tensor, form: str, granularity: str) -> float:
-    """`relative_error` of a weight that the engine will round.
-
-    Args:
-        w: [out, in], any floating dtype.
-        form: ``int8`` or ``fp8``.
-        granularity: ``channel`` or ``tensor``.
-    """
-    dtype = quantize.DTYPES[form]
-    w = w.detach()
-    rows = w[:: -(-w.shape[0] // _ROWS)].float()
-    if granularity == "channel":
-        amax = rows.abs().amax(1, keepdim=True)
-    else:
-        amax = quantize.row_amax(w).max().float().view(1, 1)
-    scale = torch.where(amax > 0, amax / quantize.LARGEST[dtype], 1.0)
-    return relative_error(rows, quantize.rounded_to(rows, scale, dtype), scale)
 
 
 def kernels(model: torch.nn.Module) -> dict[str, int]:
@@ -249,20 +210,11 @@ def _granularity(scales: Any) -> str | None:
     cut = getattr(scales, "quant_method", None)  # vLLM writes it on the scales of experts
     if cut is not None:
         return cut if cut in ("channel", "tensor") else None
-    kinds = {
-        kind.__name__ for kind in type(scales).__mro__
-    }  # vLLM's and SGLang's classes have the same names
+    # vLLM's and SGLang's classes have the same names
+    kinds = {kind.__name__ for kind in type(scales).__mro__}
     if "ChannelQuantScaleParameter" in kinds:
         return "channel"
     return "tensor" if "PerTensorScaleParameter" in kinds else None
-
-
-def _rounded(w: torch.Tensor, form: str, granularity: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """`quantize.quantized` of [out, in], or of [experts, out, in] with a scale per channel."""
-    if w.dim() == 2 or granularity != "channel":
-        return quantize.quantized(w, form, granularity)
-    q, scale = quantize.quantized(w.reshape(-1, w.shape[-1]), form, granularity)
-    return q.view(w.shape), scale.view(*w.shape[:-1], 1)
 
 
 def _shard(call: LoaderCall) -> str:

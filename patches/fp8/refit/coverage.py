@@ -29,12 +29,10 @@ class Coverage:
     overlaps: bool = False  # some element was written by two different views
     covered: int = 0  # number of elements written at least once
     total: int = field(init=False)  # number of elements
-    _order: list[tuple[int, int, int]] = field(
-        init=False
-    )  # (dimension, size, stride), the largest stride first
-    _extents: dict[tuple, list[int] | None] = field(
-        default_factory=dict
-    )  # shape and stride of a view -> its extents
+    # (dimension, size, stride), the largest stride first
+    _order: list[tuple[int, int, int]] = field(init=False)
+    # shape and stride of a view -> its extents
+    _extents: dict[tuple, list[int] | None] = field(default_factory=dict)
     _dense: bool = field(init=False)  # whether the elements are all those between the first and the last
     _rows: dict[tuple[int, int], list[Box]] = field(default_factory=dict)  # first edge of boxes -> the boxes
     _edges: list[tuple[int, int]] = field(default_factory=list)  # the first edges, sorted

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 
 import torch
 
+from flashpatch.patches.fp8.precision.readings import Readings
 from flashpatch.patches.fp8.refit.attributes import Derived
 from flashpatch.patches.fp8.refit.compare import compare
 from flashpatch.patches.fp8.refit.errors import REPORT, update_error
-from flashpatch.patches.fp8.refit.finite import is_finite
 from flashpatch.patches.fp8.refit.fold import LayoutChanged, Plan
 from flashpatch.patches.fp8.refit.layer_state import LayerState, Snapshot
 from flashpatch.patches.fp8.refit.pristine_params import PristineParam, SharedStorage
@@ -46,9 +46,8 @@ class Layer:
         self._tables: list[tuple[torch.nn.Module, dict, dict]] = []  # its parameters and buffers, staged
         self._live_tables: list[tuple[torch.nn.Module, dict, dict]] = []  # while staged tensors are shown
         self._pristine = Snapshot()
-        self._loaded: Snapshot | None = (
-            None  # between the first load and its post-processing, without tensors
-        )
+        # between the first load and its post-processing, without tensors
+        self._loaded: Snapshot | None = None
         self._derived = Derived()
         self._kept_alive: list[torch.Tensor] = []  # fresh tensors that a foreign resource may point into
         for param in params:
@@ -218,23 +217,25 @@ class Layer:
             state["_parameters"], state["_buffers"] = parameters, buffers
         self._live_tables.clear()
 
-    def prepare(self, left_out: bool = False) -> None:
+    def prepare(self, readings: Readings, left_out: bool = False) -> None:
         """Check and complete what was loaded, before ranks go on together.
 
         Args:
+            readings: asked whether the values are finite.
             left_out: the update leaves tensors out, which stay what was loaded before.
 
         Raises:
-            PatchError: the values hold NaN or Inf, or were not written into the staged tensors.
+            PatchError: the values hold NaN or Inf, as far as that is known now, or were not written into the staged tensors.
         """
         self.check_staged()
         self.show_live()
         for param in self.params:
             if self._is_staged(param):
                 param.fill(param.live(), left_out)
-        self._check_finite()
+            if param.written:
+                param.largest = readings.finite(param.stage(), param.name)
 
-    def take_live(self) -> None:
+    def take_live(self, readings: Readings) -> None:
         """Stage what the live layer holds: it came for another layer, whose memory this one shares."""
         for param in self.params:
             live = param.live()
@@ -243,7 +244,7 @@ class Layer:
                 param.allocate(read=False)
                 staged.detach().copy_(live)
                 param.coverage.add(staged)
-        self.prepare()
+        self.prepare(readings)
 
     def process(
         self, state: LayerState, process: Callable[[torch.nn.Module], None], compiled: bool = False
@@ -343,11 +344,3 @@ class Layer:
             table = param.module._buffers if param.is_buffer else param.module._parameters
             table[param.key] = staged
         return initial
-
-    def _check_finite(self) -> None:
-        for param in self.params:
-            if param.written and not param.known_finite and not is_finite(param.stage()):
-                raise update_error(
-                    f"{param.name} holds NaN or Inf values",
-                    "The update is abandoned: find where the trainer's weights diverged.",
-                )

@@ -20,6 +20,7 @@ import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
+from flashpatch.patches.fp8.precision.readings import Readings
 from flashpatch.patches.fp8.refit import checksum, part_loads, pristine_params
 from flashpatch.patches.fp8.refit.coverage import Coverage
 from flashpatch.patches.fp8.refit.errors import ASLEEP, BUSY, PATCH, update_error
@@ -29,7 +30,6 @@ from flashpatch.patches.fp8.refit.layer_state import LayerState, held_tensors
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.model_hooks import ModelHooks
 from flashpatch.patches.fp8.refit.policy import SHOWN, Policy, listed
-from flashpatch.patches.fp8.refit.pristine_params import storage_table
 from flashpatch.patches.fp8.refit.staged_update import StagedUpdate
 from flashpatch.patches.fp8.refit.turns import Turns
 from flashpatch.patches.fp8.refit.update_events import UpdateEvents
@@ -53,7 +53,7 @@ class ManagedModel:
         version: number of the last committed update.
         changes: another number after every change of state.
         error: why the weights are broken.
-        rounding_errors: layer to the relative error with which it was rounded last.
+        readings: what is asked about the tensors that come, and the errors with which they were rounded.
         wide: which weights it holds in float32.
         turns: keep steps and updates apart.
         inside_load: ``model.load_weights`` is running.
@@ -69,7 +69,7 @@ class ManagedModel:
     ) -> None:
         self.adapter = adapter
         self.rounding = rounding
-        self.rounding_errors: dict[str, float] = {} if rounding is None else rounding.errors
+        self.readings = Readings() if rounding is None else rounding.readings
         self.wide = WideWeights(rounding)
         self.options = options
         self.version = 0
@@ -101,7 +101,7 @@ class ManagedModel:
         for layer in self.layers:
             layer.record_pristine_state(self._layer_state)
         self._update = StagedUpdate(
-            model, self.layers, self._layer_state, adapter, options, self.rounding_errors, self.wide
+            model, self.layers, self._layer_state, adapter, options, self.readings, self.wide
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -250,9 +250,10 @@ class ManagedModel:
         held = {id(param): param.live() for param in params}
         for param in params:
             param.expected = param.expected or Coverage(param.shape, param.stride, param.offset)
-        table = storage_table((param, held[id(param)]) for param in params)
+        table = pristine_params.storage_table((param, held[id(param)]) for param in params)
         with WriteTracker(table, lambda param, view, _: param.expected.add(view, names.current)):
             result = self._watched_load(original, names, **kwargs)
+        self.readings.read()
         pristine_params.refuse_lost_writes(params, self.adapter.kept, type(self._model).__name__)
         for layer in self.layers:
             layer.note_loaded(self._layer_state, held)

@@ -40,9 +40,8 @@ class PartLoad:
         def load(weights: Any, **kwargs: Any) -> Any:
             own = ((name.removeprefix(self._prefix), tensor) for name, tensor in weights)
             result = self._original(own, *args, **kwargs)
-            return (
-                list(result) if isinstance(result, Iterator) else result
-            )  # a generator loads when it is read
+            # a generator loads when it is read
+            return list(result) if isinstance(result, Iterator) else result
 
         result = managed.load(load, whole, **kwargs)
         update_events.note(managed)

@@ -9,7 +9,6 @@ it is read.
 
 from __future__ import annotations
 
-import math
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -43,7 +42,7 @@ class PristineParam:
         alias: a buffer that shares the memory of a parameter.
         expected: what the first load wrote; None while unknown (dummy weights).
         coverage: what the open update has written.
-        sums: of the copies into it, None once something else was written; see `finite`.
+        largest: its largest magnitude, on the device, if `Layer.prepare` has launched that.
         tensor: the staged tensor, None before `stage`.
     """
 
@@ -63,7 +62,7 @@ class PristineParam:
     alias: bool = False
     expected: Coverage | None = None
     coverage: Coverage = field(init=False)
-    sums: list[torch.Tensor] | None = field(default_factory=list)
+    largest: torch.Tensor | None = None
     end: int = field(init=False)
     _fills_storage: bool = field(init=False)  # row by row, from its first byte to its last
     tensor: torch.Tensor | None = None
@@ -83,7 +82,7 @@ class PristineParam:
         """Count what was staged as not written; the tensor to load into stays the same."""
         if self.coverage.touched:
             self.coverage = Coverage(self.shape, self.stride, self.offset)
-            self.sums = []
+            self.largest = None
 
     def reset(self) -> None:
         """Forget what was written, and free the staged tensor."""
@@ -146,8 +145,9 @@ class PristineParam:
             PatchError: there is no source of values.
         """
         tensor = self.stage().detach()
-        self.allocate()
-        if self.written or tensor.numel() == 0:
+        whole = not self.written and tensor.numel() > 0
+        self.allocate(read=not whole)
+        if not whole:
             return
         source = self.initial if self.initial is not None else running
         if left_out and self.loaded is not None:
@@ -158,7 +158,11 @@ class PristineParam:
                 patch="fp8.update",
                 advice="Report this model; until then update it by restarting the engine.",
             )
-        tensor.copy_(source)
+        if source is not running and source.numel() == 1 and source.dtype.itemsize > 1:
+            tensor.fill_(source.item())  # to be copied from the host it would wait for the device
+        else:
+            tensor.copy_(source)
+        self.storage.unset &= not self._fills_storage
 
     def copy_small(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """Return a copy on the host of what was loaded, None if it is large or nothing was."""
@@ -198,18 +202,6 @@ class PristineParam:
         if self.expected is None:
             return self.coverage.covered == self.coverage.total
         return self.coverage.satisfies(self.expected)
-
-    def note_sum(self, total: torch.Tensor | None) -> None:
-        """Note the sum of what was copied into the tensor; None if something was written that is not summed."""
-        if total is None or self.sums is None:
-            self.sums = None
-        else:
-            self.sums.append(total)
-
-    @property
-    def known_finite(self) -> bool:
-        """Whether all that was written was copied, and the sums of the copies are finite."""
-        return bool(self.sums) and all(math.isfinite(total.item()) for total in self.sums)
 
     @property
     def written(self) -> bool:

@@ -92,9 +92,8 @@ class RankConsensus:
         number = RankConsensus._constructed[name]
         RankConsensus._constructed[name] += 1
         self._base = f"flashpatch/{self._everyone[0]}-{self._everyone[-1]}/{name}-{number}"
-        self._written: dict[
-            int, dict[str, None]
-        ] = {}  # update -> keys that this rank may have written for it
+        # update -> keys that this rank may have written for it
+        self._written: dict[int, dict[str, None]] = {}
         self.update = 0
         self._round = self._votes = 0
 

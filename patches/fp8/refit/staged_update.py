@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import streams
+from flashpatch.patches.fp8.precision.readings import Readings
 from flashpatch.patches.fp8.refit.errors import update_error
 from flashpatch.patches.fp8.refit.fold import Plan, Undo
 from flashpatch.patches.fp8.refit.joined_layers import JoinedLayers
@@ -46,7 +48,7 @@ class StagedUpdate:
         layer_state: which Python state belongs to which layer.
         adapter: the engine around the model.
         options: the family's, of which ``atomic`` and ``in_flight`` count.
-        rounding_errors: layer to relative rounding error, filled while layers are processed.
+        readings: what is asked about the tensors that come.
         wide: told of every write.
 
     Attributes:
@@ -64,7 +66,7 @@ class StagedUpdate:
         layer_state: LayerState,
         adapter: LoaderAdapter,
         options: Mapping[str, Any],
-        rounding_errors: dict[str, float],
+        readings: Readings,
         wide: WideWeights,
     ) -> None:
         self._model = model
@@ -73,7 +75,7 @@ class StagedUpdate:
         self._adapter = adapter
         self._atomic = options["atomic"]
         self._scales = Scales(layers, layer_state, adapter, options["in_flight"] == "keep")
-        self._rounding_errors = rounding_errors
+        self._readings = readings
         self._wide = wide
         self._plans: dict[Layer, Plan] = {}
         self._preserved: set[Layer] = set()  # layers that outlived a sleep of level 2
@@ -107,7 +109,7 @@ class StagedUpdate:
         ended, self._stream = self._stream, streams.current(self._adapter.device)
         self._stream.wait_stream(ended)
         planned = bool(self._plans) and self._adapter.device.type != "cpu"
-        for one in (self._plans, self._queue, self.names, self._scales):
+        for one in (self._plans, self._queue, self.names, self._scales, self._readings):
             one.clear()
         self._joined.restart()
         self._tied.restart()
@@ -168,6 +170,7 @@ class StagedUpdate:
             for layer in self._layers:
                 layer.check_staged()
         self._process_queue(last=True)
+        self._readings.check()
         self.mixed |= self._tied.alone
         return result
 
@@ -185,7 +188,8 @@ class StagedUpdate:
         by_turn = sorted(self._layers, key=lambda layer: layer.deferred)
         last = [layer for layer in by_turn if layer.comes_last(left_out)]
         for layer in last:
-            layer.prepare(left_out)
+            layer.prepare(self._readings, left_out)
+        self._readings.read()
         for came in (self._joined, self._tied):
             came.compare()
         followers = self._joined.followers(self._layers)
@@ -200,11 +204,12 @@ class StagedUpdate:
             for plan in self._plans.values():
                 plan.apply(undo)
             for layer in followers:
-                layer.take_live()
+                layer.take_live(self._readings)
             for layer in (*followers, *last):  # they look at other layers, which hold the new values now
                 with _disable_current_modes():
                     self._plan(layer).apply(undo)
                 layer.release()
+            self._readings.read()
             with self._adapter.context():
                 derive(undo)
         except BaseException:
@@ -247,7 +252,7 @@ class StagedUpdate:
 
         table = storage_table((param, param.tensor) for layer in self._layers for param in layer.params)
         self._accessible.clear()
-        return WriteTracker(table, on_write, on_access, self._live_storages, self._accessible, summed=True)
+        return WriteTracker(table, on_write, on_access, self._live_storages, self._accessible)
 
     def _live_storages(self) -> dict[int, str]:
         """Return storage identity to name, for every parameter and buffer in use with memory of its own, and other tensors."""
@@ -287,7 +292,9 @@ class StagedUpdate:
             with _disable_current_modes():
                 queue = [layer for layer in self._queue if last or layer.opened_in == self._call]
                 for layer in queue:
-                    layer.prepare()
+                    layer.prepare(self._readings)
+                if last:
+                    self._readings.check()
                 numbers = [self._layers.index(layer) for layer in queue]  # the same on all ranks
                 verdict, ready, all_last = self._adapter.consensus.agree(None, numbers, last)
                 self._raise(verdict)
@@ -306,6 +313,8 @@ class StagedUpdate:
         # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
         self._pins += [StorageWeakRef(one.storage.get()) for one in layer.params if one.tensor is not None]
         if self._atomic == "layer":
+            if plan.owns_resources:  # it gives fresh values away
+                self._readings.check()
             plan.apply()
             layer.release()
         else:
@@ -314,17 +323,15 @@ class StagedUpdate:
 
     def _plan(self, layer: Layer) -> Plan:
         """Post-process what was loaded into a layer; return the way into the live layer."""
-        paths = {id(param.module): param.name.rpartition(".")[0] for param in layer.params}
         log = WriteLog(self._constants) if self._atomic == "model" else None
 
         def process(module: torch.nn.Module) -> None:
-            if (error := self._adapter.rounding_error(module)) is not None:
-                self._rounding_errors[paths[id(module)]] = error
             with log or nullcontext(), torch.device("cpu"):  # as outside of any, where engines process
                 self._adapter.process(module)
 
         plan = layer.plan_unprocessed()
         if plan is None:
+            self._ask_errors(layer)
             with self._adapter.context():
                 plan = layer.process(self._layer_state, process, self._adapter.compiled())
             if log is not None:
@@ -332,6 +339,12 @@ class StagedUpdate:
         self._new |= not self._joined.check(layer, plan, last=not self.session)
         layer.processed_in = self._call or 1
         return plan
+
+    def _ask_errors(self, layer: Layer) -> None:
+        for param in layer.params if layer.processed else ():
+            if param.key == "weight" and (how := self._adapter.rounds(param.module, param.stage())):
+                note = partial(self._readings.errors.__setitem__, param.name.rpartition(".")[0])
+                self._readings.error(param.stage(), how, note, param.largest)
 
     def _forget(self, layer: Layer) -> None:
         layer.forget()
@@ -359,7 +372,6 @@ class StagedUpdate:
             if layer.released_in != self._call:
                 layer.opened_in = self._call
                 param.coverage.add(view, written_by)
-                param.note_sum(None)  # those before the restart are forgotten
 
     def _raise(self, verdict: str | None) -> None:
         """Raise, on every rank, the first error of any."""

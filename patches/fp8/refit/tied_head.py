@@ -110,9 +110,7 @@ def _embedding(model: torch.nn.Module) -> torch.Tensor | None:
         return head if sum(tensor is head for _, tensor in named) > 1 else None
     config = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    elsewhere = any(
-        path.endswith("lm_head") for path, _ in model.named_modules()
-    )  # on another pipeline stage
-    if elsewhere or not getattr(config, "tie_word_embeddings", False):
+    on_another_stage = any(path.endswith("lm_head") for path, _ in model.named_modules())
+    if on_another_stage or not getattr(config, "tie_word_embeddings", False):
         return None
     return next((tensor for name, tensor in named if name.endswith("embed_tokens.weight")), None)

@@ -8,7 +8,6 @@ recorded in the parameter's coverage, the dtype of the source is checked.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,11 +15,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.refit import finite
 from flashpatch.patches.fp8.refit.pristine_params import PristineParam
 
 
-class WriteTracker(TorchDispatchMode):
+class _Mode(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Do without torch's wrapper around `__torch_dispatch__`: code is not compiled while such a mode is active."""
+        return False
+
+
+class WriteTracker(_Mode):
     """Report writes into given storages.
 
     Args:
@@ -33,13 +38,7 @@ class WriteTracker(TorchDispatchMode):
             writes to a storage that is not in ``table``, which most never do.
         accessible: identity of storages that have memory -> whether they may be read without a further call of
             ``on_access``; grows, and whoever frees a storage empties it.
-        summed: note in each parameter the sums of what is copied into it, see `finite`.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Do without torch's wrapper around `__torch_dispatch__`: code is not compiled while such a mode is active."""
-        return False
 
     def __init__(
         self,
@@ -48,7 +47,6 @@ class WriteTracker(TorchDispatchMode):
         on_access: Callable[[PristineParam, bool], bool] = lambda param, read: True,
         guarded: Callable[[], dict[int, str]] = dict,
         accessible: dict[int, bool] | None = None,
-        summed: bool = False,
     ) -> None:
         super().__init__()
         self._table = table
@@ -56,8 +54,6 @@ class WriteTracker(TorchDispatchMode):
         self._on_access = on_access
         self._guarded = functools.cache(guarded)
         self._accessible = {} if accessible is None else accessible
-        self._summed = summed
-        self._written: list[PristineParam] = []  # by the operator that is about to run, where that is summed
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         known = _operators.get(id(func))  # an operator's own hash is slow
@@ -84,19 +80,7 @@ class WriteTracker(TorchDispatchMode):
             for key, arg in kwargs.items():
                 items = arg if isinstance(arg, (list, tuple)) else (arg,)
                 self._look_at_items(known, items, args, key in written)
-        if self._written and self._sum(known, args):
-            return args[0]
         return run(*args, **kwargs) if kwargs else run(*args)
-
-    def _sum(self, operator: _Operator, args: tuple) -> bool:
-        """Note the sum of a copy in the parameters that it writes to; return whether that has copied already."""
-        written, self._written = self._written, []
-        if operator.sets and not operator.is_copy and all(map(math.isfinite, args[1:])):
-            return False  # a constant, in padding mostly
-        total = finite.copied(args[0], args[1]) if operator.is_copy else None
-        for param in written:
-            param.note_sum(total if args[0].dtype == param.dtype else None)
-        return total is not None
 
     def _look_at_items(self, operator: _Operator, items: Iterable, args: tuple, is_write: bool) -> None:
         for item in items:
@@ -127,8 +111,6 @@ class WriteTracker(TorchDispatchMode):
                 _check_dtype(param, args[1])
             source = args[1] if operator.is_copy else None if operator.sets else tensor
             self._on_write(param, part, source)
-            if self._summed and tensor.numel():
-                self._written.append(param)
 
 
 class NamedWeights:
@@ -146,10 +128,11 @@ class NamedWeights:
 
 
 _COPY = torch.ops.aten.copy_.default
+# need no memory; every other view does
 _METADATA = {
     torch.ops.aten.detach.default,
     torch.ops.aten.alias.default,
-}  # need no memory; every other view does
+}
 
 
 _OVERWRITING = {_COPY, torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default}
@@ -224,7 +207,7 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-class WriteLog(TorchDispatchMode):
+class WriteLog(_Mode):
     """Within, copy what an operator is about to overwrite.
 
     Args:
@@ -233,11 +216,6 @@ class WriteLog(TorchDispatchMode):
     Attributes:
         writes: each tensor that was written to, a view perhaps, and a copy of what it held before, in order.
     """
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Do without torch's wrapper around `__torch_dispatch__`: code is not compiled while such a mode is active."""
-        return False
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         super().__init__()

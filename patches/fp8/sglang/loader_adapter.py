@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -14,67 +14,72 @@ from flashpatch.patches.fp8.refit.rank_consensus import Consensus, RankConsensus
 from flashpatch.patches.fp8.sglang import schedulers
 
 
-def for_model(model: torch.nn.Module, model_config: Any) -> LoaderAdapter:
-    """Make the `LoaderAdapter` of a model that SGLang has just constructed.
+class SglangAdapter(LoaderAdapter):
+    """The `LoaderAdapter` of a model that SGLang has just constructed.
 
     Args:
         model: nothing is loaded yet.
         model_config: ``sglang.srt.configs.model_config.ModelConfig`` of this model (a drafter has its own).
-    """
-    from sglang.srt.runtime_context import get_device, get_parallel
-
-    return make(model, model_config, get_device().device, get_parallel().tp_size, _settings)
-
-
-def make(
-    model: torch.nn.Module,
-    model_config: Any,
-    device: str,
-    ranks: int,
-    settings: Callable[[], Mapping[str, Any]],
-) -> LoaderAdapter:
-    """Make the adapter from what this generation of SGLang keeps elsewhere.
-
-    Args:
-        model, model_config: see `for_model`.
         device: of the engine.
         ranks: number of tensor-parallel ranks.
-        settings: returns the engine's arguments named in `refusal`.
+        settings: returns the engine's arguments named in `refusal`, which this generation of SGLang keeps in a place of its own.
     """
-    from sglang.srt.distributed.parallel_state import get_tp_group
-    from sglang.srt.layers.radix_attention import RadixAttention
-    from sglang.srt.lora.layers import BaseLayerWithLoRA
-    from sglang.srt.model_loader.loader import device_loading_context
-    from sglang.srt.model_loader.utils import set_default_torch_dtype
 
-    place = torch.device(device)
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        model_config: Any,
+        device: str,
+        ranks: int,
+        settings: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self._model, self._dtype, self._ranks, self._settings = model, model_config.dtype, ranks, settings
+        super().__init__(torch.device(device))
 
-    def consensus(name: str) -> Consensus:
-        return RankConsensus(get_tp_group().ranks, name=name) if ranks > 1 else SingleRank()
+    def make_consensus(self, name: str) -> Consensus:
+        from sglang.srt.distributed.parallel_state import get_tp_group
 
-    def process(module: torch.nn.Module) -> None:
+        return RankConsensus(get_tp_group().ranks, name=name) if self._ranks > 1 else SingleRank()
+
+    def process(self, module: torch.nn.Module) -> None:
+        from sglang.srt.lora.layers import BaseLayerWithLoRA
+        from sglang.srt.model_loader.loader import device_loading_context
+
         method = getattr(module, "quant_method", None)
         if method is not None and not isinstance(module, BaseLayerWithLoRA):
-            with device_loading_context(module, place):
+            with device_loading_context(module, self.device):
                 method.process_weights_after_loading(module)
 
+    def deferred(self, module: torch.nn.Module) -> bool:
+        from sglang.srt.layers.radix_attention import RadixAttention
+
+        return isinstance(module, RadixAttention)  # checkpoints leave its scales out
+
     @contextmanager
-    def context():
-        with set_default_torch_dtype(model_config.dtype):
+    def context(self) -> Iterator[None]:
+        from sglang.srt.model_loader.utils import set_default_torch_dtype
+
+        with set_default_torch_dtype(self._dtype):
             yield
 
-    return LoaderAdapter(
-        device=place,
-        process=process,
-        deferred=lambda module: isinstance(module, RadixAttention),  # checkpoints leave its scales out
-        context=context,
-        around=lambda: unwrapped(model),
-        consensus=consensus("target"),
-        another_consensus=consensus,
-        refusal=lambda: refusal(model, settings()),
-        busy=schedulers.busy,
-        compiled=lambda: place.type != "cpu",
-    )
+    def around(self) -> AbstractContextManager[None]:
+        return unwrapped(self._model)
+
+    def refusal(self) -> str | None:
+        return refusal(self._model, self._settings())
+
+    def busy(self) -> bool:
+        return schedulers.busy()
+
+    def compiled(self) -> bool:
+        return self.device.type != "cpu"
+
+
+def for_model(model: torch.nn.Module, model_config: Any) -> LoaderAdapter:
+    """Make the adapter of a model from what this generation of SGLang keeps in its runtime context."""
+    from sglang.srt.runtime_context import get_device, get_parallel
+
+    return SglangAdapter(model, model_config, get_device().device, get_parallel().tp_size, _settings)
 
 
 def _settings() -> dict[str, Any]:

@@ -71,7 +71,7 @@ class SessionReceipt:
             "process": self._process,
             "tensors": self._tensors,
             "checksums": [f"{quantization} {owner.checksum()}" for owner in owners] if checksums else [],
-            "errors": {layer: error for owner in owners for layer, error in owner.rounding_errors.items()},
+            "errors": {layer: error for owner in owners for layer, error in owner.readings.errors.items()},
             "wide": wide_weights.of(model.wide for model in owners),
         }
 

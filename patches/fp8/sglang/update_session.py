@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.decorate import Patches
+from flashpatch.patches._shared.context import holding
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.sglang import receipts, schedulers, weight_updater
 from flashpatch.patches.fp8.sglang.schedulers import REMOVE_WHEN
@@ -22,14 +24,17 @@ AGAIN = "end the update again"
 """In an answer that leaves the session open."""
 
 _NOTHING = (
-    "[flashpatch: fp8.sglang.end_weight_update] the session brought no weights that the model's loader knows. "
-    "Send the names of the checkpoint (strip a wrapper's prefix, such as 'module.'), as tensors: what is written straight "
-    "into memory (P2P, RDMA) bypasses quantization."
+    "[flashpatch: fp8.sglang.end_weight_update] the session brought no weights that the model's loader knows, or an update from "
+    "disk has replaced them. Send the names of the checkpoint (strip a wrapper's prefix, such as 'module.'), as tensors: what is "
+    "written straight into memory (P2P, RDMA) bypasses quantization."
 )
 _NOT_FLUSHED = "the new weights are in place, but the old cache could not be flushed: requests are running"
 
 # Object that keeps the version in its process, the scheduler's or the tokenizer's, to the version that the open update brings.
 _held: weakref.WeakKeyDictionary[Any, str | None] = weakref.WeakKeyDictionary()
+
+_AT_ONCE: ContextVar[bool] = ContextVar("flashpatch_at_once", default=False)
+"""Whether this task names what is in place already, not what a session brings."""
 
 patches = Patches("fp8", "sglang>=0.5.21", scope="engine-core", evidence="optional", remove_when=REMOVE_WHEN)
 
@@ -153,7 +158,8 @@ def end(
         waits = "the memory of the weights is released; resume it"
     if waits is not None:
         return Outcome(False, f"{waits} and {AGAIN}", open=True)
-    empty = [owner.close_if_empty() for owner in owners]  # a selected drafter may have received nothing
+    # a selected drafter may have received nothing, and an update from disk have replaced this one
+    empty = [owner.close_if_empty() or owner.state == "ready" for owner in owners]
     if all(empty) and not weight_updater.failures:
         receipts.end(False)
         return Outcome(False, _NOTHING)
@@ -240,10 +246,18 @@ def settle(manager: Any, committed: bool) -> None:
 @version_patches.wrap(f"{TOKENIZER}._update_weight_version_if_provided")
 def update_weight_version_if_provided(original, self, weight_version: str | None):
     """Hold the version back while a session is open."""
-    if self not in _held:
+    if self not in _held or _AT_ONCE.get():
         return original(self, weight_version)
     if weight_version is not None:
         _held[self] = weight_version
+
+
+@version_patches.wrap(f"{TOKENIZER}.update_weight_version", id="fp8.sglang.tokenizer_update_weight_version")
+@version_patches.wrap("sglang.srt.managers.tokenizer_manager:TokenizerManager.update_weights_from_disk")
+async def tokenizer_update_weights_from_disk(original, self, *args: Any, **kwargs: Any):
+    """Take a version that waits for no session's end."""
+    with holding(_AT_ONCE, True):
+        return await original(self, *args, **kwargs)
 
 
 @version_patches.wrap(f"{TOKENIZER}.begin_weight_update", params="obj")
@@ -261,6 +275,6 @@ async def tokenizer_end_weight_update(original, self, *args: Any, **kwargs: Any)
     done, message = await original(self, *args, **kwargs)
     if done or AGAIN not in message:
         version = _held.pop(self, None)
-        if done:
+        if done or _NOT_FLUSHED in message:  # committed
             self._update_weight_version_if_provided(version)
     return done, message

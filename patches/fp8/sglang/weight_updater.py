@@ -20,6 +20,7 @@ failures: list[str] = []
 """Errors since the last session began."""
 
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater:WeightUpdater"
+# an engine is updated through one of these functions
 _TENSOR, _DISTRIBUTED, _DISK, _IPC = (
     f"fp8.sglang.{way}"
     for way in (
@@ -28,7 +29,7 @@ _TENSOR, _DISTRIBUTED, _DISK, _IPC = (
         "runner_update_weights_from_disk",
         "update_weights_from_ipc",
     )
-)  # an engine is updated through one of these functions
+)
 
 patches = Patches("fp8", "sglang>=0.5.21", scope="worker", evidence="update", remove_when=REMOVE_WHEN)
 
@@ -113,9 +114,8 @@ def load_from_disk(owner: Any, config: Any, do: Callable[[], tuple[bool, str]]) 
     update_events.note(owner)
     if not done:
         config.model_path = path
-        message = (
-            message if owner.asleep else owner.error or message
-        )  # asleep: an error of before says nothing of this call
+        # asleep: an error of before says nothing of this call
+        message = message if owner.asleep else owner.error or message
     return done, message
 
 

@@ -65,7 +65,7 @@ def adapter(model: Any, model_config: Any) -> LoaderAdapter:
     if namespaces() is not None:
         return loader_adapter.for_model(model, model_config)
     ranks = get_tensor_model_parallel_world_size()
-    return loader_adapter.make(
+    return loader_adapter.SglangAdapter(
         model, model_config, get_global_server_args().device, ranks, lambda: vars(get_global_server_args())
     )
 

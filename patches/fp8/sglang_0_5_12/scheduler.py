@@ -10,14 +10,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared import sglang_sessions
 from flashpatch.patches._shared.context import holding
 from flashpatch.patches.fp8.refit import model_registry, update_events
-from flashpatch.patches.fp8.sglang import (
-    memory,
-    model,
-    receipts,
-    schedulers,
-    update_session,
-    weight_updater,
-)
+from flashpatch.patches.fp8.sglang import memory, model, receipts, schedulers, update_session, weight_updater
 from flashpatch.patches.fp8.sglang_0_5_12.model import TP_RANK
 from flashpatch.patches.fp8.sglang_0_5_12.record import (
     FRAMEWORK,
@@ -29,9 +22,11 @@ from flashpatch.patches.fp8.sglang_0_5_12.record import (
 
 MIXIN = "sglang.srt.managers.scheduler_update_weights_mixin:SchedulerUpdateWeightsMixin"
 TOKENIZER = update_session.TOKENIZER
+_UPDATED = " Weight version updated to "
+"""What SGLang's tokenizer ends an answer with, and the scheduler tells the tokenizer with; the version follows."""
 
-# Scheduler, or what is the tokenizer's side of it, to the version that its open update brings.
-_held: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+# Model to the version that its open update brings, and to the number of the change of state that opened it.
+_held: weakref.WeakKeyDictionary[model_registry.ManagedModel, tuple[int, str]] = weakref.WeakKeyDictionary()
 
 
 def _either(name: str) -> tuple[str, str]:
@@ -107,12 +102,10 @@ def _bucket(original, part: Any, recv_req: Any) -> Any:
     if not owners:
         return original(part, recv_req)
     versions, scheduler = [owner.version for owner in owners], _scheduler(part)
-    held = _held.pop(scheduler, None)
-    if hasattr(recv_req, "model_path") or not any(owner.state == "open" for owner in owners):
-        held = None  # this update begins anew
-    version, recv_req.weight_version = recv_req.weight_version or held, None
+    named, recv_req.weight_version = recv_req.weight_version, None
     recv_req.flush_cache = False
     output = original(part, recv_req)
+    version = named or _version(owners)
     if output.success and receipts.current() is None:
 
         def commit() -> tuple[bool, str]:
@@ -126,18 +119,29 @@ def _bucket(original, part: Any, recv_req: Any) -> Any:
         output.success, output.message = update_session.flushed(
             output.success, output.message, lambda: schedulers.flush(scheduler)
         )
-        _stamp(part, version)
+        updated = _stamp(part, version)
+        if not (output.success and named):  # else SGLang itself says so
+            output.message += updated
     elif output.success and any(owner.state == "open" for owner in owners):
         output.message += sglang_sessions.OPEN
         if version:
-            _held[scheduler] = version
+            _held[owners[0]] = owners[0].changes, version
+    elif output.success:
+        _stamp(part, named)  # a tied tensor, sent again after the commit, may be all that names it
     return output
 
 
-def _stamp(part: Any, version: str | None) -> None:
-    """Name the policy of the tokens that follow; before 0.5.19 a scheduler knows no version."""
+def _version(owners: list[model_registry.ManagedModel]) -> str | None:
+    """Return the version that the open update brings, if a bucket of it has named one."""
+    opened, version = _held.get(owners[0], (0, None))
+    return version if opened == owners[0].changes else None
+
+
+def _stamp(part: Any, version: str | None) -> str:
+    """Name the policy of the tokens that follow; before 0.5.19 a scheduler knows no version. Return what tells the tokenizer."""
     if version and hasattr(part, "record_weight_version_after_update"):
         part.record_weight_version_after_update(version)
+    return f"{_UPDATED}{version}." if version else ""
 
 
 @patches.wrap(
@@ -199,7 +203,6 @@ def _begin(part: Any, sync: str) -> tuple[bool, str]:
             owner.begin()
         return True, "Success"
 
-    _held.pop(_scheduler(part), None)
     done, message = update_session.begin(sync, owners, do)
     for observer in sglang_sessions.observers if done else ():
         observer.begin(sync)
@@ -207,15 +210,12 @@ def _begin(part: Any, sync: str) -> tuple[bool, str]:
 
 
 def _end(part: Any) -> tuple[bool, str]:
-    from sglang.srt.distributed import parallel_state
+    from sglang.srt.distributed import parallel_state as ranks
 
     if receipts.current() is None:
         return False, "no update session is open; begin one first"
-    owners, scheduler, config = (
-        owners_of(part, "target"),
-        _scheduler(part),
-        part.tp_worker.model_runner.model_config,
-    )
+    owners, scheduler = owners_of(part, "target"), _scheduler(part)
+    quantization, version = part.tp_worker.model_runner.model_config.quantization, _version(owners)
 
     def do() -> tuple[bool, str]:
         problem = next(filter(None, [observer.end() for observer in sglang_sessions.observers]), "")
@@ -232,15 +232,12 @@ def _end(part: Any) -> tuple[bool, str]:
         flush=lambda: schedulers.flush(scheduler),
         gather=lambda receipt: receipts.of_all_ranks(receipt, part.tp_cpu_group),
         rank=(
-            parallel_state.get_tensor_model_parallel_rank(),
-            parallel_state.get_tensor_model_parallel_world_size(),
-            config.quantization,
+            ranks.get_tensor_model_parallel_rank(),
+            ranks.get_tensor_model_parallel_world_size(),
+            quantization,
         ),
     )
-    if not outcome.open:
-        version = _held.pop(scheduler, None)
-        _stamp(part, version if outcome.committed else None)
-    return outcome.done, outcome.message
+    return outcome.done, outcome.message + _stamp(part, version if outcome.committed else None)
 
 
 def _output(part: Any, done: bool, message: str) -> Any:
@@ -285,26 +282,15 @@ def update_weight_version_if_provided(original, self, weight_version: str | None
 async def tokenizer_update_weights_from_tensor(
     original, self, obj: Any, *args: Any, **kwargs: Any
 ) -> tuple[bool, str]:
-    """Hold the version back until the answer says that the update is committed.
+    """Take the version of a committed update from its answer, whichever of its buckets has named it.
 
     It is the tokenizer's process that stamps answers; from 0.5.19 on the scheduler's stamps tokens.
     """
     with holding(_ASKING, True):
         done, message = await original(self, obj, *args, **kwargs)
-    message = message.removesuffix(_updated(obj.weight_version))
-    if sglang_sessions.sync_of(obj.load_format) is not None or not done:
-        _held.pop(self, None)
-    elif sglang_sessions.OPEN in message:
-        if obj.weight_version:
-            _held[self] = obj.weight_version
-    else:
-        version = obj.weight_version or _held.get(self)
-        _held.pop(self, None)
-        if version:
-            self._update_weight_version_if_provided(version)
-            message += _updated(version)
+    if sglang_sessions.OPEN in message:
+        return done, message.removesuffix(f"{_UPDATED}{obj.weight_version}.")
+    _, updated, version = message.rpartition(_UPDATED)
+    if updated:
+        self._update_weight_version_if_provided(version.partition(". | ")[0].removesuffix("."))
     return done, message
-
-
-def _updated(version: str | None) -> str:
-    return f" Weight version updated to {version}."

@@ -27,7 +27,7 @@ def of(manager: Any) -> Adapters | None:
 
     managed = model_registry.get(manager.base_model)
     if managed is not None and manager not in _followed:
-        _followed[manager] = Adapters(managed.adapter.another_consensus("lora"))
+        _followed[manager] = Adapters(managed.adapter.make_consensus("lora"))
     return _followed.get(manager)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from flashpatch import ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared.awaits import caller_awaits, resolve
+from flashpatch.patches._shared.awaits import as_called, caller_awaits, resolve
 from flashpatch.patches.fp8.verl import delta_sync
 
 MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
@@ -70,7 +70,7 @@ def checkpoint_manager_update_weights_delta(
         PatchError: a process does not take part, or refused a sync of everything.
     """
     if self.backend in delta_sync.UNSUPPORTED_BACKENDS or not delta_sync.is_on():
-        return original(self, global_steps, *args, **kwargs)
+        return as_called(original, self, global_steps, *args, **kwargs)
 
     async def once(held: str | None) -> Any:
         base = held if held == VERSIONS.last else None

@@ -208,9 +208,8 @@ def sender_cleanup(original, self) -> None:
     except FileNotFoundError:
         if error is None:
             raise
-        self.shm = (
-            None  # a dead worker's resource tracker removed it first; the earlier error is the one to report
-        )
+        # a dead worker's resource tracker removed it first; the earlier error is the one to report
+        self.shm = None
     finally:
         if early:
             _unlink(early)

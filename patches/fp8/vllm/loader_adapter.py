@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from flashpatch.patches._shared import all_ranks
-from flashpatch.patches.fp8.precision.quantize_on_load import expected_error
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.rank_consensus import Consensus, RankConsensus, SingleRank
@@ -24,85 +23,91 @@ _ROUNDED = {
 }
 
 
-def for_model(vllm_config: Any, model_config: Any) -> LoaderAdapter:
-    """Make the `LoaderAdapter` of a model that vLLM is constructing.
+class VllmAdapter(LoaderAdapter):
+    """The `LoaderAdapter` of a model that vLLM is constructing.
 
     Args:
         vllm_config: ``vllm.config.VllmConfig``.
         model_config: ``vllm.config.ModelConfig`` of this model (a drafter has its own).
     """
-    from vllm.config import set_current_vllm_config
-    from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
-    from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
-    from vllm.utils.torch_utils import set_default_torch_dtype
 
-    is_deferred = _deferred_layers()
-    device = torch.device(vllm_config.load_config.device or vllm_config.device_config.device)
+    def __init__(self, vllm_config: Any, model_config: Any) -> None:
+        self._config, self._model_config = vllm_config, model_config
+        self._is_deferred = _deferred_layers()
+        self._runner = model_registry.constructing_runner()
+        device = torch.device(vllm_config.load_config.device or vllm_config.device_config.device)
+        super().__init__(device, "drafter" if is_drafter(vllm_config, model_config) else "target")
 
-    def process(module: torch.nn.Module) -> None:
-        method = getattr(module, "quant_method", None)
-        if isinstance(method, QuantizeMethodBase):
-            method.process_weights_after_loading(module)
+    def make_consensus(self, name: str) -> Consensus:
+        return _consensus(self._config.parallel_config, name)
+
+    def process(self, module: torch.nn.Module) -> None:
+        if _is_quantized(module):
+            module.quant_method.process_weights_after_loading(module)
             if hasattr(module, "update_param_tp_status"):
                 module.update_param_tp_status()
-        if is_deferred(module):
-            module.process_weights_after_loading(model_config.dtype)
+        if self.deferred(module):
+            module.process_weights_after_loading(self._model_config.dtype)
 
-    def processes(module: torch.nn.Module) -> bool:
-        method = getattr(module, "quant_method", None)
-        return isinstance(method, QuantizeMethodBase) or is_deferred(module)
+    def deferred(self, module: torch.nn.Module) -> bool:
+        return self._is_deferred(module)
 
-    def borrows(module: torch.nn.Module) -> bool:
+    def processes(self, module: torch.nn.Module) -> bool:
+        return _is_quantized(module) or self.deferred(module)
+
+    def borrows(self, module: torch.nn.Module) -> bool:
         # A CPU kernel for wide weights packs them into memory of its own: vLLM frees a linear layer's weight itself.
+        from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+        from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+
         method = getattr(module, "quant_method", None)
         return not isinstance(method, (UnquantizedLinearMethod, UnquantizedEmbeddingMethod))
 
-    def rounding_error(module: torch.nn.Module) -> float | None:
-        how = _ROUNDED.get(model_config.quantization or "")
-        weight = module._parameters.get("weight")
-        if how is None or weight is None or weight.dim() != 2 or not isinstance(module, LinearBase):
+    def rounds(self, module: torch.nn.Module, weight: torch.Tensor) -> tuple[str, str] | None:
+        from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+
+        if weight.dim() != 2 or weight.dtype.itemsize < 2 or not isinstance(module, LinearBase):
             return None
-        if isinstance(module.quant_method, UnquantizedLinearMethod) or weight.dtype.itemsize < 2:
+        if isinstance(module.quant_method, UnquantizedLinearMethod):
             return None
-        return expected_error(weight, *how)
+        return _ROUNDED.get(self._model_config.quantization or "")
 
     @contextmanager
-    def context():
-        with set_default_torch_dtype(model_config.dtype), set_current_vllm_config(vllm_config):
+    def context(self) -> Iterator[None]:
+        from vllm.config import set_current_vllm_config
+        from vllm.utils.torch_utils import set_default_torch_dtype
+
+        with set_default_torch_dtype(self._model_config.dtype), set_current_vllm_config(self._config):
             yield
 
-    role = "drafter" if is_drafter(vllm_config, model_config) else "target"
-    runner = model_registry.constructing_runner()
-    return LoaderAdapter(
-        device=device,
-        process=process,
-        deferred=is_deferred,
-        context=context,
-        role=role,
-        consensus=_consensus(vllm_config.parallel_config, role),
-        another_consensus=lambda name: _consensus(vllm_config.parallel_config, name),
-        refusal=lambda: unsupported.at_update(vllm_config),
-        busy=lambda: running_requests.running(runner()),
-        rounding_error=rounding_error,
-        processes=processes,
-        borrows=borrows,
-        quantized_cache=lambda: str(vllm_config.cache_config.cache_dtype).startswith(
-            ("fp8", "int8", "nvfp4")
-        ),
-        kept=_kept_online,
-        captured=lambda: vllm_config.compilation_config.cudagraph_mode.has_full_cudagraphs(),
-        compiled=lambda: not vllm_config.model_config.enforce_eager,
-    )
+    def refusal(self) -> str | None:
+        return unsupported.at_update(self._config)
+
+    def busy(self) -> bool:
+        return running_requests.running(self._runner())
+
+    def quantized_cache(self) -> bool:
+        return str(self._config.cache_config.cache_dtype).startswith(("fp8", "int8", "nvfp4"))
+
+    def kept(self, module: torch.nn.Module) -> set[str]:
+        """Return those that vLLM's online quantization keeps."""
+        from vllm.model_executor.model_loader.reload import layerwise
+
+        if module not in layerwise.LAYERWISE_INFO:
+            return set()
+        return {name for name, _ in layerwise.LAYERWISE_INFO[module].loaded_weights}
+
+    def captured(self) -> bool:
+        return self._config.compilation_config.cudagraph_mode.has_full_cudagraphs()
+
+    def compiled(self) -> bool:
+        return not self._config.model_config.enforce_eager
 
 
-def _kept_online(module: torch.nn.Module) -> set[str]:
-    """Return the names of parameters whose values vLLM's online quantization keeps until all of the module has come."""
-    from vllm.model_executor.model_loader.reload import layerwise
+def _is_quantized(module: torch.nn.Module) -> bool:
+    from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
-    if module not in layerwise.LAYERWISE_INFO:
-        return set()
-    return {name for name, _ in layerwise.LAYERWISE_INFO[module].loaded_weights}
+    return isinstance(getattr(module, "quant_method", None), QuantizeMethodBase)
 
 
 _DEFERRED = ("AttentionLayerBase", "Attention", "MLAAttention", "MMEncoderAttention")

@@ -85,7 +85,7 @@ def _construct(original, vllm_config: Any, *, model_config: Any, **kwargs: Any):
     _refuse_experts(model)
     if hasattr(model, "load_weights"):
         _refuse_amx_mla(model)
-        adapter = loader_adapter.for_model(vllm_config, model_config or vllm_config.model_config)
+        adapter = loader_adapter.VllmAdapter(vllm_config, model_config or vllm_config.model_config)
         rounding = quantize_on_load.for_model(model, marked) if marked is not None else None
         model_registry.add(model, ManagedModel(model, adapter, engine.options("fp8"), rounding))
     return model

@@ -83,7 +83,7 @@ def create_lora_manager(original, self, model: Any, vllm_config: Any, *args: Any
     if managed is not None and self not in _followed and unsupported.adapters(vllm_config) is None:
         from flashpatch.patches.fp8.lora.adapters import Adapters
 
-        _followed[self] = Adapters(managed.adapter.another_consensus("lora"))
+        _followed[self] = Adapters(managed.adapter.make_consensus("lora"))
         if _report_failed_call not in all_ranks.on_failure:
             all_ranks.on_failure.append(_report_failed_call)
     return result

@@ -91,7 +91,11 @@ class Places:
     def _place(self, wait: Wait) -> bool:
         if wait.place.done():
             return True  # it was cancelled
-        name = self.pool.acquire(wait.request, wait.tokens(), wait.prefix, wait.shared, wait.saving)
+        try:
+            name = self.pool.acquire(wait.request, wait.tokens(), wait.prefix, wait.shared, wait.saving)
+        except Exception as error:  # a request that cannot be reckoned fails alone
+            wait.place.set_exception(error)
+            return True
         if name is not None:
             wait.place.set_result(name)
         return name is not None

@@ -64,9 +64,8 @@ class Dispatcher:
         if "validate" in prompts:
             for uid in self._validated:
                 self._sent.pop(uid, None)
-            self._validated = dict.fromkeys(
-                map(str, prompts["uid"]), prompts
-            )  # the queue does not hold these
+            # the queue does not hold these
+            self._validated = dict.fromkeys(map(str, prompts["uid"]), prompts)
         self._dispatch(prompts)
 
     def recover(self, open_groups: Iterable[str], partition: str = PARTITION) -> int:

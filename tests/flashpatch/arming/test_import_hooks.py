@@ -12,19 +12,6 @@ def test_nothing_of_the_framework_is_imported(toys):
     """)
 
 
-def test_a_pending_hook_is_inert_after_disable_and_wakes_with_enable(toys):
-    toys.run("""
-        import flashpatch
-        flashpatch.enable("toy", "other")
-        flashpatch.disable("toy")
-        import fakefw.core as core
-        assert core.plain is core.BORN["plain"] and core.Thing().method(1)[0] == "patched"
-        flashpatch.enable("toy")
-        assert core.plain(1) == ("patched", 2)
-        assert flashpatch.status()["toy.fakefw.plain"].calls == 1
-    """)
-
-
 def test_a_module_still_executing_waits_until_it_has_finished(toys):
     toys.module(
         "fakefw/half.py",
@@ -86,37 +73,6 @@ def test_hook_never_breaks_the_import(toys):
         assert fakefw.core.plain(1) == 2
     """)
     assert "hook on fakefw.core failed" in done.stderr and "boom" in done.stderr
-
-
-def test_malformed_record_is_a_failed_state(toys):
-    toys.family('"toy.fakefw.plain", "fakefw.core:plain", requires="not a requirement !"')
-    toys.run("""
-        import flashpatch, fakefw.core
-        state = flashpatch.enable("toy")["toy.fakefw.plain"].state
-        assert state.word == "failed" and "InvalidRequirement" in state.detail, state
-    """)
-
-
-def test_threads_that_import_while_another_enables(toys):
-    for index in range(20):
-        toys.module(f"fakefw/m{index}.py", "import time\ntime.sleep(0.002)\ndef f():\n    return 1\n")
-    toys.family(*(f'"many.fakefw.f{i}", "fakefw.m{i}:f"' for i in range(20)), name="many")
-    toys.run("""
-        import importlib, threading, flashpatch
-        def load(start):
-            for i in range(20):
-                importlib.import_module(f"fakefw.m{(start + i) % 20}")
-        threads = [threading.Thread(target=load, args=(start,)) for start in (0, 7, 13)]
-        for thread in threads:
-            thread.start()
-        flashpatch.enable("many")
-        for thread in threads:
-            thread.join()
-        found = {id: str(s.state) for id, s in flashpatch.status().items() if id.startswith("many")}
-        assert set(found.values()) == {"installed"}, found
-        for i in range(20):
-            assert importlib.import_module(f"fakefw.m{i}").f() == ("patched", 1)
-    """)
 
 
 READY = """

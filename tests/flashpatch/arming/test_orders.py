@@ -111,18 +111,18 @@ for first, second in (("alpha", "beta"), ("beta", "alpha")):
             assert os.waitpid(child, 0)[1] == 0, (first, second, how)
             continue
         if how == "loaded":
-            import fakefw.core
+            import fakefw.user
         if how == "one by one":
             flashpatch.enable(first)
             flashpatch.enable(second)
         else:
             flashpatch.enable(first, second)
-        import fakefw.core as core
-        assert core.plain(1) == ("beta", ("alpha", 2)), core.plain(1)
+        import fakefw.core as core, fakefw.user as user
+        assert core.plain(1) == user.plain(1) == ("beta", ("alpha", 2)), core.plain(1)
         flashpatch.disable(second)
-        assert core.plain(1) == (first, 2), core.plain(1)
+        assert core.plain(1) == user.plain(1) == (first, 2), core.plain(1)
         flashpatch.disable(first)
-        assert core.plain is core.BORN["plain"]
+        assert core.plain is user.plain is core.BORN["plain"]
         os._exit(0)
 """
 

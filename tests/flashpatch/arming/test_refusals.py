@@ -149,20 +149,31 @@ def test_undo_that_raises_lets_the_others_be_undone(world, enabled):
     """)
 
 
-def test_superseded_stands_aside_and_its_family_goes_on(world, enabled):
-    world.family(
-        PLAIN,
-        '"toy.fakefw.method", "fakefw.core:Thing.method", native=lambda site: "core.reload"',
-    )
-    enabled("""
-    assert states() == {"toy.fakefw.plain": "installed", "toy.fakefw.method": "superseded(core.reload)"}
-    assert core.Thing.method is core.BORN["Thing.method"]
+TAKEN_ALONG = "skipped(family: toy.fakefw.method failed)"
+
+
+@pytest.mark.parametrize(
+    ("record", "state", "plain"),
+    [
+        ('native=lambda site: "core.reload"', "superseded(core.reload)", "installed"),
+        (
+            "native=lambda site: 1 / 0",
+            "installed",
+            "installed",
+        ),  # a question that the framework cannot answer
+        ('conflicts=("rival",)', "skipped(conflicts with distribution rival)", TAKEN_ALONG),
+        ('requires="not a requirement !"', "failed(InvalidRequirement", TAKEN_ALONG),
+    ],
+)
+def test_what_a_record_says_decides_over_its_family(world, enabled, record, state, plain):
+    world.distribution("rival", "1.0", {})
+    world.family(PLAIN, f'"toy.fakefw.method", "fakefw.core:Thing.method", {record}')
+    enabled(f"""
+    found = states()
+    assert found["toy.fakefw.method"].startswith({state!r}) and found["toy.fakefw.plain"] == {plain!r}, found
+    assert (core.Thing.method is core.BORN["Thing.method"]) is ({state!r} != "installed")
+    assert (core.plain is core.BORN["plain"]) is ({plain!r} != "installed")
     """)
-
-
-def test_a_question_that_a_framework_cannot_answer_refuses_nothing(world, enabled):
-    world.family(PLAIN, '"toy.fakefw.method", "fakefw.core:Thing.method", native=lambda site: 1 / 0')
-    enabled("""    assert set(states().values()) == {"installed"}""")
 
 
 NEEDY = """
@@ -223,14 +234,6 @@ def test_conflict_with_a_patch_that_is_armed_already(world, enabled):
     found = flashpatch.status()
     assert found["toy.fakefw.plain"].state.word == "installed"
     assert "conflicts with toy.fakefw.plain" in found["other.fakefw.method"].state.detail
-    """)
-
-
-def test_conflict_with_a_distribution(world, enabled):
-    world.distribution("rival-patcher", "1.0", {})
-    world.family('"toy.fakefw.plain", "fakefw.core:plain", conflicts=("rival-patcher",)')
-    enabled("""
-    assert states() == {"toy.fakefw.plain": "skipped(conflicts with distribution rival-patcher)"}
     """)
 
 

@@ -97,13 +97,6 @@ def test_what_is_wrong_is_said_at_the_start(world, env, says):
     assert says in world.run("", **env).stderr
 
 
-def test_a_config_is_obeyed_from_the_start(world):
-    world.module("../cwd/flashpatch.toml", 'enable = ["int8"]\n[fp8]\npartial = true\n')
-    resolved = world.run("import os; print(os.environ['FLASHPATCH_RESOLVED'])", FLASHPATCH="1").stdout
-    assert json.loads(resolved)["names"] == ["int8"]
-    assert json.loads(resolved)["options"]["fp8"]["partial"] is True
-
-
 def test_a_framework_that_is_loaded_already_is_left_to_the_engine(world):
     for package in ("verl", "verl/utils"):
         world.module(f"{package}/__init__.py", "")

@@ -49,12 +49,6 @@ def test_each_name_is_judged_by_what_it_can_act_on(toys) -> None:
     assert all(works for works, *_ in installed(toys, "vllm", "verl", "torch", "ray").values())
 
 
-def test_a_framework_that_fits(toys) -> None:
-    found = name(diagnosis(toys, FLASHPATCH="toy8"), "toy8")
-    assert found["works"] and found["asked"]
-    assert found["verdicts"] == [{"framework": "fakefw", "problem": "", "remedy": ""}]
-
-
 def test_a_version_that_is_too_old_and_the_command_that_changes_it(toys) -> None:
     toys.framework_version("0.9")
     found = name(diagnosis(toys, fails=True, FLASHPATCH="toy"), "toy")

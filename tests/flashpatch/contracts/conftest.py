@@ -7,6 +7,7 @@ from textwrap import dedent
 import pytest
 
 from flashpatch.contracts.contract import ContractResult, check
+from flashpatch.contracts.source import Sources
 from flashpatch.record import Contract, Patch
 
 
@@ -53,6 +54,6 @@ def checked(tmp_path: Path) -> Callable[..., ContractResult]:
             root = tmp_path / package
             return root if root.is_dir() else None
 
-        return check(patch(*targets, **contract), root_for, version)
+        return check(patch(*targets, **contract), Sources(root_for), version)
 
     return checked

@@ -3,6 +3,7 @@
 import pytest
 
 from flashpatch.contracts.contract import check, installed_root
+from flashpatch.contracts.source import Sources
 
 UPDATE = '''
     """Module docstring."""
@@ -53,7 +54,7 @@ def test_installed_root_finds_without_importing(write, monkeypatch):
 
 def test_a_one_file_package_is_checked(toy_patch, tmp_path):
     (tmp_path / "single.py").write_text("def f(a): ...\n")
-    result = check(toy_patch("single:f", params=("a",)), lambda package: tmp_path / "single.py")
+    result = check(toy_patch("single:f", params=("a",)), Sources(lambda package: tmp_path / "single.py"))
     assert (result.ok, result.line) == (True, "single.py:1")
 
 

@@ -76,22 +76,6 @@ def test_the_file_stays_bounded_and_counts_what_is_gone(finish, home: Path) -> N
     assert last == list(range(2 * process.dropped + 1, 6000, 2)), "the newest, and none missing between them"
 
 
-def test_samples_take_no_room_from_events(finish, home: Path) -> None:
-    finish(
-        """
-        ledger.boot()
-        for number in range(20):
-            ledger.event("update", version=number)
-        for number in range(220):
-            ledger.sample("speculation", number=number, text="x" * 40)
-        """,
-        FLASHPATCH_EVENT_BYTES="20000",
-    )
-    process = only(home)
-    assert process.dropped == 0 and process.dropped_samples > 50
-    assert sum(event["event"] == "update" for event in process.events) == 20
-
-
 def test_a_signal_handler_that_records_loses_nothing(finish, home: Path) -> None:
     finish("""
         import signal
@@ -137,27 +121,6 @@ def test_a_signal_handler_meets_no_lock_that_its_thread_holds(start, home: Path)
     out, err = process.communicate(timeout=limit(60))
     assert (out, err) == ("goes on\n", "")
     assert only(home).events[0]["event"] == "sent"
-
-
-def test_a_signal_that_ends_the_process_is_recorded(start, home: Path) -> None:
-    process = start("""
-        import signal
-        ledger.boot()
-        def end(*_):
-            ledger.event("ended")
-            sys.exit(3)
-        signal.signal(signal.SIGTERM, end)
-        print("up", flush=True)
-        number = 0
-        while True:
-            number += 1
-            ledger.event("update", number=number)
-    """)
-    assert process.stdout.readline() == "up\n"
-    process.terminate()
-    _, err = process.communicate(timeout=limit(60))
-    assert (process.returncode, err) == (3, "")
-    assert only(home).events[-1]["event"] == "ended"
 
 
 def test_equal_events_within_a_second_are_counted(finish, home: Path) -> None:

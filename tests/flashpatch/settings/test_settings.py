@@ -215,19 +215,6 @@ def test_resolved_data_serves_workers_in_another_directory(toys):
     """)
 
 
-def test_reload_of_the_same_config_changes_nothing(toys):
-    toys.module("../cwd/flashpatch.toml", 'enable = ["toy"]\n[toy]\nbits = 4\n')
-    toys.run("""
-        import os, flashpatch, fakefw.core as core
-        flashpatch.enable()
-        replacement, environment = core.plain, dict(os.environ)
-        core.plain(1)
-        status = flashpatch.enable()
-        assert core.plain is replacement and dict(os.environ) == environment
-        assert status["toy.fakefw.plain"].calls == 1 and not status.warnings
-    """)
-
-
 def test_export_and_withdrawal(toys):
     toys.under(FLASHPATCH_LEDGER="rows", VLLM_RAY_EXTRA_ENV_VARS_TO_COPY="MINE, YOURS")("""
         import os, flashpatch

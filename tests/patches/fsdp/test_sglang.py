@@ -10,9 +10,8 @@ pytestmark = pytest.mark.sglang
 VICTIM = "model.layers.1.mlp.down_proj.weight"
 WENT = [True, "Success"]
 SESSION = f"fsdp.{lab.FRAMEWORK}.update_weights_from_tensor"
-FAMILIES = (
-    ["bf16,fsdp", "fsdp,bf16"] if lab.OLD else ["bf16,fsdp", "fsdp,bf16", "fsdp"]
-)  # sessions of 0.5.12 are fp8's
+# sessions of 0.5.12 are fp8's
+FAMILIES = ["bf16,fsdp", "fsdp,bf16"] if lab.OLD else ["bf16,fsdp", "fsdp,bf16", "fsdp"]
 
 
 @pytest.fixture(scope="module")

@@ -99,26 +99,6 @@ def test_an_engine_in_other_processes_is_refused_by_name(kind: str) -> None:
     assert not engine.refusal({f"{kind}_parallel_size": 1, "tensor_parallel_size": 2})
 
 
-def test_the_shares_are_drawn(tmp_path) -> None:
-    pytest.importorskip("matplotlib")
-    none = causes.Cause("weights", "16 bits", problem="cannot compare here: no room")
-    some = (
-        causes.Cause("head", "float32", 0.5, 0.75),
-        causes.Cause("batch", "3 others in its step", 2.2, -0.1),
-    )
-    command.draw(Certificate([], kl=2.0, causes=(none, *some)), tmp_path / "causes.png")
-    assert (tmp_path / "causes.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_picture_that_cannot_be_drawn_is_said_before_an_engine_opens(monkeypatch, capsys) -> None:
-    with pytest.raises(SystemExit):
-        command.main(["policy", "--picture=out.png"])
-    assert "--picture draws what --causes measures" in capsys.readouterr().err
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
-    assert command.main(["policy", "--causes", "--picture=out.png"]) == command.USAGE
-    assert "pip install 'flashpatch[plot]'" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("given", "wanted"), [((), "vllm or sglang"), (("--rollout=sglang",), "sglang")])
 def test_where_no_engine_is_installed_it_says_so(given, wanted: str, monkeypatch, capsys) -> None:
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)

@@ -184,14 +184,6 @@ def test_a_norm_that_the_trainer_does_not_group_is_named(certify, tmp_path) -> N
 
 
 @pytest.mark.full
-@pytest.mark.vllm(least="0.31")
-def test_a_window_that_the_trainers_model_has_shorter_is_named(certify, tmp_path) -> None:
-    """Cohere 2 was trained, as vLLM's source says, with a token more than Hugging Face gives it."""
-    found = certify(models.checkpoint(tmp_path, "cohere2"))
-    assert found.first == "into model.layers.0.self_attn.o_proj" and found.kl > 10 * found.kl_rounding
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("alpha", [lora_lab.ALPHA, 2 * lora_lab.ALPHA])
 def test_an_adapter_counts_once(certify, tmp_path, alpha: int) -> None:
     """The trainer's model has it merged, the engine serves it beside its base."""

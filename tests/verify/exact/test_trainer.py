@@ -37,7 +37,7 @@ def causes_of(
     change(engine)
     with recorded(engine) as calls:
         given = logits(engine, ids)
-    found = measured(load, str(path), ids, Pass(calls, given, ""), trainer)
+    found = measured(load, ids, Pass(calls, given, ""), trainer)
     return {cause.name: cause for cause in found}
 
 
@@ -110,22 +110,3 @@ def test_the_kept_tokens_are_weighed_as_they_are_drawn() -> None:
     assert kept_kl(rows, rows, 0.7, -1, over_kept=False) == pytest.approx(-torch.tensor(0.8).log())
     assert kept_kl(rows, rows, 1.0, 1, over_kept=False) == pytest.approx(-torch.tensor(0.5).log())
     assert kept_kl(rows, rows, 0.7, 1, over_kept=True) == pytest.approx(0, abs=1e-6)
-
-
-@pytest.mark.full
-@pytest.mark.verl
-@pytest.mark.parametrize(("family", "agrees"), [("qwen3", True), ("qwen3-next", False)])
-def test_ulysses_is_measured_with_verls_own(tmp_path: Path, monkeypatch, family: str, agrees: bool) -> None:
-    """Of Qwen3-Next, whose linear attention nobody exchanges, each rank sees its own part alone."""
-    monkeypatch.setenv("FLASHPATCH", "cpu")
-    monkeypatch.setenv("FLASHPATCH_LEDGER", str(tmp_path))
-    found = causes_of(models.checkpoint(tmp_path, family), Trainer(ranks=2))["Ulysses"]
-    assert not found.problem and (abs(found.share) < 0.01) == agrees, found
-
-
-@pytest.mark.full
-@pytest.mark.verl
-def test_ulysses_without_its_attention_is_refused(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setenv("FLASHPATCH", "")
-    found = causes_of(models.checkpoint(tmp_path, "llama"), Trainer(ranks=2))["Ulysses"]
-    assert "verl's Ulysses needs flash-attn" in found.problem

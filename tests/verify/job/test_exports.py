@@ -91,13 +91,6 @@ def test_the_view_is_printed_once_into_a_pipe(flashpatch) -> None:
     assert "Tokens per speculative step" in text and "1.8" in text
 
 
-def test_without_rich_an_error_says_what_to_do(flashpatch, tmp_path: Path) -> None:
-    (tmp_path / "rich.py").write_text("raise ModuleNotFoundError('no rich', name='rich')")
-    done = flashpatch("watch", code=1, PYTHONPATH=str(tmp_path))
-    assert "needs rich, which is not installed" in done.stderr and "Install rich" in done.stderr
-    flashpatch("watch", "--json", PYTHONPATH=str(tmp_path))
-
-
 def test_the_live_view_follows_a_job_to_its_end(tmp_path: Path) -> None:
     job = """
 import sys, time

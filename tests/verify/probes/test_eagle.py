@@ -1,6 +1,5 @@
 """The family's own proof: how it judges what is in the ledger, and on real engines, where it says no under sabotage."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,7 @@ from verify_command import verify
 
 pytest.importorskip("torch")
 
-from flashpatch.patches.eagle.drafter_refit.commands import ACCEPT_LENGTH
-from flashpatch.verify.probes.eagle.job import VERSION
-from flashpatch.verify.probes.eagle.probe import bandit_adapts, drafter_follows, weigh
+from flashpatch.verify.probes.eagle.probe import bandit_adapts, drafter_follows
 
 UPDATE = dict(event="update", version=1)
 WORSE = dict(event="worse", version=1, before=3.9, after=1.1)
@@ -73,26 +70,6 @@ def test_an_engine_without_the_bandit_says_why() -> None:
     )
 
 
-def test_how_what_verls_server_answered_is_weighed() -> None:
-    tokens = {name: [[1, 2]] for name in ("exact", "noise", "exact again")}
-    versions = (0, VERSION + 1, VERSION + 2)
-
-    def flushed(*lengths: float, versions: tuple[int, ...] = versions) -> dict:
-        return {n: {"drafter": v, ACCEPT_LENGTH: one} for n, v, one in zip(tokens, versions, lengths)}
-
-    def weighed(ended: str = "", **seen: object) -> list[bool]:
-        found = {"tokens": tokens, "flushed": flushed(3.6, 1.1, 3.5), **seen}
-        return [proof.ok for proof in weigh(found, ended)]
-
-    assert weighed() == [True, True]
-    assert weighed(tokens={**tokens, "noise": [[1, 3]]}) == [False, True]
-    assert weighed(flushed=flushed(3.6, 3.6, 3.6)) == [True, False], "the drafter of noise never arrived"
-    assert weighed(flushed=flushed(3.6, 1.1, 1.1)) == [True, False]
-    assert weighed(flushed=flushed(3.6, 1.1, 3.5, versions=(0, 0, 0))) == [True, False]
-    assert weighed("verl ended with status 1") == [False]
-    assert weighed(flushed={}) == [False]
-
-
 @pytest.mark.sglang(least="0.5.21")
 @pytest.mark.full
 def test_on_sglang(tmp_path: Path) -> None:
@@ -100,7 +77,6 @@ def test_on_sglang(tmp_path: Path) -> None:
 
     said = verify("eagle", tmp_path, eagle_engines.lab.environment(tmp_path)).proven()
     assert len(said.proofs) >= 6
-    assert not find_spec("verl") or any("verl's server" in one["what"] for one in said.proofs)
 
 
 @pytest.mark.vllm

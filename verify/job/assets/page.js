@@ -121,18 +121,14 @@ function counted(states) {
   return Object.entries(states).filter(([state]) => state !== "skipped").map(([state, count]) => count + " " + state).join(", ");
 }
 
-function columnsToRows(packed) {
-  return packed.rows.map((row) => Object.fromEntries(packed.columns.map((name, index) => [name, row[index]])));
-}
-
 function header() {
   document.getElementById("run").textContent = job.run;
   const line = document.getElementById("summary");
   document.getElementById("verdict").append(make("span", job.verdict, job.verdict === "proven" ? "good" : "bad"));
   line.append(job.alive ? "Running. " : "Ended. ",
     job.processes.length + (job.processes.length === 1 ? " process" : " processes") + (job.alive ? ", " + job.alive + " of them alive" : "") + ", ",
-    job.updates.rows.length + " recorded weight update" + (job.updates.rows.length === 1 ? ", " : "s, ") +
-    job.syncs.rows.length + (job.syncs.rows.length === 1 ? " sync" : " syncs") + ". Refusals and problems: " + job.incidents.length +
+    job.updates.length + " recorded weight update" + (job.updates.length === 1 ? ", " : "s, ") +
+    job.syncs.length + (job.syncs.length === 1 ? " sync" : " syncs") + ". Refusals and problems: " + job.incidents.length +
     ". Begun " + date(job.began) + ", " +
     (job.alive ? "still running after " : "last heard of after ") + since(job.ended).slice(1) + ".");
   const alive = job.processes.filter((row) => row.alive === "yes");
@@ -172,7 +168,7 @@ function versions() {
 }
 
 function updates() {
-  const rows = columnsToRows(job.updates), part = section("updates", "Weight updates");
+  const rows = job.updates, part = section("updates", "Weight updates");
   if (!rows.length) {
     part.appendChild(make("p", "No weight update was recorded.", "soft"));
     return;
@@ -193,7 +189,7 @@ function updates() {
 }
 
 function syncs() {
-  const rows = columnsToRows(job.syncs), part = section("syncs", "Syncs of trainer and rollouts");
+  const rows = job.syncs, part = section("syncs", "Syncs of trainer and rollouts");
   if (!rows.length) {
     part.appendChild(make("p", "No sync was recorded; the families fp8, int8 and bf16 record them under verl.", "soft"));
     return;

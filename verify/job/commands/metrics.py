@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+
+from flashpatch import registry
+from flashpatch.verify.job import collect, prometheus, source
 
 HELP = "a job's state in Prometheus's text format"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    from flashpatch.verify.job import source
-
     source.output(parser, "replace this file atomically; unset: standard output")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the metrics, or with ``--json`` what they are made of; return 0."""
-    import json
-
-    from flashpatch import registry
-    from flashpatch.verify.job import collect, prometheus, source
-
     found = source.load(source.chosen(args))
     job = collect.job(found, registry.patches())
-    text = json.dumps(collect.finite(job), indent=2) + "\n" if args.json else prometheus.text(found, job)
+    text = json.dumps(job, indent=2) + "\n" if args.json else prometheus.text(found, job)
     if args.output is None:
         sys.stdout.write(text)
     else:

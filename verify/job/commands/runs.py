@@ -8,13 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from flashpatch.commands.report import Table, emit
+from flashpatch.ledger import runs
+from flashpatch.verify.job import collect, source
+
 HELP = "the runs of a ledger, newest first: command, names, verdict, processes alive"
 _SHOWN = 20
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    from flashpatch.verify.job import source
-
     source.ledger_argument(parser)
 
 
@@ -24,16 +26,12 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         PatchError: the ledger has none.
     """
-    from flashpatch.commands.report import Table, emit
-    from flashpatch.ledger import runs
-    from flashpatch.verify.job import source
-
     ledger = source.ledger(args)
     folders = runs.newest_first(ledger)
     jobs = (folder for folder in folders if runs.read_run(folder) is not None)
     found = [_about(folder) for folder in itertools.islice(jobs, _SHOWN)]
     if not found:
-        raise source.no_run(ledger)
+        raise source.no_run(source.NONE.format(ledger))
     found.sort(key=lambda one: one["began"], reverse=True)
     older = max(len(folders) - _SHOWN, 0)
     notes = ["flashpatch report RUN, flashpatch-verify --run RUN: one of them"]
@@ -45,15 +43,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _about(folder: Path) -> dict[str, Any]:
     """Return what is shown of one run: as ``flashpatch report`` and ``flashpatch-verify --live`` judge it."""
-    from flashpatch.verify.job import collect
-
     job = collect.read(folder)
     return {
         "run": folder.name,
         "began": job["began"],
         "command": dict(job["about"]).get("command", ""),
         "names": [name["name"] for name in job["names"]],
-        "verdict": job["verdict"] if job["names"] else "nothing on",
+        "verdict": job["verdict"] if job["names"] or job["problems"] else "nothing on",
         "alive": job["alive"],
         "processes": len(job["processes"]),
     }

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
-from pathlib import Path
+
+from flashpatch.commands.report import drawn, emit
+from flashpatch.errors import PatchError
+from flashpatch.verify.job import collect, screen, source
 
 HELP = "show a job in the terminal while it runs"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    from flashpatch.verify.job import source
-
     source.arguments(parser)
     parser.add_argument("--every", metavar="S", type=float, default=2.0, help="seconds between two looks (2)")
     parser.add_argument("--once", action="store_true", help="print the present state once")
@@ -23,50 +25,38 @@ def run(args: argparse.Namespace) -> int:
 
     Where standard output is no terminal, and with ``--once``, it is shown once; with ``--json`` as JSON.
     """
-    import json
-
-    from flashpatch.errors import PatchError
-    from flashpatch.verify.job import collect, source
-
     if not args.every > 0:
         raise PatchError(f"--every {args.every:g} is not above 0.", advice="Name seconds, such as --every 2.")
     folder = source.chosen(args)
+    found = collect.read(folder)
     if args.json:
-        print(json.dumps(collect.finite(collect.read(folder)), indent=2))
+        print(json.dumps(found, indent=2))
         return 0
-    from rich.console import Console
-
-    from flashpatch.verify.job import screen
-
-    console = Console()
     if args.once or not sys.stdout.isatty():
-        console.print(screen.view(collect.read(folder), height=60))
+        emit(None, screen.view(found, height=60), False)
         return 0
-    _follow(folder, args, console)
-    return 0
-
-
-def _follow(folder: Path, args: argparse.Namespace, console) -> None:
+    from rich.console import Console, Group
     from rich.live import Live
 
-    from flashpatch.errors import PatchError
-    from flashpatch.verify.job import collect, screen, source
+    console, lost = Console(), ""
 
-    lost, found = "", collect.read(folder)
+    def view() -> Group:
+        return Group(*(drawn(table, cut=True) for table in screen.view(found, console.height)))
+
     try:
-        first = screen.view(found, console.height)
-        with Live(first, console=console, screen=True, auto_refresh=False) as live:
+        with Live(view(), console=console, screen=True, auto_refresh=False) as live:
             while found["alive"] or any(process["alive"] == "unknown" for process in found["processes"]):
                 time.sleep(args.every)
                 try:
-                    source.renew(args)
+                    source.renew(args, folder)
                 except PatchError as error:  # the cluster has ended: its nodes will not say more
                     lost = str(error)
                     break
                 found = collect.read(folder)
-                live.update(screen.view(found, console.height), refresh=True)
+                live.update(view(), refresh=True)
     except KeyboardInterrupt:
         pass
-    console.print(screen.view(found, console.height))
+    console.print(view())
     if lost:
         print(lost, file=sys.stderr)
+    return 0

@@ -1,4 +1,4 @@
-"""Run the probe's engine, on vLLM, SGLang or as verl's server of SGLang's, with its drafters in turn."""
+"""Run the probe's engine, on vLLM or SGLang, with its drafters in turn."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ TOKENS = 80
 TURNS = 3
 DRAFTERS = ("exact", "noise", "exact2")
 """Drafters in the order in which the engine gets them; it is opened with the first."""
-VERL_PROMPTS = [list(range(3, 9)), list(range(10, 30, 2))]
-VERL_TOKENS = 16
-VERSION = 7
-"""Of the drafter before the first that verl's server is sent."""
 _Engine = tuple[Callable[[], list[list[int]]], Callable[[Path, int], Any], Callable[[], Any]]
 """Greedy tokens of each prompt; give the engine the drafter of a folder, with a version; what was captured."""
 
@@ -82,27 +78,3 @@ def _sglang(workdir: Path) -> _Engine:
         drafter_refit.send(engine, load_file(folder / "model.safetensors").items())
 
     return generate, update, lambda: None
-
-
-async def on_verl(workdir: Path, seen: dict[str, Any]) -> None:
-    """Ask verl's SGLang server with each drafter, which it is sent by the family's calls."""
-    import flashpatch
-
-    # The bandit would draft less after noise, and acceptance is judged here instead of by the family.
-    flashpatch.enable("cpu", "bf16", "eagle", adapt=False, rollback=1.0)
-    from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, UPDATE
-    from flashpatch.patches.eagle.verl_sglang import start_call
-    from flashpatch.verify import verl_sglang_server as verl
-    from flashpatch.verify.probes.eagle import tiny
-
-    seen |= {"tokens": {}, "flushed": {}}
-    exact, noise, _ = (str(workdir / name) for name in DRAFTERS)
-    with verl.local_ray():
-        server = verl.server(str(workdir / "target"), 0, dtype="float32", **tiny.drafting(exact, MAX_DRAFTS))
-        await server.launch_server.remote()
-        for number, (name, path) in enumerate([("exact", exact), ("noise", noise), ("exact again", exact)]):
-            if number:
-                await start_call(server, UPDATE, (path, VERSION + number))
-            answers = await verl.answers(server, VERL_PROMPTS, VERL_TOKENS)
-            seen["tokens"][name] = [[int(token) for token in one[: len(one) // 2]] for one in answers]
-            [seen["flushed"][name]] = await start_call(server, FLUSH, ())

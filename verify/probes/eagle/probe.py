@@ -2,25 +2,24 @@
 noise.
 
 Its tokens and states are compared with Hugging Face's forward of the same checkpoint in this process; the bandit's choices are
-read from the ledger. If verl's rollouts can only be SGLang's, on a CPU, verl's own server drafts as well.
+read from the ledger.
 """
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flashpatch.patches.eagle.capture import sample_queue
-from flashpatch.patches.eagle.drafter_refit.commands import ACCEPT_LENGTH
 from flashpatch.settings import selections
-from flashpatch.verify import verl_sglang_server
 from flashpatch.verify.probes import calls, jobs
-from flashpatch.verify.probes.eagle.job import DRAFTERS, VERSION, prompts
+from flashpatch.verify.probes.eagle.job import DRAFTERS, prompts
 from flashpatch.verify.proof import Proof
 
+_proof = functools.partial(Proof, "eagle")
 _TIMEOUT = 300.0  # seconds
 _CLOSE = 2e-4  # between float32 kernels that add up in another order; values are of order 1
 _CLOSE_TF32 = 0.05  # on a GPU, whose attention rounds the factors of its products to 10 bits
@@ -52,7 +51,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     """Run the engine that is installed, vLLM if both are, then judge what it did."""
     name = jobs.engine_here()
     if not name:
-        return [_proof("an engine opens", "neither vLLM nor SGLang is installed here")]
+        return [_proof("an engine opens", False, "neither vLLM nor SGLang is installed here")]
     from flashpatch.verify.probes.eagle import tiny
 
     engine, opens = jobs.engine(), "an engine opens and generates"
@@ -63,7 +62,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     ended = jobs.run([jobs.job("eagle.job:run", workdir, environment=environment)], workdir, _TIMEOUT)
     seen = ended.seen["job"]
     if ended.problem or not seen.get("tokens"):
-        return [_proof(opens, ended.problem or "it saw nothing")]
+        return [_proof(opens, False, ended.problem or "it saw nothing")]
     notes = {name: value for row in calls.rows(nonce) for name, value in row.notes.items()}
     rounds = f"{len(seen['tokens'])} rounds with other drafters"
     counts = seen.get("captured") or notes.get("eagle_capture")
@@ -73,13 +72,12 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     follows = "new drafter weights arrive: acceptance falls with noise, which is rolled back, and rises with better ones"
     sent = range(1, 1 + len(DRAFTERS)) if name == "vllm" else ()
     return [
-        _proof(opens, "", rounds, seen["opened"]),
+        _proof(opens, True, rounds, seen["opened"]),
         _greedy(workdir / "target", seen),
         _aligned(workdir / "target", samples, seen, counts),
-        Proof("eagle", learns, *bandit_adapts(notes)),
-        Proof("eagle", follows, *drafter_follows(notes, sent)),
+        _proof(learns, *bandit_adapts(notes)),
+        _proof(follows, *drafter_follows(notes, sent)),
         calls.counted(nonce, f"eagle.{name}", _TAKEN[name]),
-        *(_through_verl(workdir) if jobs.on_sglang_alone() else ()),
     ]
 
 
@@ -94,12 +92,12 @@ def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:
     what = "greedy tokens are those of the target alone, for every drafter and number of draft tokens"
     rounds = [row for rows in seen["tokens"].values() for row in rows]
     if any(row != rounds[0] for row in rounds):
-        return _proof(what, "the tokens depend on the drafter")
+        return _proof(what, False, "the tokens depend on the drafter")
     for prompt, tokens in zip(prompts(), rounds[0], strict=True):
         _, best = _forward(target, prompt + tokens)
         if best[len(prompt) - 1 : -1].tolist() != tokens:
-            return _proof(what, "they are not those of a forward")
-    return _proof(what, "", f"{len(rounds)} rounds of {sum(map(len, rounds[0]))} tokens, all equal")
+            return _proof(what, False, "they are not those of a forward")
+    return _proof(what, True, f"{len(rounds)} rounds of {sum(map(len, rounds[0]))} tokens, all equal")
 
 
 def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: Any) -> Proof:
@@ -111,14 +109,15 @@ def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: 
     for sample in samples:
         tokens = sample.input_ids.tolist()
         if tokens not in answered:
-            return _proof(what, "a sample holds tokens that the engine never generated")
+            return _proof(what, False, "a sample holds tokens that the engine never generated")
         states, _ = _forward(target, tokens)
         rows += int(sample.known.sum())
         worst = max(worst, float((sample.hidden - states)[sample.known].abs().max()))
     evidence = f"{len(samples)} samples, {rows} states, largest difference {worst:.2g}"
     whole = isinstance(counts, dict) and rows > 500 and not counts["lost"] and not counts["mismatched"]
     close = _CLOSE_TF32 if torch.cuda.is_available() else _CLOSE
-    return _proof(what, "" if whole and worst < close else f"{evidence}; {counts}", evidence)
+    good = whole and worst < close
+    return _proof(what, good, evidence if good else f"{evidence}; {counts}")
 
 
 def _forward(target: Path, tokens: list[int]) -> tuple[Any, Any]:
@@ -170,33 +169,3 @@ def drafter_follows(notes: Mapping[str, Any], sent: Sequence[int] = ()) -> tuple
         f"tokens per step {exact:.2f}, {noise:.2f} with noise, {restored:.2f} rolled back, {again:.2f} after"
     )
     return good, f"{evidence}; rolled back: {back}"
-
-
-def _through_verl(workdir: Path) -> Iterator[Proof]:
-    from flashpatch.verify.probes.eagle.tiny import VOCAB
-
-    verl_sglang_server.write_tokenizer(workdir / "target", VOCAB)
-    job = jobs.job("eagle.job:on_verl", workdir, "verl", verl_sglang_server.TRAINER)
-    ended = jobs.run([job], workdir, _TIMEOUT)
-    yield from weigh(ended.seen["verl"], ended.problem)
-
-
-def weigh(seen: Mapping[str, Any], problem: str) -> Iterator[Proof]:
-    tokens, flushed = seen.get("tokens", {}), seen.get("flushed", {})
-    what = "verl's server drafts: tokens do not depend on the drafter"
-    if problem or len(flushed) < 3:
-        yield _proof(what, problem or "it gave no answers")
-        return
-    same = tokens["exact"] == tokens["noise"] == tokens["exact again"]
-    count = sum(map(len, tokens["exact"]))
-    yield Proof("eagle", what, same and count > 0, f"{len(tokens)} rounds of {count} tokens")
-    lengths = [one.get(ACCEPT_LENGTH, 0.0) for one in flushed.values()]
-    versions = [one["drafter"] for one in flushed.values()]
-    good = min(lengths[0], lengths[2]) > lengths[1] + 0.5 and versions == [0, VERSION + 1, VERSION + 2]
-    what = "drafters sent through verl's server arrive, and its acceptance follows them"
-    said = f"versions {versions}, acceptance lengths {', '.join(f'{length:.2f}' for length in lengths)}"
-    yield Proof("eagle", what, good, said)
-
-
-def _proof(what: str, problem: str, evidence: str = "", seconds: float = 0.0) -> Proof:
-    return Proof("eagle", what, not problem, problem or evidence, seconds)

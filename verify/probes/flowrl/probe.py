@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flashpatch.verify import processes
 from flashpatch.verify.probes import calls, jobs
 from flashpatch.verify.proof import Proof
 
@@ -31,9 +30,8 @@ _CLOSE = 1e-4  # of float32 in verl against float64, relative
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    one = processes.rank_environments(workdir, 1)[0]
     commands = [
-        jobs.job("flowrl.job:alone", workdir, environment=one),
+        jobs.job("flowrl.job:alone", workdir),
         *jobs.ranks("flowrl.job:shared", workdir, environment=_NO_ACCELERATOR),
     ]
     ended = jobs.run(commands, workdir, _TIMEOUT)

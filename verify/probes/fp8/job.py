@@ -1,9 +1,7 @@
-"""Run the engines of the probes of updates and of LoRA adapters, one that is updated and one that is fresh: vLLM's, SGLang's, or
-verl's servers of SGLang's."""
+"""Run the engines of the probes of updates and of LoRA adapters, one that is updated and one that is fresh."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Callable
@@ -23,7 +21,6 @@ TOLD = {
     "perturbation": "it was sent other weights",
     "return": "it has loaded the first ones from disk",
 }
-VERL_PROMPTS = [list(range(5, 36, 3)), list(range(200, 225))]
 
 
 def updates(workdir: Path, seen: dict[str, Any]) -> None:
@@ -84,31 +81,3 @@ def fresh_adapters(workdir: Path, seen: dict[str, Any]) -> None:
     answers["base"] = engine.answers()
     engine.close()
     answers[MERGED] = opened(workdir / MERGED).answers()
-
-
-async def on_verl(workdir: Path, seen: dict[str, Any]) -> None:
-    """Ask verl's servers on the models a and b, send each of them the other's by verl's client, and take its receipts."""
-    import torch
-
-    import flashpatch
-
-    flashpatch.enable("cpu")
-    from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
-    from flashpatch.verify import verl_sglang_server as verl
-
-    a, b = str(workdir / "a"), str(workdir / "b")
-    found = seen["answers"] = {}
-    torch.distributed.init_process_group("gloo", init_method=f"file://{workdir}/store", rank=0, world_size=1)
-    with verl.local_ray():
-        first, fresh = verl.server(a, 0), verl.server(b, 1)
-        await asyncio.gather(first.launch_server.remote(), fresh.launch_server.remote())
-        found["before"] = await verl.answers(first, VERL_PROMPTS)
-        found["fresh"] = await verl.answers(fresh, VERL_PROMPTS)
-        await verl.client(b, 1).update_weights(verl.weights(b), global_steps=1)
-        found["identity"] = await verl.answers(fresh, VERL_PROMPTS)
-        trainer = verl.client(a, 0)
-        for step, (name, source) in enumerate([("perturbation", b), ("return", a)], 1):
-            await trainer.update_weights(verl.weights(source), global_steps=step)
-            found[name] = await verl.answers(first, VERL_PROMPTS)
-            jobs.tell(workdir, f"verl's client sent weights {step} of 2")
-        seen["receipts"] = WEIGHT_SYNC.take_receipts()

@@ -1,7 +1,7 @@
 """Probe family fp8: update a tiny engine in processes of its own, and compare its answers with a fresh engine's.
 
 One process goes from model a to a, to another in buckets that cut every fused layer, and back to a from disk; another, without
-FlashPatch, opens the other model. If verl's rollouts can only be SGLang's, on a CPU, verl's servers and client do the same.
+FlashPatch, opens the other model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 
 from flashpatch import registry
 from flashpatch.arming.preflight import other_generation
-from flashpatch.verify import verl_sglang_server
 from flashpatch.verify.probes import answers, calls, jobs
 from flashpatch.verify.probes.fp8 import tiny
 from flashpatch.verify.proof import Proof
@@ -28,12 +27,6 @@ _STEPS = {
     "identity": ("an update to the same weights changes nothing", "before"),
     "perturbation": ("an update to other weights equals a fresh engine on them", jobs.FRESH),
     "return": ("{} back equals the answers before", "before"),
-}
-#: The same through verl.
-_VERL_STEPS = {
-    "identity": ("verl sends the same weights, which changes nothing", jobs.FRESH),
-    "perturbation": ("weights that verl sends equal a fresh server of verl's on them", jobs.FRESH),
-    "return": ("weights that verl sends back equal the answers before", "before"),
 }
 #: Patches that the job must have called beside those that are due by their records, by framework and role.
 _TAKEN: Mapping[str, Mapping[str, Sequence[str]]] = {
@@ -92,7 +85,6 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     return [
         *_judged(ended, precision, engine.RELOAD),
         calls.counted(nonce, f"fp8.{framework}", _TAKEN[framework]),
-        *(_through_verl(workdir) if jobs.on_sglang_alone() else ()),
     ]
 
 
@@ -100,15 +92,29 @@ def _judged(ended: jobs.Outcome, precision: str, reload: str) -> Iterator[Proof]
     job, problem = ended.seen["job"], ended.problems["job"]
     yield _opened(job, problem or "it gave no answers", precision)
     found = {**job.get("answers", {}), jobs.FRESH: ended.seen[jobs.FRESH].get("answers")}
-    steps = {step: (what.format(reload), reference) for step, (what, reference) in _STEPS.items()}
-    no_reference = ended.problems[jobs.FRESH] or "the fresh engine gave no answers"
     seconds = job.get("seconds", {})
-    for step, what, ok, evidence in answers.compare(steps, found, problem, no_reference):
-        yield _proof(what, ok, evidence, seconds.get(step, 0.0))
+    for step, (what, reference) in _STEPS.items():
+        ok, evidence = _updated(step, reference, found)
+        if not found.get(step):
+            evidence = f"not reached: {problem}"
+        elif not found.get(reference):
+            evidence = ended.problems[jobs.FRESH] or "the fresh engine gave no answers"
+        yield _proof(what.format(reload), ok, evidence, seconds.get(step, 0.0))
     looks = job.get("looks", ())
     if any(looks):
         yield _addresses([look["tensors"] for look in looks])
         yield from _spans([look["spans"] for look in looks])
+
+
+def _updated(step: str, reference: str, found: Mapping[str, Any]) -> tuple[bool, str]:
+    """Return whether a step gave the answers of its reference, and the evidence; after the perturbation they must have moved."""
+    got, wanted = found.get(step) or (), found.get(reference) or ()
+    ok, apart = answers.equal(got, wanted) and bool(got), answers.gap(got, wanted)
+    evidence = f"{sum(map(len, got))} logprobs, largest difference {apart:.3g} to {reference}"
+    if step == "perturbation":
+        moved = answers.gap(got, found.get("before") or ())
+        ok, evidence = ok and moved > 0, f"{evidence}, {moved:.3g} to before"
+    return ok, evidence
 
 
 def _opened(job: Mapping[str, Any], problem: str, precision: str) -> Proof:
@@ -159,26 +165,3 @@ def _spans(told: Sequence[Any]) -> Iterator[Proof]:
     ]
     what = "vLLM's own version spans name the policy of each answer"
     yield _proof(what, not wrong, "; ".join(wrong) or ", ".join(versions))
-
-
-def _through_verl(workdir: Path) -> Iterator[Proof]:
-    for name in ("a", "b"):
-        verl_sglang_server.write_tokenizer(workdir / name, answers.VOCAB)
-    job = jobs.job("fp8.job:on_verl", workdir, "verl", verl_sglang_server.TRAINER)
-    ended = jobs.run([job], workdir, _TIMEOUT)
-    yield from _weigh_verl(ended.seen["verl"], ended.problem)
-
-
-def _weigh_verl(seen: Mapping[str, Any], problem: str) -> Iterator[Proof]:
-    found = seen.get("answers", {})
-    unopened = "" if jobs.FRESH in found else problem or "they gave no answers"
-    yield _proof("verl's servers open and answer", not unopened, unopened)
-    for _, *proof in answers.compare(_VERL_STEPS, found, problem, problem):
-        yield _proof(*proof)
-    receipts = seen.get("receipts", [])
-    workers = [worker for one in receipts for worker in one["workers"] or ()]
-    is_whole = len(receipts) == len(_VERL_STEPS) and bool(workers)
-    ready = is_whole and all(one["states"] == ["ready"] for one in workers)
-    evidence = f"{len(receipts)} receipts of {sum(one['tensors'] for one in workers)} tensors"
-    what = "verl's client gets a receipt of every worker"
-    yield _proof(what, ready, evidence if ready else problem or evidence)

@@ -2,11 +2,11 @@
 
 `rank` sends to a process that it forks, `on_sglang` through verl's client to verl's server. ``plan.json`` lists the transfers, each with
 ``strategy`` "fsdp" or "fsdp2", ``fsdp_size``, ``dtype`` and ``lora_rank`` of the engine, which is reused if unchanged; ``adapter`` (not
-the base is sent); ``step`` (an optimizer step is taken first); ``apart`` (rank 1 alone then changes its weights); and ``tamper``, a
-fault injected in transit, "bit" in the gathered tensor or "buffer", with its ``victim``.
+the base is sent); ``step`` (an optimizer step is taken first); and ``tamper``, a fault injected in transit, "bit" in the gathered
+tensor or "buffer", with its ``victim``.
 
-With forked workers each side writes what it saw as ``trainer-RANK.json`` and ``rollout-RANK.json``, and the weights that it had for each
-entry of the plan as ``.pt`` beside it.
+With forked workers each side writes what it saw as ``trainer-RANK.json`` and ``rollout-RANK.json``, and the worker the weights that it got
+for each entry of the plan as ``.pt`` beside it.
 """
 
 from __future__ import annotations
@@ -119,22 +119,16 @@ def trainer(workdir: Path, rank: int, plan: Plan) -> Plan:
 
     distributed.initialize_global_process_group_ray(timeout_second=120)
     seen: Plan = []
-    engines, old = _Engines(workdir), dict[str, torch.Tensor]()
+    engines = _Engines(workdir)
     for number, entry in enumerate(plan):
         engine = engines.stepped(entry)
-        if entry.get("apart") and rank:
-            with torch.no_grad():
-                next(engine.module.parameters()).add_(1.0)
         saw: dict[str, Any] = {"mesh": list(engine.device_mesh.shape), "error": ""}
-        kept: dict[str, torch.Tensor] = {}
         try:
             weights, _ = engine.get_per_tensor_param(base_sync_done=entry.get("adapter", False))
-            _send(workdir, rank, number, tampered(_noted(weights, kept), entry, old), entry)
+            _send(workdir, rank, number, weights, entry)
         except Exception as error:
             saw["error"] = text_of(error)
             _failure(workdir, "trainer", rank, number).touch()
-        torch.save(kept, workdir / f"trainer-{rank}-{number}.pt")
-        old = kept
         seen.append(saw)
         if rank == 0:
             jobs.tell(workdir, f"sync {number + 1} of {len(plan)} has ended")
@@ -152,9 +146,7 @@ def on_sglang(workdir: Path, seen: dict[str, Any]) -> None:
 
     distributed.initialize_global_process_group_ray(timeout_second=int(TIMEOUT))
     plan, engines = json.loads((workdir / "plan.json").read_text()), _Engines(workdir)
-    sendings = (
-        (entry, tampered(engines.stepped(entry).get_per_tensor_param()[0], entry, {})) for entry in plan
-    )
+    sendings = ((entry, tampered(engines.stepped(entry).get_per_tensor_param()[0], entry)) for entry in plan)
     if os.environ["RANK"] == "0":
         asyncio.run(_to_server(workdir / "model", sendings, seen))
     else:
@@ -186,15 +178,8 @@ async def _to_server(
             jobs.tell(model.parent, f"sync {number} has ended")
 
 
-def _noted(weights: Any, kept: dict[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in weights:
-        if not name.startswith("__flashpatch"):
-            kept[name] = tensor.detach().clone()
-        yield name, tensor
-
-
-def tampered(weights: Any, entry: dict[str, Any], old: dict[str, torch.Tensor]) -> Iterator[Any]:
-    """Yield the weights, with a bit flipped in the gathered tensor if the plan says so; ``old`` are those sent before."""
+def tampered(weights: Any, entry: dict[str, Any]) -> Iterator[Any]:
+    """Yield the weights, with a bit flipped in the gathered tensor if the plan says so."""
     for name, tensor in weights:
         if entry.get("tamper") == "bit" and name == entry["victim"]:
             tensor = tensor.detach().clone()
@@ -212,7 +197,7 @@ def _send(workdir: Path, rank: int, number: int, weights: Any, entry: dict[str, 
             self.socket = _Socket(self, _failure(workdir, "rollout", rank, number), victim)
 
     sender = Sender(_address(workdir, rank, number), bucket_size_mb=BUCKET, use_shm=True)
-    asyncio.run(sender.async_send_weights(weights))
+    asyncio.run(sender.async_send_weights(tampered(weights, entry)))
 
 
 class _Socket:
@@ -228,8 +213,8 @@ class _Socket:
             self._owner.buffer[meta["offset"] + 1] ^= 128
         self._socket.send_pyobj(message)
 
-    def send(self, data: bytes) -> None:
-        self._socket.send(data)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
 
     def recv(self) -> bytes:
         deadline, trainer = time.monotonic() + TIMEOUT, multiprocessing.parent_process()
@@ -273,7 +258,6 @@ def rollout(workdir: Path, rank: int, plan: Plan) -> Plan:
         except Exception as error:
             saw["error"] = text_of(error)
             _failure(workdir, "rollout", rank, number).touch()
-        saw["strange"] = [name for name in loaded if name.startswith("__flashpatch")]
         torch.save(loaded, workdir / f"rollout-{rank}-{number}.pt")
         seen.append(saw)
     return seen

@@ -13,19 +13,102 @@ sampling for a drifting reward as in Russo et al., "A Tutorial on Thompson Sampl
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
-from math import sqrt
+from math import exp, sqrt
 from typing import Any
 
-from flashpatch.patches.eagle.bandit.rules.acceptance_curves import (
-    HIGH,
-    LOW,
-    acceptance_curves,
-    nearest_point,
-    tokens_by_point,
-)
+from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Rule, Setting
-from flashpatch.patches.eagle.bandit.rules.step_times import BORROWED, StepTimes
+
+LOW, HIGH = -5.0, 5.0
+"""Ends of the grid: chances of 0.7 % and 99.3 %."""
+PER_UNIT = 20
+"""Points of the grid per unit of log odds."""
+LAST = int((HIGH - LOW) * PER_UNIT)
+_MIN_VARIANCE = 0.01
+"""Added to the variance of a request's tokens: no drafter is as regular as this model of it."""
+
+Point = tuple[float, float, float]
+
+
+def nearest_point(level: float) -> int:
+    """Return the grid point nearest to a level."""
+    at = int((level - LOW) * PER_UNIT + 0.5)
+    return 0 if at < 0 else LAST if at > LAST else at
+
+
+@functools.lru_cache(maxsize=16)
+def acceptance_curves(arms: tuple[Arm, ...]) -> tuple[tuple[Point, ...], ...]:
+    """Return for each arm and grid point a request's expected tokens (the target's own included), their
+    derivative by the level, and their variance."""
+    return tuple(tuple(_point(arm, LOW + at / PER_UNIT) for at in range(LAST + 1)) for arm in arms)
+
+
+@functools.lru_cache(maxsize=16)
+def tokens_by_point(arms: tuple[Arm, ...]) -> tuple[tuple[float, ...], ...]:
+    """Return for each grid point a request's expected tokens under each arm."""
+    return tuple(zip(*([mean for mean, _, _ in curve] for curve in acceptance_curves(arms)), strict=True))
+
+
+def _point(arm: Arm, level: float) -> Point:
+    """Compute one point: at each depth of a tree one of ``topk`` branches may be accepted, each with the same
+    chance. How much an engine's trees differ from that is learned."""
+    if not arm.steps:
+        return 1.0, 0.0, 0.0
+    chance = 1.0 / (1.0 + exp(-level))
+    on = 1.0 - (1.0 - chance) ** arm.topk
+    mean = sum(on**depth for depth in range(arm.steps + 1))
+    squares = sum((2 * depth + 1) * on**depth for depth in range(arm.steps + 1))
+    slope = sum(depth * on ** (depth - 1) for depth in range(1, arm.steps + 1))
+    slope *= arm.topk * (1.0 - chance) ** (arm.topk - 1) * chance * (1.0 - chance)
+    return mean, slope, squares - mean * mean + _MIN_VARIANCE
+
+
+BORROWED = 0.05
+"""Weight, in steps, of a time borrowed from another bucket; its spread is then some 13 %."""
+
+
+class StepTimes:
+    """Keep discounted means.
+
+    Args:
+        arms: how many there are.
+        keep: share of its weight that a step keeps with each one after it.
+        lender: bucket whose means are borrowed.
+
+    Attributes:
+        mean: seconds per arm, 0 if the arm never ran.
+        weight: steps seen per arm.
+        borrowed: means taken from another bucket, until this one has seen a whole step; None then.
+    """
+
+    def __init__(self, arms: int, keep: float, lender: StepTimes | None = None) -> None:
+        self.mean = [0.0] * arms if lender is None else list(lender.mean)
+        self.weight = [BORROWED if seconds else 0.0 for seconds in self.mean]
+        self.keep = keep
+        self.borrowed = None if lender is None else list(lender.mean)
+
+    def add(self, arm: int, seconds: float, share: float) -> None:
+        """Add a step's seconds with ``share`` of a step's weight."""
+        if self.borrowed is not None and share >= 1.0 and self.borrowed[arm]:
+            # How arms compare is borrowed; how fast they all are follows from the first whole step of one of them.
+            ratio, pairs = seconds / self.borrowed[arm], zip(self.mean, self.borrowed, strict=True)
+            self.mean, self.borrowed = [one * ratio if one == lent else one for one, lent in pairs], None
+        self.weight = [weight * self.keep for weight in self.weight]
+        self.weight[arm] += share
+        self.mean[arm] += (seconds - self.mean[arm]) * share / self.weight[arm]
+
+    def state(self) -> list[object]:
+        """Return all of it, fit for JSON."""
+        return [list(self.mean), list(self.weight), None if self.borrowed is None else list(self.borrowed)]
+
+    def restore(self, state: list) -> None:
+        """Restore a `state`."""
+        mean, weight, borrowed = state
+        self.mean, self.weight = list(mean), list(weight)
+        self.borrowed = None if borrowed is None else list(borrowed)
+
 
 UNKNOWN = 4.0
 """Variance of the level before anything is seen, and the largest."""

@@ -49,6 +49,8 @@ class Window:
         """Restore a `state`."""
         self.rate = list(state["rate"])
         self.steps.extend((int(arm), tokens, seconds) for arm, tokens, seconds in state["steps"])
+        if any(arm < 0 or not seconds > 0.0 for arm, _, seconds in self.steps):
+            raise ValueError("a step has no arm, or took no time")
         self._sum()
 
 

@@ -96,9 +96,8 @@ def _precisions(batch: Any) -> list[str | None] | None:
     fields = transfer_queue.kv_batch_get(
         keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
     )["extra_fields"]
-    fields = (
-        fields.tolist() if hasattr(fields, "tolist") else fields
-    )  # of equal dicts tensordict makes no list
+    # of equal dicts tensordict makes no list
+    fields = fields.tolist() if hasattr(fields, "tolist") else fields
     return [
         None if tag.get("is_padding", False) else str(extra.get(KEY) or "")
         for tag, extra in zip(batch.tags, fields, strict=True)

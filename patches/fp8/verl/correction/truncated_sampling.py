@@ -53,7 +53,7 @@ def is_processed(get: Get) -> bool:
 
 
 def is_measurable(get: Get, support: int = 0) -> bool:
-    """Whether the kept mass of `flashpatch.patches.fp8.mismatch.gap` says something: sampling is truncated, logprobs
+    """Whether the kept mass of `flashpatch.patches.fp8.mismatch.monitor` says something: sampling is truncated, logprobs
     are processed, and the trainer's are not, which they are with the option ``support``."""
     return bool(settings(get)) and is_processed(get) and not support
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from bandit_lab import ARMS, Engine, drive
 
+from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit import controller
 from flashpatch.patches.eagle.bandit.policy import Policy
 
@@ -69,6 +70,17 @@ def test_a_damaged_number_is_noticed_when_it_is_read_and_never_raises_in_a_step(
                 refused += 1
                 assert policy.state() == Policy(ARMS, rule=rule).state(), place
     assert refused > 50
+
+
+def test_what_a_later_step_would_fail_on_is_refused():
+    learned = Policy(ARMS, rule="eg")
+    drive(learned, Engine(0.5), 40)
+    state = json.loads(json.dumps(learned.state()))
+    steps = max((window["steps"] for window in state["learned"]["windows"].values()), key=len)
+    steps[0][2] = 0.0  # seconds
+    for damaged in (state, {**learned.state(), "best": []}):
+        with pytest.raises(PatchError, match="is damaged"):
+            Policy(ARMS, rule="eg").restore(damaged)
 
 
 def test_a_full_disk_stops_nothing(tmp_path, caplog):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from flashpatch.patches.eagle.bandit.rules.step_times import BORROWED, StepTimes
+from flashpatch.patches.eagle.bandit.rules.thompson import BORROWED, StepTimes
 
 
 @pytest.fixture

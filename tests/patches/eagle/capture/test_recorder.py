@@ -131,9 +131,8 @@ def test_every_known_row_belongs_to_the_tokens_that_were_kept(tmp_path_factory, 
     check(engine, samples, layers)
     assert recorder.counts["requests"] == len(samples) and not recorder.problem
     assert recorder.counts["mismatched"] == 0
-    for (
-        one
-    ) in samples:  # all that was computed is there: at most the cached prefix and the last token are not
+    # all that was computed is there: at most the cached prefix and the last token are not
+    for one in samples:
         unknown = (~one.known).nonzero().flatten().tolist()
         assert unknown[-1] == len(one) - 1
         assert unknown[:-1] == list(range(len(unknown) - 1))

@@ -5,8 +5,7 @@ import random
 
 import pytest
 
-from flashpatch.patches.eagle.history.acceptance_table import AcceptanceTable
-from flashpatch.patches.eagle.history.drafts import HistoryDrafts, draft_lengths
+from flashpatch.patches.eagle.history.drafts import AcceptanceTable, HistoryDrafts, draft_lengths
 from flashpatch.patches.eagle.history.step_cost import StepCost
 from flashpatch.patches.eagle.history.token_index import Guess
 
@@ -108,9 +107,8 @@ def test_answers_that_never_repeat_cost_next_to_nothing(slope):
     drafts = HistoryDrafts(capacity=100_000)
     total = stock = 0.0
     for _ in range(20):
-        answers = [
-            [random.randrange(8) for _ in range(64)] for _ in range(4)
-        ]  # matches abound, and mean nothing
+        # matches abound, and mean nothing
+        answers = [[random.randrange(8) for _ in range(64)] for _ in range(4)]
         total += _rollout(drafts, answers, slope)
         stock += 64
     assert total < stock / 0.97

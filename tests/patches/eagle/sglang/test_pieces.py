@@ -30,9 +30,8 @@ def test_rows_of_the_accepted_path(requests: list[tuple[int, int]], wider: int, 
     depth, nodes = 4, 4 if chain else 4 + wider
     firsts = torch.tensor([first for first, _ in requests])
     counts = [min(count, depth) for _, count in requests]
-    paths = [
-        [100 * r + j for j in range(count + 1)] for r, count in enumerate(counts)
-    ]  # inputs, then the bonus token
+    # inputs, then the bonus token
+    paths = [[100 * r + j for j in range(count + 1)] for r, count in enumerate(counts)]
     after = torch.full((len(requests), nodes), -7)
     hidden = torch.full((len(requests), nodes, 2), -7.0)
     for r, path in enumerate(paths):

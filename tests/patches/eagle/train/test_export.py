@@ -99,6 +99,7 @@ def test_embedding_and_head_come_from_the_targets_checkpoint(tied, tmp_path):
     target = make_target(tie_word_embeddings=tied)
     target.save_pretrained(tmp_path, max_shard_size="20KB")
     assert (tmp_path / "model.safetensors.index.json").exists()
+    save_file({"lm_head.weight": torch.zeros(2, 2)}, tmp_path / "other.safetensors")  # not in the index
     target_embeddings = TargetEmbeddings.load(tmp_path)
     assert torch.equal(target_embeddings.embedding, target.model.embed_tokens.weight)
     assert torch.equal(target_embeddings.head, target.lm_head.weight)

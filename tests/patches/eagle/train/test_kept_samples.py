@@ -42,16 +42,9 @@ def test_what_was_read_is_there_again(tmp_path, samples):
     assert not list(queue.glob("*.safetensors"))
     again = KeptSamples(queue, tmp_path / "kept").read_kept()
     assert requests(again) == requests(read) == requests(samples)
-    assert all(one.file.exists() and one.version == 1 for one in again)
+    assert all(one.file.exists() and one.version == 0 for one in again)
     assert all((one.hidden == two.hidden).all() for one, two in zip(again, samples, strict=True))
     assert not SampleReader(queue).read_samples(100), "none is in both places"
-
-
-def test_without_it_a_reader_deletes_what_it_read(tmp_path, samples):
-    write(tmp_path / "queue", samples)
-    read = SampleReader(tmp_path / "queue").read_samples(100)
-    assert len(read) == 6 and all(one.file is None for one in read)
-    assert not list(tmp_path.glob("**/*.safetensors"))
 
 
 def test_files_follow_the_buffer(tmp_path, samples):
@@ -62,7 +55,7 @@ def test_files_follow_the_buffer(tmp_path, samples):
     for sample in kept.read_samples(100):
         buffer.add(sample)
     held = {sample.file for sample in buffer.draw(100)}
-    assert len(held) == 3 and set((tmp_path / "kept").glob("*/*")) == held
+    assert len(held) == 3 and set((tmp_path / "kept").glob("*")) == held
 
 
 def test_files_of_old_policies_go(tmp_path, samples):
@@ -72,28 +65,22 @@ def test_files_of_old_policies_go(tmp_path, samples):
     buffer = Buffer(versions=2)
     for sample in KeptSamples(queue, tmp_path / "kept").read_samples(100):
         buffer.add(sample)
-    assert len(buffer) == 1 == len(list((tmp_path / "kept").glob("*/*")))
+    assert len(buffer) == 1 == len(list((tmp_path / "kept").glob("*")))
 
 
-def test_another_jobs_samples_are_older_than_any_of_this_one(tmp_path):
-    model = make_target()
-    for job, versions in (("a", (3, 4)), ("b", (7,))):
-        for version in versions:
-            write(tmp_path / job, capture(model, 1, version=version), first=version)
-        KeptSamples(tmp_path / job, tmp_path / "kept").read_samples(9)
-    mine = KeptSamples(tmp_path / "c", tmp_path / "kept")
-    assert sorted(sample.version for sample in mine.read_kept()) == [-4, -3, 0]
-    of_b = KeptSamples(tmp_path / "b", tmp_path / "kept")
-    assert sorted(sample.version for sample in of_b.read_kept()) == [-1, 0, 7]
-
-
-def test_samples_of_several_jobs_come_oldest_first(tmp_path, samples):
-    """A buffer that is too small for all of them drops those that came first."""
-    for job, first in (("a", 0), ("b", 1)):
-        for number in (first, first + 2):
-            write(tmp_path / job, samples[number : number + 1], first=number)
-        KeptSamples(tmp_path / job, tmp_path / "kept").read_samples(9)
-    assert requests(KeptSamples("another", tmp_path / "kept").read_kept()) == ["r0", "r1", "r2", "r3"]
+def test_what_is_there_first_is_older_than_any_sample_that_comes(tmp_path):
+    """Two jobs with one queue, which count their policies from 0; the first left a sample unread."""
+    model, mine = make_target(), tmp_path / "mine"
+    for number, place in enumerate((tmp_path / "other", mine)):
+        write(place, capture(model, 1, version=100), first=number)
+        KeptSamples(place, tmp_path / "kept").read_samples(9)
+    write(mine, capture(model, 1, version=100), first=3)
+    second, buffer = KeptSamples(mine, tmp_path / "kept"), Buffer(versions=2)
+    there = second.read_kept()
+    write(mine, capture(model, 2, version=1), first=4)
+    for sample in there + second.read_samples(9):
+        buffer.add(sample)
+    assert sorted(sample.version for sample in buffer.draw(9)) == [0, 0, 0, 1, 1]
 
 
 def test_a_damaged_file_is_deleted(tmp_path, samples):
@@ -101,7 +88,7 @@ def test_a_damaged_file_is_deleted(tmp_path, samples):
     write(queue, samples)
     kept = KeptSamples(queue, tmp_path / "kept")
     kept.read_samples(100)
-    damaged = sorted((tmp_path / "kept").glob("*/*"))[2]
+    damaged = sorted((tmp_path / "kept").glob("*"))[2]
     damaged.write_bytes(damaged.read_bytes()[:90])
     assert requests(kept.read_kept()) == ["r0", "r1", "r3", "r4", "r5"] and not damaged.exists()
 

@@ -120,10 +120,8 @@ def test_the_gradient_of_attention_is_that_of_finite_differences():
 def test_the_first_step_is_what_it_was_whatever_follows(kind):
     row, target = join(windows_with_holes(kind)), make_target().double()
     drafter = make_drafter(drafter_config(target.config, kind), dtype=torch.float64)
-    alone, first = (
-        step_sums(drafter, embeddings_of(target), row, 1)[0],
-        step_sums(drafter, embeddings_of(target), row, 3)[0],
-    )
+    alone = step_sums(drafter, embeddings_of(target), row, 1)[0]
+    first = step_sums(drafter, embeddings_of(target), row, 3)[0]
     assert all(
         torch.equal(getattr(alone, name), getattr(first, name)) for name in ("states", "tokens", "agreed")
     )

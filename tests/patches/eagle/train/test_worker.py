@@ -1,11 +1,14 @@
 """The real worker, in a process of its own, between a queue and a coordinator."""
 
+import errno
 import json
 import os
 import queue
 import resource
 import signal
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,16 +17,17 @@ pytest.importorskip("transformers")
 
 
 import torch
-from drafter_lab import capture, cut, fill, make_target
+from drafter_lab import capture, fill, make_target
 from machine import limit
 from private_modes import loose
 from transformers import AutoModelForCausalLM
 
+from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.train import checkpoint
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.export import load_weights
-from flashpatch.patches.eagle.train.pack import pack
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 from flashpatch.patches.eagle.train.worker import Worker
 
@@ -115,17 +119,15 @@ def test_a_worker_without_a_target_says_why(tmp_path):
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(target, tmp_path):
-    model = AutoModelForCausalLM.from_pretrained(target)
-    settings = WorkerSettings(str(target), str(tmp_path / "queue"), str(tmp_path / "out"))
-    first = Worker(settings, lambda event: None, queue.Queue())
-    for _ in range(2):
-        first.trainer.step(pack(cut(capture(model, 2)), 100))
-        first.checkpoints.save(first.trainer)
+    first = trained(target, tmp_path)
+    first.trainer.step(first._rows())
+    first.checkpoints.save(first.trainer)
     first.checkpoints.settle()
     kept = first.checkpoints.newest()
+    kept.with_name("step-2-good.pt").write_bytes(kept.read_bytes())  # a user's copy
     kept.write_bytes(kept.read_bytes()[:-100])
     events: list[dict] = []
-    second = Worker(settings, events.append, queue.Queue())
+    second = Worker(first.settings, events.append, queue.Queue())
     assert second.resumed and second.trainer.count == 1 and not kept.exists()
     assert [event["command"] for event in events] == ["resume"] and "step-2" in events[0]["problem"]
     assert all(torch.isfinite(weight).all() for weight in second.trainer.weights().values())
@@ -133,14 +135,77 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(target, tmp_path):
 
 def test_a_drafter_that_engines_may_return_to_outlives_newer_ones(target, tmp_path):
     settings = WorkerSettings(str(target), str(tmp_path / "queue"), str(tmp_path / "out"))
+    for other in ("drafter-1-good", ".drafter-3-77"):  # a user's copy, and what a killed trainer left
+        (tmp_path / "out" / other).mkdir(parents=True)
     events: list[dict] = []
     worker = Worker(settings, events.append, queue.Queue())
     for worker.trainer.count in range(1, 8):
         worker._write({})
         if worker.trainer.count == 2:
             worker._execute({"command": "order", "keep": [events[-1]["folder"]]})
-    left = sorted(path.name for path in (tmp_path / "out").glob("drafter-*"))
-    assert left == ["drafter-2", "drafter-5", "drafter-6", "drafter-7"]
+    left = sorted(path.name for path in (tmp_path / "out").glob("*drafter-*"))
+    assert left == ["drafter-1-good", "drafter-2", "drafter-5", "drafter-6", "drafter-7"]
+    worker.trainer.count = 1  # a trainer from scratch, where one trained for longer before
+    worker._write({})
+    assert Path(events[-1]["folder"]).exists()
+
+
+def raising(error: Exception):
+    def fails(*_, **__):
+        raise error
+
+    return fails
+
+
+def trained(target, folder) -> Worker:
+    """A worker with a checkpoint of one step, and with samples."""
+    fill(folder / "queue", capture(AutoModelForCausalLM.from_pretrained(target), 2))
+    settings = WorkerSettings(str(target), str(folder / "queue"), str(folder / "out"), dtype="float32")
+    one = Worker(settings, lambda event: None, queue.Queue())
+    one.trainer.step(one._rows())
+    one.checkpoints.save(one.trainer)
+    one.checkpoints.settle()
+    return one
+
+
+def test_whole_checkpoints_and_samples_stay_whatever_keeps_a_trainer_from_them(target, tmp_path, monkeypatch):
+    one = trained(target, tmp_path)
+    files = sorted((tmp_path / "out").rglob("*.*t*"))
+    make_target(hidden_size=64).save_pretrained(tmp_path / "wide")
+
+    def start(**other) -> Worker:
+        return Worker(replace(one.settings, **other), lambda event: None, queue.Queue())
+
+    with monkeypatch.context() as away:
+        away.setattr(torch, "load", raising(OSError(errno.EIO, "no disk")))
+        with pytest.raises(RuntimeError, match="step-1.*no disk"):  # the coordinator starts it again
+            start()
+    with pytest.raises(PatchError, match="step-1"):
+        start(target=str(tmp_path / "wide"))
+    assert not start(kind="eagle3").resumed
+    assert len(files) == 3 and sorted((tmp_path / "out").rglob("*.*t*")) == files
+    assert start().resumed
+
+
+def test_a_rollback_is_done_whatever_else_fails_and_said_only_once_it_is_on_disk(
+    target, tmp_path, monkeypatch
+):
+    one, events = trained(target, tmp_path), []
+    one._report = events.append
+    one._write({})
+    good = events.pop()["folder"]
+    before = one.trainer.weights()
+    one.trainer.step(one._rows())
+    with pytest.raises(PatchError, match="/gone"):
+        one._execute({"command": "order", "load": good, "target": "/gone"})
+    assert all(torch.equal(tensor, before[name]) for name, tensor in one.trainer.weights().items())
+    assert events.pop() == {"event": "loaded", "folder": good}
+    monkeypatch.setattr(checkpoint, "replacing", raising(OSError(errno.ENOSPC, "No space left on device")))
+    embeddings = one.trainer.target_embeddings
+    one._target = "older"
+    with pytest.raises(PatchError, match="No space"):
+        one._execute({"command": "order", "load": good, "target": str(target)})
+    assert events == [] and one.trainer.target_embeddings is not embeddings
 
 
 def test_samples_of_another_model_are_passed_over(target, tmp_path):

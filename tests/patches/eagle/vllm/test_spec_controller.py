@@ -217,10 +217,8 @@ def test_nearly_every_batch_of_every_arm_has_a_full_graph_and_they_are_few(draft
     policy, sizes = make_policy(OPTIONS, drafts), graph_sizes(drafts, 512)
     counts = [1, 2, 4, *range(8, 257, 8)]
     stock = {*counts, *range(256, 513, 16), *(n * (drafts + 1) for n in counts if n * (drafts + 1) <= 512)}
-    alone, ours = (
-        _full_graphs(drafts, sorted(stock), None),
-        _full_graphs(drafts, sizes, arms_schedule(policy)),
-    )
+    alone = _full_graphs(drafts, sorted(stock), None)
+    ours = _full_graphs(drafts, sizes, arms_schedule(policy))
     assert len(_captured(ours)) <= bound * len(_captured(alone))
     for width in (arm.steps + 1 for arm in policy.arms):
         batches = [n * width for n in range(1, 257) if n * width <= max(sizes)]

@@ -1,8 +1,10 @@
 """``flashpatch eagle-warmup``: from prompts to a drafter that vLLM speculates with."""
 
+import argparse
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +16,7 @@ pytest.importorskip("torch")
 from machine import limit
 
 from flashpatch.errors import PatchError
+from flashpatch.patches.eagle.vllm import warmup
 from flashpatch.patches.eagle.vllm.warmup import read_prompts
 
 
@@ -56,9 +59,29 @@ def test_bad_prompts_are_named(tmp_path: Path, text: str, problem: str) -> None:
 def test_wrong_usage_is_named(tmp_path: Path) -> None:
     done = _flashpatch(tmp_path, tmp_path / "p.jsonl", "--out", tmp_path / "out")
     assert done.returncode == 2 and "has no config.json" in done.stderr
+    done = _flashpatch(tmp_path, tmp_path / "p.jsonl", "--out", tmp_path / "out", "--seconds", "nan")
+    assert done.returncode == 2 and "--seconds must be positive" in done.stderr
     (tmp_path / "out" / "drafter").mkdir(parents=True)
     done = _flashpatch(tmp_path, tmp_path / "p.jsonl", "--out", tmp_path / "out")
     assert done.returncode == 2 and "exists; name another --out" in done.stderr
+
+
+def test_a_drafter_comes_to_its_place_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import drafter_lab
+    from transformers import AutoModelForCausalLM
+
+    model, out = drafter_lab.save_target(tmp_path / "model"), tmp_path / "out"
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a text"}')
+
+    def answer(model: Path, _: object, samples: Path, *__: object) -> int:
+        drafter_lab.fill(samples, drafter_lab.capture(AutoModelForCausalLM.from_pretrained(model), 2))
+        return 2
+
+    monkeypatch.setattr(warmup, "answer", answer)
+    monkeypatch.setattr(shutil, "copyfile", lambda *_, **__: pytest.fail("a copy may be interrupted"))
+    given = dict(model=model, data=tmp_path / "p.jsonl", out=out, seconds=2.0, engine="vllm", vllm={})
+    assert warmup.run(argparse.Namespace(**given, json=True)) == 0
+    assert {"config.json", "model.safetensors"} <= set(os.listdir(out / "drafter"))
 
 
 @pytest.mark.full

@@ -47,11 +47,6 @@ def test_a_pair_that_does_not_match_fails_and_writes_nothing(bf16, pairs, tmp_pa
     assert "Traceback" not in done.stderr and list(tmp_path.iterdir()) == []
 
 
-def test_wrong_usage(tmp_path: Path) -> None:
-    assert run(cwd=tmp_path).returncode == 2
-    assert run("--model", "x", cwd=tmp_path).returncode == 2
-
-
 def test_without_torch_it_says_so(tmp_path: Path) -> None:
     code = f"import sys; sys.modules['torch'] = None; {MAIN}"
     command = [sys.executable, "-c", code, "profile"]

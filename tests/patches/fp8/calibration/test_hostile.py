@@ -82,16 +82,6 @@ class TestProfile:
         assert profile.smoothed("m.norm.weight", torch.zeros(2)).tolist() == [1.0, -0.5]
         assert "shape" in refused(profile.smoothed, "m.a.weight", torch.ones(2, 2))
 
-    def test_one_with_scales_of_the_weights_is_read(self, good: Path) -> None:
-        more = {"weight_scale/m.a.weight": torch.ones(3, 1)}
-        assert profile_file.load(rewritten(good, lambda t, m: t.update(more))).quantized == {"m.a.weight"}
-
-    def test_it_is_not_overwritten_unasked(self, good: Path) -> None:
-        profile = profile_file.load(good)
-        assert "exists" in refused(profile_file.save, profile, good)
-        profile_file.save(profile, good, True)
-        assert [p.name for p in good.parent.iterdir()] == ["good.safetensors"]
-
     @pytest.mark.parametrize(
         ("change", "said"),
         [
@@ -147,10 +137,6 @@ class TestProfile:
         path = tmp_path / "p"
         path.write_bytes(data)
         assert said in refused(profile_file.load, path)
-
-    def test_a_gigabyte_of_nonsense_is_not_read(self, tmp_path: Path) -> None:
-        path = profile_lab.sparse(tmp_path / "p", GIB, b"nonsense")
-        assert "is 1024 MiB, more than the 512 MiB" in refused(profile_file.load, path)
 
     def test_what_is_no_file(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "fifo")

@@ -72,7 +72,3 @@ class TestSizes:
                 {"model_type": "llama", "num_attention_heads": 4},
                 {**self.SHAPES, f"{BLOCK}.mlp.down_proj.weight": (64, 80)},
             )
-
-    @pytest.mark.parametrize("config", [{}, {"model_type": "never_heard_of"}, {"model_type": ["llama"]}])
-    def test_an_unknown_type_exchanges_nothing(self, config) -> None:
-        assert found(config, self.SHAPES) == {}

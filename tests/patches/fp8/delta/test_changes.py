@@ -56,11 +56,6 @@ def test_a_patch_is_some_three_bytes_per_changed_value(share, most):
     assert cost / new.nbytes < most
 
 
-def test_many_changes_are_no_patch():
-    assert patched(*pair(10_000, 7_000))[0] is None
-    assert patched(*pair(4, 1))[0] is None  # smaller whole
-
-
 def test_zeros_of_two_signs_differ_and_a_nan_equals_itself():
     old = torch.tensor([0.0, float("nan"), 1.0] + [2.0] * 100, dtype=torch.bfloat16)
     new = old.clone()

@@ -7,7 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from flashpatch.patches.fp8.delta import wire  # noqa: E402
-from flashpatch.patches.fp8.delta.receiver import Damaged, Receiver  # noqa: E402
+from flashpatch.patches.fp8.delta.receiver import Receiver  # noqa: E402
 from flashpatch.patches.fp8.delta.sender import Sender  # noqa: E402
 
 AUDIT = "__flashpatch_audit_open__0-1"
@@ -213,16 +213,6 @@ def test_a_patch_that_arrives_damaged_is_refused_before_anything_is_loaded(fault
     assert "is not what was sent" in world.receiver.refused and world.receiver.version is None
 
 
-def test_everything_that_arrives_damaged_is_an_error_and_no_version():
-    world = World()
-    sent = world.stream(None)
-    at = next(i for i, (name, _) in enumerate(sent) if name == "embed")
-    sent[at] = ("embed", sent[at][1] + 1)
-    with pytest.raises(Damaged, match="1 weights differ from the sender's, such as embed"):
-        world.take(sent)
-    assert world.receiver.version is None
-
-
 def test_a_refused_patch_is_taken_to_its_end():
     """A transfer of which one end stops would leave the other waiting."""
     world = World()
@@ -237,43 +227,6 @@ def test_a_refused_patch_is_taken_to_its_end():
 
     assert asyncio.run(Receiver().take(counted())) is None
     assert len(seen) == len(sent)
-
-
-def test_a_load_that_fails_leaves_a_copy_without_a_version():
-    world = World()
-    world.sync(None)
-    world.train(0.02)
-    sent = world.stream("v1")
-    world.sender.sent()
-
-    async def broken():
-        async def arriving():
-            for item in sent:
-                yield item
-
-        async for _ in await world.receiver.take(arriving()):
-            raise ArithmeticError("the engine rolled back")
-
-    with pytest.raises(ArithmeticError):
-        asyncio.run(broken())
-    assert world.receiver.version is None
-    world.train(0.02)
-    assert world.sync("v2")[1] is None and "this copy is of none" in world.receiver.refused
-
-
-def test_a_transfer_that_fails_leaves_a_sender_that_sends_everything():
-    world = World()
-    world.sync(None)
-    world.train(0.02)
-    half = world.sender.stream(world.weights.items(), "v2", "v1")
-    next(half)
-    half.close()
-    world.sender.sent()  # not taken to its end
-    assert world.sender.version is None
-    world.number = 2
-    world.train(0.02)
-    sent, found = world.sync("v1")
-    assert world.sender.last.base is None and world.exact(found)
 
 
 def test_a_stream_without_versions_passes_and_ends_the_copy():

@@ -25,12 +25,6 @@ def pair(a=(2, 8), b=(4, 2), scaling=3.0) -> Pair:
     return Pair(torch.ones(a), torch.ones(b), scaling)
 
 
-def test_a_good_adapter_has_no_problems():
-    assert problems({"q_proj": pair(), "odd": pair((2, 5), (7, 2))}, PLACES, CONFIG) == []
-    rooted = {"r": 4, "lora_alpha": 6, "use_rslora": True}
-    assert problems({"q_proj": pair((4, 8), (4, 4), 3.0)}, PLACES, rooted) == []
-
-
 @pytest.mark.parametrize(
     ("pairs", "config", "named"),
     [

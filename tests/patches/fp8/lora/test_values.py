@@ -54,8 +54,3 @@ def test_what_is_not_finite_is_seen(value, dtype):
     assert not values.read([found, torch.ones(2)])[0]
     found[21, 7] = -value  # together they are no infinity
     assert not values.read([found, torch.ones(2)])[0]
-
-
-def test_nothing_is_finite():
-    assert values.read([])[0]
-    assert values.read([torch.ones(0, 4)])[0]

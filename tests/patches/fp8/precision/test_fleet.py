@@ -128,9 +128,9 @@ from vllm.model_executor.models import registry
 # Stock vLLM inspects each architecture in a process that imports it all again.
 registry._run_in_subprocess = lambda function: function()
 
-def configured(model, fleet, arguments, environ):
+def configured(model, options, arguments, environ):
     os.environ.update(environ)
-    flashpatch.enable("fp8", fleet=fleet)
+    flashpatch.enable("fp8", **options)
     try:
         args = EngineArgs(model=model, dtype="bfloat16", max_model_len=64, **arguments)
         config = args.create_engine_config()
@@ -163,14 +163,18 @@ def configured(tmp_path_factory) -> dict[str, dict]:
 
     home = tmp_path_factory.mktemp("fleet")
     model = tiny.write(home / "m", 0)
-    ranks = {f"rank {n}": (FLEET, {}, {"VERL_REPLICA_RANK": str(n)}) for n in (0, 1, 5)}
+    fleet, eight = dict(fleet=FLEET), dict(fleet=EIGHT_BITS)
+    ranks = {f"rank {n}": (fleet, {}, {"VERL_REPLICA_RANK": str(n)}) for n in (0, 1, 5)}
     scenarios = {
         **ranks,
-        "caller": (FLEET, {"quantization": "fp8_per_tensor"}, {"VERL_REPLICA_RANK": "1"}),
-        "eight 0": (EIGHT_BITS, {}, {"VERL_REPLICA_RANK": "0"}),
-        "eight 1": (EIGHT_BITS, {}, {"VERL_REPLICA_RANK": "1"}),
-        "one": ([{"precision": "fp8_tensor"}], {}, {}),
-        "none": ([], {}, {}),
+        "caller": (fleet, {"quantization": "fp8_per_tensor"}, {"VERL_REPLICA_RANK": "1"}),
+        "eight 0": (eight, {}, {"VERL_REPLICA_RANK": "0"}),
+        "eight 1": (eight, {}, {"VERL_REPLICA_RANK": "1"}),
+        "one": (dict(fleet=[{"precision": "fp8_tensor"}]), {}, {}),
+        "none": ({}, {}, {}),
+        "scheme": (dict(scheme="fp8_per_tensor"), {}, {}),
+        "explicit": ({}, {"quantization": "fp8_per_tensor"}, {}),
+        "excluded": (dict(exclude=["*/m*"]), {}, {}),
     }
     environ = environment.clean(FLASHPATCH_LEDGER=str(home / "ledger"))
     asked = json.dumps([str(model), scenarios])
@@ -208,10 +212,18 @@ class TestEngines:
         assert configured["eight 1"]["quantization"] == "torchao"
         assert configured["eight 1"]["notes"]["logprobs"] == "processed_logprobs"
 
-    def test_a_fleet_of_one_and_none(self, configured) -> None:
-        assert configured["one"]["quantization"] == "fp8_per_tensor"
-        assert configured["none"]["quantization"] is not None
-        assert configured["none"]["notes"]["precision"] == "fp8"
+    @pytest.mark.parametrize(
+        ("how", "quantization"),
+        [
+            ("one", "fp8_per_tensor"),
+            ("none", "fp8_per_channel"),
+            ("scheme", "fp8_per_tensor"),
+            ("explicit", "fp8_per_tensor"),
+            ("excluded", None),
+        ],
+    )
+    def test_who_gets_which_precision_without_a_fleet(self, how: str, quantization, configured) -> None:
+        assert configured[how]["quantization"] == quantization
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import profile_lab
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashpatch import PatchError
 from flashpatch.patches.fp8.calibration.profile_file import Profile
 from flashpatch.patches.fp8.calibration.structure import Exchange
 from flashpatch.patches.fp8.precision import quantize
@@ -44,14 +43,6 @@ class TestWeights:
         error = (q.double() * scale.double() - w.double()).abs()
         assert bool((error <= bound(scale, w.double(), form)).all())
 
-    def test_it_rounds_to_nearest_as_float64_does(self, form, granularity) -> None:
-        w = random(64, 256)
-        q, scale = quantize.quantized(w, form, granularity)
-        grid = _grid(form)
-        exact = w.double() / scale.double()
-        nearest = (exact.reshape(-1, 1) - grid).abs().amin(1).reshape(w.shape)
-        assert bool(((q.double() - exact).abs() <= nearest * (1 + 1e-5) + 1e-5).all())
-
     def test_the_full_range_is_used_and_never_left(self, form, granularity) -> None:
         q, _ = quantize.quantized(random(32, 64, spread=3), form, granularity)
         assert q.double().abs().max() == quantize.LARGEST[q.dtype]
@@ -72,28 +63,24 @@ class TestWeights:
         )
 
     @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-    def test_not_finite_is_refused(self, form, granularity, value: float) -> None:
+    def test_a_scale_tells_what_is_not_finite(self, form, granularity, value: float) -> None:
         w = random(4, 4)
         w[2, 1] = value
-        with pytest.raises(PatchError, match="NaN or Inf"):
-            quantize.quantized(w, form, granularity)
+        _, scale = quantize.quantized(w, form, granularity)
+        assert scale.isfinite().flatten().tolist() == (
+            [True, True, False, True] if granularity == "channel" else [False]
+        )
 
-    def test_bf16_weights_give_what_their_float32_values_give(self, form, granularity) -> None:
-        w = random(16, 16).bfloat16()
-        a, b = quantize.quantized(w, form, granularity), quantize.quantized(w.float(), form, granularity)
-        assert all(torch.equal(x.float(), y.float()) for x, y in zip(a, b, strict=True))
-
-
-def _grid(form: str) -> torch.Tensor:
-    if form == "int8":
-        return torch.arange(-127, 128).double()
-    every = torch.arange(256).to(torch.uint8).view(quantize.FP8).double()
-    return every[torch.isfinite(every)]
-
-
-def test_matrices_only() -> None:
-    with pytest.raises(PatchError, match="not a matrix"):
-        quantize.quantized(torch.ones(3), "int8")
+    def test_values_are_those_of_one_step_after_the_other(self, form, granularity) -> None:
+        w = random(64, 300, spread=6).bfloat16()
+        w[3], w[5] = 0, w[5] * 1e-38
+        largest, amax = quantize.LARGEST[quantize.DTYPES[form]], w.float().abs().amax(1, keepdim=True)
+        amax = amax if granularity == "channel" else amax.max().view(1, 1)
+        steps = torch.where(amax > 0, (amax / largest).clamp(min=torch.finfo(torch.float32).tiny), 1.0)
+        values = (w.float() / steps).clamp(-largest, largest)
+        values = (values.round() if form == "int8" else values).to(quantize.DTYPES[form])
+        q, scale = quantize.quantized(w, form, granularity)
+        assert torch.equal(q.view(torch.int8), values.view(torch.int8)) and torch.equal(scale, steps)
 
 
 class TestSmoothed:
@@ -146,8 +133,8 @@ def test_the_largest_magnitude_of_a_row_is_found_by_its_bits(dtype) -> None:
     w = random(3000, 257, spread=3).to(dtype)
     w[1], w[2, 3], w[4, 5], w[6, 0] = -0.0, float("-inf"), float("nan"), torch.finfo(dtype).tiny
     for one in (w, w.t(), w.view(10, 300, 257), w[:0]):
-        found, expected = quantize.row_amax(one), one.abs().amax(-1, keepdim=True)
-        assert found.dtype == dtype and torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
+        found, expected = quantize.row_amax(one), one.float().abs().amax(-1, keepdim=True)
+        assert found.dtype == torch.float32 and torch.equal(found.nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
 def test_an_accelerator_rounds_in_large_blocks() -> None:

@@ -22,15 +22,6 @@ class Runner:
     """What owns the models of one engine."""
 
 
-def test_finish_twice_and_without_an_update(atomic):
-    engine = toys.engine(atomic=atomic)
-    engine.managed.finish()
-    assert engine.managed.version == 0
-    engine.update(B)
-    engine.managed.finish()
-    assert engine.managed.version == 1
-
-
 def test_a_step_commits_what_is_complete_and_nothing_else(atomic):
     engine = toys.engine(atomic=atomic)
     engine.load(B[:-1])
@@ -40,14 +31,6 @@ def test_a_step_commits_what_is_complete_and_nothing_else(atomic):
     engine.managed.commit_if_complete()
     assert engine.managed.state == "ready" and engine.managed.version == 1
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
-
-
-def test_under_atomic_model_nothing_changes_before_the_commit(method):
-    engine = toys.Engine(toys.Model(method), toys.checkpoint(0, scales=True), atomic="model")
-    before, answers = toys.state(engine.model), engine.model(toys.TOKENS)
-    engine.load(toys.checkpoint(1, scales=True))
-    assert toys.same_bits(before, toys.state(engine.model))
-    assert torch.equal(engine.model(toys.TOKENS), answers)
 
 
 def test_after_sleep_level_2_only_a_complete_update_helps():
@@ -73,15 +56,6 @@ def test_sleep_level_2_has_nothing_to_fall_back_to():
     with pytest.raises(PatchError, match="nothing to fall back to"):
         engine.load(B)
     assert not engine.managed.may_generate
-
-
-def test_an_update_that_wrote_nothing_can_be_withdrawn(atomic):
-    engine = toys.engine("bare", atomic=atomic)
-    engine.managed.begin()
-    assert engine.managed.close_if_empty() and engine.managed.may_generate and engine.managed.version == 0
-    engine.managed.begin()
-    engine.load(list(B)[:1])
-    assert not engine.managed.close_if_empty() and engine.managed.state == "open"
 
 
 def test_withdrawing_does_not_make_a_mixture_whole():
@@ -149,19 +123,6 @@ def test_a_drafter_s_version_is_noted_under_its_own_name(monkeypatch):
     }
 
 
-def test_a_commit_is_noted_whoever_makes_it(monkeypatch):
-    """A scheduler's question commits too: until it was noted, the ledger called the update open and the version old."""
-    noted = {}
-    monkeypatch.setattr(ledger, "note", noted.update)
-    engine = toys.engine("quantized")
-    model_registry.add(engine.model, engine.managed)
-    engine.model.load_weights(B)
-    assert noted["policy_state"] == "open"
-    engine.managed.commit_if_complete()
-    assert noted.pop("policy_since")
-    assert noted == {"policy_version": 1, "policy_state": "ready", "updates": 1}
-
-
 def in_the_middle(engine, weights, act):
     """Load ``weights``, and call ``act`` in another thread half-way; what it raised, or None."""
     raised = []
@@ -218,26 +179,3 @@ def test_a_sender_waits_while_another_thread_commits(atomic, monkeypatch):
     monkeypatch.undo()
     engine.managed.commit_if_complete()
     assert toys.same_answers(engine.model, toys.fresh("transposed", A))
-
-
-@pytest.mark.parametrize("door", ["begin", "finish"])
-def test_doors_are_shut_while_a_bucket_loads(door, atomic):
-    engine = toys.engine(atomic=atomic, partial=True)
-    error = in_the_middle(engine, B, getattr(engine.managed, door))
-    assert isinstance(error, PatchError) and "another update" in str(error)
-    engine.managed.finish()
-    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
-
-
-def test_no_step_while_a_bucket_loads(atomic):
-    engine = toys.engine(atomic=atomic, partial=True)
-    allowed = []
-
-    def step():
-        engine.managed.commit_if_complete()
-        allowed.append(engine.managed.may_generate)
-
-    assert in_the_middle(engine, B, step) is None
-    assert allowed == [False]
-    engine.managed.finish()
-    assert toys.same_answers(engine.model, toys.fresh("transposed", B))

@@ -19,13 +19,6 @@ def tie(model: toys.Model) -> None:
     model.lm_head.weight = model.embed.weight
 
 
-def test_equal_values_are_taken(atomic):
-    engine = toys.Engine(toys.Model(), with_equal_embeddings(0), tie, atomic=atomic)
-    for seed in (1, 2):
-        engine.update(with_equal_embeddings(seed))
-        assert toys.same_answers(engine.model, toys.fresh("transposed", with_equal_embeddings(seed)))
-
-
 def test_different_values_are_refused(atomic):
     """The last one written would have stood for both."""
     engine = toys.Engine(toys.Model(), with_equal_embeddings(0), tie, atomic=atomic)

@@ -1,7 +1,6 @@
 """Python state snapshot and put back, and what belongs to one layer alone."""
 
 import functools
-import math
 
 import pytest
 
@@ -67,16 +66,6 @@ def test_everything_is_put_back_in_place():
     assert layer.deep[1] == [one] and layer.part.func() is one and layer.method() is one
 
 
-def test_default_arguments_are_put_back():
-    one, two = torch.ones(1), torch.zeros(1)
-    cell = 3
-    call = lambda a=one, *, b=one: (a, b, cell)  # noqa: E731
-    snapshot = LayerState([[module(call=call)]], []).capture([module(call=call)])
-    call.__defaults__, call.__kwdefaults__["b"] = (two,), two
-    snapshot.restore()
-    assert call() == (one, one, 3)
-
-
 def test_an_empty_cell_stays_empty():
     def outer():
         def inner():
@@ -99,33 +88,11 @@ def test_what_layers_share_belongs_to_none():
     assert any(c is own for c in containers) and not any(c is shared for c in containers)
 
 
-def test_what_is_shared_later_is_learned():
-    kernel = Kernel(1)
-    a, b = module(kernel=kernel), module()
-    state = LayerState([[a], [b]], [])
-    b.kernel = kernel
-    state.find_shared([[a], [b]])
-    assert not any(c is kernel for c in state.containers([a]))
-
-
-def test_other_layers_and_their_parents_are_not_entered():
-    other = module()
-    layer = module()
-    vars(layer)["neighbour"] = [other]
-    containers = list(LayerState([[layer], [other]], [layer, other]).containers([layer]))
-    assert not any(c is other for c in containers)
-
-
 def test_cycles_end():
     layer = module(kernel=Kernel(None))
     layer.kernel.value = {"back": layer.kernel, "up": [layer]}
     containers = list(LayerState([[layer]], []).containers([layer]))
     assert len({id(c) for c in containers}) == len(containers)
-
-
-@pytest.mark.parametrize("value", [1, "text", torch.ones(1), math.sin, int, torch.float32, lambda: 1, None])
-def test_leaves(value):
-    assert not layer_state.holds_state(value)
 
 
 @pytest.mark.parametrize(

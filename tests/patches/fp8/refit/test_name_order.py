@@ -122,33 +122,6 @@ def test_a_whole_update_in_one_call_after_an_unfinished_one(atomic):
         assert request(engine) == policy, POLICIES[1][left][0]
 
 
-def test_one_call_is_whole_in_any_order(atomic):
-    engine, order = toys.engine(atomic=atomic), list(range(len(POLICIES[0])))
-    for call in calls(1, order):
-        engine.load(call)
-    assert request(engine) == 1
-    engine.load(calls(2, order[::-1], len(order))[0])
-    assert request(engine) == 2
-
-
-def test_names_in_their_order_leave_no_doubt():
-    names = NameOrder()
-    for call in (1, 2, 3):
-        names.add("abc"[call - 1], call)
-    names.learn(named=False)
-    names.clear()
-    names.add("a", 1)
-    names.add("c", 2)
-    assert "c came where b was due" in names.doubt
-    assert names.ends("a", 3)
-    names.restart("a", 3, complete=False)
-    assert (
-        names.doubt and not names.came
-    )  # also the first name, until a request or an end has framed an update
-    names.clear(framed=True)
-    assert not names.doubt
-
-
 def test_a_sender_whose_order_changes_is_in_doubt_until_it_is_framed():
     """What an update left behind and what the next one brings first may be in the order that was learned."""
     names = NameOrder()

@@ -25,15 +25,6 @@ def test_a_partial_update_leaves_whole_layers_out(how, atomic):
     assert engine.managed.version == 1
 
 
-def test_a_partial_update_keeps_the_scales_it_does_not_bring(atomic):
-    first = toys.checkpoint(0, scales=True)
-    engine = toys.Engine(toys.Model(), first, atomic=atomic)
-    engine.update(FIRST, partial=True)
-    assert toys.same_answers(
-        engine.model, toys.fresh("transposed", list((dict(first) | dict(FIRST)).items()))
-    )
-
-
 @pytest.mark.parametrize("kind", ["absorbed", "sinks"])
 @pytest.mark.parametrize("scales", [False, True])
 def test_what_a_layer_that_was_left_out_derives_from_others_is_new(kind, scales, atomic):
@@ -46,12 +37,6 @@ def test_what_a_layer_that_was_left_out_derives_from_others_is_new(kind, scales,
     fresh.load_weights((a | new).items())
     derived.process_all(fresh)
     assert toys.same_answers(engine.model, fresh)
-
-
-def test_a_partial_update_must_not_cut_a_layer(atomic):
-    engine = toys.engine(atomic=atomic)
-    with pytest.raises(PatchError, match=r"layers.0.v.weight did not come"):
-        engine.update([item for item in FIRST if ".v." not in item[0]], partial=True)
 
 
 @pytest.mark.parametrize("fault", ["failed", "abandoned", "restarted", "slept"])

@@ -36,42 +36,12 @@ def parameter(*shape, dtype=torch.float32) -> nn.Parameter:
     return nn.Parameter(torch.zeros(shape, dtype=dtype), requires_grad=False)
 
 
-def test_a_staged_tensor_looks_like_the_one_at_birth():
-    original = nn.Parameter(torch.zeros(4, 6).t(), requires_grad=False)
-    original.weight_loader = loader = lambda p, w: p.data.copy_(w)
-    staged = params_of(w=original)["w"].stage()
-    assert type(staged) is nn.Parameter and staged.weight_loader is loader
-    assert (staged.shape, staged.stride(), staged.dtype) == (
-        original.shape,
-        original.stride(),
-        original.dtype,
-    )
-
-
-def test_no_memory_before_the_first_touch():
-    param = params_of(w=parameter(256, 256))["w"]
-    staged = param.stage()
-    assert staged.untyped_storage().nbytes() == 0 and staged.shape == (256, 256)
-    param.allocate()
-    assert staged.untyped_storage().nbytes() == 256 * 256 * 4
-    assert param.stage() is staged
-
-
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_poison_is_never_a_number(dtype):
     param = params_of(w=parameter(8, dtype=dtype))["w"]
     param.stage()
     param.allocate()
     assert param.tensor.float().isnan().all()
-
-
-def test_touching_again_changes_nothing():
-    param = params_of(w=parameter(8))["w"]
-    param.stage()
-    param.allocate()
-    param.tensor.fill_(3)
-    param.allocate()
-    assert (param.tensor == 3).all()
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -85,16 +55,6 @@ def test_poison_waits_for_the_first_read_and_leaves_what_was_written(dtype):
     assert param.allocate(read=True)
     assert staged.float().isnan().all(1).tolist() == [True, False, False, True]
     assert (staged[1:3].float() == 1).all()
-
-
-def test_what_is_written_whole_gets_no_poison():
-    param = params_of(w=parameter(4, 2))["w"]
-    staged = param.stage()
-    param.allocate(read=False)
-    staged.fill_(3)
-    param.coverage.add(staged)
-    assert param.allocate(read=False) and param.allocate(read=True)
-    assert (staged == 3).all()
 
 
 @pytest.mark.parametrize("name", ["narrow", "transposed"])
@@ -116,14 +76,6 @@ def test_gaps_that_loaders_always_leave_are_as_at_birth(value):
     param.allocate()
     param.tensor[:5] = 9
     assert param.tensor.tolist() == [9] * 5 + [value] * 3
-
-
-def test_initial_values_stand_in_for_what_a_checkpoint_leaves_out():
-    original = nn.Parameter(torch.tensor([1.0, 2.0, 3.0]), requires_grad=False)
-    param = params_of(w=original)["w"]
-    original.fill_(50)  # the first load
-    param.fill(torch.full((3,), 7.0))
-    assert param.stage().tolist() == [1, 2, 3]
 
 
 def test_large_tensors_are_filled_from_the_running_layer():
@@ -162,30 +114,6 @@ def test_staging_a_second_alias_keeps_what_the_first_holds():
     params["w"].allocate()
     params["w"].tensor.fill_(5)
     assert (params["alias"].stage() == 5).all()
-
-
-def test_reset_lets_go_of_the_memory():
-    param = params_of(w=parameter(64))["w"]
-    param.stage()
-    param.allocate()
-    param.coverage.add(param.tensor)
-    reference = weakref.ref(param.tensor)
-    param.reset()
-    assert reference() is None and not param.written
-
-
-def test_completeness_follows_what_the_first_load_taught():
-    param = params_of(w=parameter(4, 2))["w"]
-    assert param.required and not param.complete
-    assert param.missing() == ["m.w (0 of 8 elements)"]
-    param.expected = Coverage(param.shape, param.stride)
-    assert not param.required and param.complete
-    staged = param.stage()
-    param.allocate()
-    param.expected.add(staged[:2], "first.half")
-    assert param.missing() == ["first.half"]
-    param.coverage.add(staged[:2])
-    assert param.complete and param.missing() == []
 
 
 @pytest.mark.parametrize("name", ["w", "b"])

@@ -37,9 +37,8 @@ def engine(**keywords):
     made.managed.adapter.process = process
     return made
 
-def update(engine, weights, cuts=(3, 8), together=True):
-    if together:  # as a call from the engine core begins on all ranks
-        dist.barrier()
+def update(engine, weights, cuts=(3, 8)):
+    dist.barrier()  # as a call from the engine core begins on all ranks
     try:
         for bucket in toys.cut(weights, *cuts):
             engine.load(bucket)
@@ -73,12 +72,10 @@ for atomic in ("layer", "model"):
                 else:
                     del weights[5 + rank]
             outcome = update(e, weights)
-            say("heard" if outcome != "done" else "NOT HEARD", e.managed.may_generate == (atomic == "model"))
+            named = rank == bad or fault == "missing" or f"rank {bad}: " in outcome
+            heard = outcome != "done" and named
+            say("heard" if heard else outcome, e.managed.may_generate == (atomic == "model"))
             say(update(e, C), exact(e, C), e.managed.may_generate)
-
-say("#named")
-e = engine()
-say(update(e, [(n, t / 0) for n, t in B] if rank == 1 else B))
 
 say("#versions")
 for atomic in ("layer", "model"):
@@ -206,17 +203,11 @@ if rank == 2:
 else:
     say(consensus.agree(None)[0])
     dist.barrier()
-
-say("#absent")
-e = engine()
-say(update(e, B, together=False) if rank != 2 else "absent")
-dist.barrier()
 """
 
 
-PATIENCE = round(
-    limit(4)
-)  # seconds that ranks wait for one that does not come; the two that do may be stopped a while
+# seconds that ranks wait for one that does not come; the two that do may be stopped a while
+PATIENCE = round(limit(4))
 
 
 @pytest.fixture(scope="module")
@@ -248,14 +239,9 @@ def said(tmp_path_factory) -> dict[str, list[list[str]]]:
 
 
 def test_a_failure_on_any_rank_is_heard_by_all_and_mended(said):
-    """Each rank fails in three ways under both contracts; nobody hangs in the collective of the others."""
+    """Each rank fails in three ways under both contracts, and is named; nobody hangs in the collective of the others."""
     for lines in said["faults"]:
         assert lines == 2 * (["done True"] + 9 * ["heard True", "done True True"])
-
-
-def test_the_rank_that_failed_is_named(said):
-    for rank, (line,) in enumerate(said["named"]):
-        assert "NaN or Inf" in line and ("rank 1: PatchError" in line) == (rank != 1)
 
 
 def test_versions_meet_again_after_a_failure_behind_the_last_agreement(said):
@@ -302,8 +288,3 @@ def test_a_rank_that_comes_too_late_hears_that_the_others_gave_up(said):
     assert {line for lines in said["late"] for line in lines} == {
         f"ranks [2] did not come to an agreement within {PATIENCE} s"
     }
-
-
-def test_a_rank_that_never_comes(said):
-    for (line,) in said["absent"][:2]:
-        assert "ranks [2] did not come to an agreement" in line

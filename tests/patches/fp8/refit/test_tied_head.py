@@ -111,26 +111,3 @@ def test_a_head_whose_embedding_is_not_known_by_name(atomic, drawing_first, monk
     tied.update(weights)
     expected = toys.fresh("transposed", toys.checkpoint(1, tied=True), tied=True)
     assert toys.same_answers(tied.model, expected)
-
-
-def test_both_come_again_in_a_session(atomic):
-    tied = engine(0, atomic=atomic)
-    tied.managed.begin()
-    for seed in (1, 2):
-        for bucket in sent(seed, "calls", differs=False):
-            tied.load(bucket)
-    tied.managed.finish()
-    assert toys.same_answers(tied.model, toys.fresh("transposed", toys.checkpoint(2, tied=True), tied=True))
-    tied.managed.begin()
-    for bucket in sent(1, "calls", differs=True):
-        tied.load(bucket)
-    with pytest.raises(PatchError, match="have different values"):
-        tied.managed.finish()
-
-
-def test_a_strided_embedding():
-    tied = engine(0)
-    weights = dict(toys.checkpoint(1, tied=True))
-    weights["embed.weight"] = torch.stack([weights["embed.weight"]] * 2, -1)[..., 0]
-    tied.update(list(weights.items()))
-    assert toys.same_answers(tied.model, toys.fresh("transposed", toys.checkpoint(1, tied=True), tied=True))

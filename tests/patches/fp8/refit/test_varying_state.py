@@ -28,12 +28,6 @@ class SomeAttribute(fp8_toy_methods.Method):
         return x @ layer.weight.T + getattr(layer, "extra", 0.0)
 
 
-class SomeNumber(SomeAttribute):
-    def process(self, layer):
-        if positive(layer):
-            layer.extra = float(layer.weight.detach().sum())
-
-
 class SomeKey(fp8_toy_methods.Method):
     def __init__(self) -> None:
         self.kernel = fp8_toy_methods.Kernel()
@@ -86,13 +80,6 @@ class OnParameter(fp8_toy_methods.Method):
         return x @ layer.weight.T * (2.0 if layer.weight.power_of_two else 1.0)
 
 
-class OnNewParameter(OnParameter):
-    def process(self, layer):
-        power = positive(layer)
-        layer.weight = plain(layer.weight.detach().clone())
-        layer.weight.power_of_two = power
-
-
 class SomeOnParameter(fp8_toy_methods.Method):
     def process(self, layer):
         if positive(layer):
@@ -134,13 +121,11 @@ METHODS = {
     cls.__name__: cls
     for cls in (
         SomeAttribute,
-        SomeNumber,
         SomeKey,
         SomeBuffer,
         Flag,
         OnDefaultDevice,
         OnParameter,
-        OnNewParameter,
         SomeOnParameter,
         Subclass,
     )
@@ -215,7 +200,7 @@ def test_graphs_refuse_a_tensor_that_comes_or_goes(method, first):
 @pytest.mark.parametrize("seed", [0, None], ids=["loaded", "dummy"])
 def test_what_others_set_on_a_layer_stays(seed):
     """As an engine gives an attention layer its KV cache, in the place of an empty tensor."""
-    model = toys.Model("SomeNumber")
+    model = toys.Model("SomeAttribute")
     layer = model.layers[0].qkv
     layer.kv_cache = torch.empty(0)
     engine = toys.Engine(model, None if seed is None else toys.checkpoint(seed))

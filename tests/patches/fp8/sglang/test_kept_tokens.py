@@ -63,7 +63,6 @@ def test_kept_ids_are_those_of_the_settings_and_probabilities_are_over_them(tmp_
         rows = torch.tensor([[*ids, *[-1] * (WIDTH - len(ids))] for ids in kept])
         labels, rolled = torch.tensor(tokens), torch.tensor(over_kept)
         assert (renormalized(logits, labels, rows) - rolled).abs().max() < 1e-4, name  # a ratio of 1
-        assert (torch.tensor(whole) - rolled).max() < math.log(0.95), (
-            name
-        )  # what SGLang says without: the kept mass
+        # what SGLang says without: the kept mass
+        assert (torch.tensor(whole) - rolled).max() < math.log(0.95), name
     assert not any(found[name]["kept"] for name in OTHERS)

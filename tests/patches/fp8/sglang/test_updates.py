@@ -93,16 +93,9 @@ def test_int8_from_the_trainers_bf16(models: Path, tmp_path: Path) -> None:
     """The engine holds int8; the trainer sends bf16, which is rounded on the way, shard by shard."""
     a, b = (lab.int8_checkpoint(models, "qwen2", seed) for seed in (0, 1))
     wide = lab.checkpoint(models, "qwen2", 1)
-    seen = lab.together(
-        tmp_path,
-        dict(
-            model=a,
-            steps=["answers", ["update", dict(source=wide, how="split")], "answers"],
-            flashpatch="fp8",
-            env=AMX,
-        ),
-        dict(model=b, steps=["answers"], flashpatch="fp8", env=AMX),
-    )
+    steps = ["answers", ["update", dict(source=wide, how="split")], "answers"]
+    jobs = [dict(model=a, steps=steps), dict(model=b, steps=["answers"])]
+    seen = lab.together(tmp_path, *(dict(job, flashpatch="fp8", env=AMX) for job in jobs))
     assert all(one.done for one in seen), str(seen[0])
     updated, fresh = seen[0].steps, seen[1].steps
     assert all(done for done, _ in updated[1]), updated[1]
@@ -178,9 +171,8 @@ def test_the_native_loader_keeps_its_models(models: Path, tmp_path: Path) -> Non
     ours, alone = lab.together(tmp_path, dict(job, flashpatch="fp8"), job)
     assert ours.steps == alone.steps and ours.done == alone.done
     assert "left to SGLang's load_format=flash_rl" in ours.log
-    if (
-        not alone.done
-    ):  # 0.5.21 ends while it loads, before a row is written; 0.5.12 in a Triton kernel of the update
+    # 0.5.21 ends while it loads, before a row is written; 0.5.12 in a Triton kernel of the update
+    if not alone.done:
         assert ("active drivers" if lab.OLD else "_prepare_weights() takes 4") in alone.log
         return
     notes = [row["notes"] for row in lab.rows(ours)]
@@ -199,19 +191,14 @@ def test_what_each_process_did_is_in_the_ledger(models: Path, tmp_path: Path, fr
     rows = {role: row for row in lab.rows(seen) for role in row["roles"]}
     assert rows["worker"]["notes"]["policy_version"] == 1
     calls = {id: entry["calls"] for id, entry in rows["engine-core"]["patches"].items()}
-    sessions = (
-        "restore_weights_before_loading",
-        "postprocess_weights",
-        "begin_weight_update",
-        "end_weight_update",
-    )
+    sessions = "restore_weights_before_loading postprocess_weights begin_weight_update end_weight_update"
     for due in (
         "initialize_model",
         "load_model",
         "update_weights_from_tensor",
         "scheduler_init",
         "get_next_batch_to_run",
-        *(("load_weights_and_postprocess",) if lab.OLD else sessions),
+        *("load_weights_and_postprocess" if lab.OLD else sessions).split(),
     ):
         assert calls[f"fp8.{lab.FRAMEWORK}.{due}"], due
     launched = f"fp8.{lab.FRAMEWORK}.launch_scheduler_processes"
@@ -230,6 +217,14 @@ def test_without_a_session_an_update_ends_with_its_last_tensor(models: Path, tmp
         "answers",
         ["loose", dict(source=a, how="single")],  # 6
         "answers",
+        ["bucket", dict(source=b, only="lm_head", version="8")],
+        ["disk", dict(source=b)],  # 9: instead of what "8" began
+        ["loose", dict(source=a, how="whole")],
+        "versions",  # 11
+        ["bucket", dict(source=b, only="lm_head", version="9")],
+        ["bucket", dict(source=b, load_format="direct", version="10")],  # 13: refused, and "9" goes on
+        ["bucket", dict(source=b, without="lm_head")],
+        "versions",  # 15
     ]
     seen = lab.run(tmp_path, model=a, steps=steps, flashpatch="int8", env=AMX)
     fresh = lab.run(tmp_path / "fresh", model=b, steps=["answers"], flashpatch="int8", env=AMX)
@@ -242,6 +237,8 @@ def test_without_a_session_an_update_ends_with_its_last_tensor(models: Path, tmp
     assert got[5] == fresh.steps[0] != got[0]
     assert [done for done, _ in got[6]] == [True] * len(got[6])
     assert got[7] == got[0]
+    assert got[9][0] and not got[13][0]
+    assert [got[number][0] for number in (11, 15)] == ["7", "9"], got[8:]
 
 
 def test_the_version_moves_with_the_commit(models: Path, tmp_path: Path) -> None:
@@ -255,12 +252,19 @@ def test_the_version_moves_with_the_commit(models: Path, tmp_path: Path) -> None
         "versions",  # 4
         ["update", dict(source=b, how="split", version="8")],
         "versions",  # 6
+        ["begin", {}],
+        ["bucket", dict(source=b, only="layers.0", version="9")],
+        ["disk", dict(source=a, weight_version="10")],
+        "versions",  # 10
+        "end",  # of a session whose update another one has replaced
+        "versions",  # 12
     ]
-    job = dict(model=a, steps=steps, flashpatch="fp8", options={"fp8": dict(atomic="model")}, env=AMX)
-    seen = lab.run(tmp_path, **job)
+    options = {"fp8": dict(atomic="model")}
+    seen = lab.run(tmp_path, model=a, steps=steps, flashpatch="fp8", options=options, env=AMX)
     assert seen.done, str(seen)
     assert seen.steps[1][0] and not seen.steps[3][0]
-    for number, version in (2, "default"), (4, "default"), (6, "8"):
+    assert seen.steps[9][0] and not seen.steps[11][0], seen.steps[7:]
+    for number, version in (2, "default"), (4, "default"), (6, "8"), (10, "10"), (12, "10"):
         stamped, spans = seen.steps[number]
         assert stamped == version and all(span[0] == version for span in spans), (number, stamped, spans)
 

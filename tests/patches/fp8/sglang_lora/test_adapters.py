@@ -179,25 +179,6 @@ def test_a_file_that_changes_before_the_first_request(tmp_path: Path) -> None:
     assert stock.steps[2] not in (first, second)
 
 
-@pytest.mark.full
-def test_a_name_stands_for_no_prefix_of_its_last_adapter(tmp_path: Path) -> None:
-    """Stock keys its cache by an id that each loading has anew, and so does FlashPatch, which never frees the name."""
-    one, two = adapters(1, 2)
-    asked = ["lora.cached", "lora.cached"]
-    ours = [load(one), *asked, load(two), *asked, ["lora.cached", dict(name=None)]]
-    theirs = [load(one), *asked, "lora.unload", load(two), *asked]
-    patched, stock = lab.together(
-        tmp_path,
-        dict(model=checkpoint(), steps=ours, flashpatch="bf16", **LORA),
-        dict(model=checkpoint(), steps=theirs, **LORA),
-    )
-    assert patched.done and stock.done, str(patched)
-    taken(patched.steps, 0, 3)
-    taken(stock.steps, 0, 3, 4)
-    assert patched.steps[1:3] == patched.steps[4:6] == [0, 34] and patched.steps[6] == 0
-    assert stock.steps[1:3] == stock.steps[5:7] == [0, 34]
-
-
 def test_requests_under_an_adapter_that_is_replaced(tmp_path: Path) -> None:
     """By default it is not; under keep they end under the one they began with, and it is unloaded then."""
     one, two = adapters(1, 2)

@@ -252,14 +252,6 @@ def test_a_sync_that_failed_anywhere_is_followed_by_everything_from_all_ranks(jo
     assert job.sync()["sync/wire_share"] > 1 and job.right()
 
 
-def test_a_rollout_that_joins_gets_everything(job):
-    job.sync()
-    job.rollouts.append(job.rollout())
-    job.manager.replicas.append(SimpleNamespace(workers=job.rollouts[2:]))
-    assert job.sync()["sync/wire_share"] > 1 and job.right()
-    assert job.sync()["sync/wire_share"] < 0.1 and job.right()
-
-
 def test_everything_that_arrives_damaged_is_an_error(job):
     class Flipping(Transfer):
         async def receive_weights(self, global_steps):

@@ -14,9 +14,8 @@ pytestmark = pytest.mark.verl
 LAB = SUPPORT / "transfer_lab.py"
 PATIENCE = round(limit(6))  # seconds of transfer_timeout
 SECONDS = (
-    limit(
-        20
-    )  # after which a side that has not ended hangs; FlashPatch's sides need one or two, or the limit below
+    # after which a side that has not ended hangs; FlashPatch's sides need one or two, or the limit below
+    limit(20)
 )
 
 #: What went wrong, and the words that both sides must hear of it; None where a side was killed or stopped.

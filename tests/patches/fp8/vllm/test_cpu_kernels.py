@@ -178,37 +178,6 @@ def int8_inputs(packed: bool) -> dict[str, Any]:
     )
 
 
-def compiled() -> dict[str, Any]:
-    """How many graphs torch.compile makes of our kernel, which must be one operator, and whether the result is the same."""
-    import torch
-    import torch._dynamo
-
-    import flashpatch
-
-    flashpatch.enable("fp8")
-    kernel = fp8_kernel("channel", 32, 64)
-    layer = fp8_layer(torch.randn(32, 64).to(torch.float8_e4m3fn), torch.rand(32, 1))
-    kernel.process_weights_after_loading(layer)
-
-    def apply(x: Any) -> Any:
-        return kernel.apply_scaled_mm(
-            A=x,
-            B=layer.weight,
-            out_dtype=torch.bfloat16,
-            As=torch.ones(9, 1),
-            Bs=layer.weight_scale,
-            bias=None,
-            output_shape=[9, 32],
-        )
-
-    x = torch.randn(9, 64).to(torch.float8_e4m3fn)
-    with torch._dynamo.config.patch(disable=False):  # the laboratory's engines compile nothing
-        found = torch.compile(apply, backend="aot_eager", fullgraph=True)(x)
-    flashpatch.disable("fp8")
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    return dict(graphs=graphs, same=torch.equal(found, apply(x)))
-
-
 def deepseek(model: str) -> str | None:
     """Why an engine on it does not open on a CPU with AMX."""
     from vllm_lab import engines
@@ -262,10 +231,6 @@ def test_int8_takes_inputs_of_three_dimensions(runner: scenario.Runner, packed: 
         assert found["stock"] is not None and "2D" in found["stock"], (
             "upstream has been fixed: see remove_when"
         )
-
-
-def test_a_compiled_model_calls_it_as_one_operator(runner: scenario.Runner) -> None:
-    assert runner(compiled) == dict(graphs=1, same=True)
 
 
 @pytest.mark.vllm(least="0.29")  # older ones fail themselves when such a model opens on a CPU

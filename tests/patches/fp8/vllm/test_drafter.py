@@ -50,25 +50,24 @@ def meet(at: dict[str, str], method: str) -> dict[str, Any]:
         return dict(reasons=[end.outputs[0].finish_reason for end in ends], after=drafted.tokens(llm))
 
 
-def night(at: dict[str, str], method: str, load_format: str, processes: bool = False) -> dict[str, Any]:
+def night(at: dict[str, str], method: str, load_format: str) -> dict[str, Any]:
     """Open, sleep at level 2, send the target alone."""
     good, _ = drafted.drafters(at, method)
-    ask = (lambda llm: dict(tokens=drafted.tokens(llm))) if processes else drafted.spoken
-    kw = dict(load_format=load_format, processes=processes, **environment.SLEEPING)
+    kw = dict(load_format=load_format, **environment.SLEEPING)
     with drafted.opened(at["a"], good, method, {}, **kw) as llm:
         found: dict[str, Any] = {}
         if load_format == "dummy":
             llm.collective_rpc(drafted.send, args=(at["a"], "target"))
-        found["evening"] = ask(llm)
+        found["evening"] = drafted.spoken(llm)
         llm.sleep(level=2)
         llm.wake_up(["weights"])
         llm.collective_rpc(drafted.send, args=(at["a"], "target"))
         llm.wake_up(["kv_cache"])
-        found["morning"] = ask(llm)
+        found["morning"] = drafted.spoken(llm)
     return found
 
 
-def breakdown(at: dict[str, str], method: str, processes: bool = False) -> dict[str, Any]:
+def breakdown(at: dict[str, str], method: str) -> dict[str, Any]:
     """A drafter's update fails; a good one follows."""
     from flashpatch import ledger
 
@@ -77,13 +76,12 @@ def breakdown(at: dict[str, str], method: str, processes: bool = False) -> dict[
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("flashpatch.fp8").addHandler(handler)
-    ask = (lambda llm: dict(tokens=drafted.tokens(llm))) if processes else drafted.spoken
-    with drafted.opened(at["a"], good, method, {}, processes=processes) as llm:
-        found: dict[str, Any] = dict(said=said, whole=ask(llm))
+    with drafted.opened(at["a"], good, method, {}) as llm:
+        found: dict[str, Any] = dict(said=said, whole=drafted.spoken(llm))
         found["error"] = updates.error(lambda: llm.collective_rpc(drafted.send, args=(good, "drafter", True)))
-        found["broken"], found["ledger"] = ask(llm), [ledger.notes().get("speculation")]
+        found["broken"], found["ledger"] = drafted.spoken(llm), [ledger.notes().get("speculation")]
         llm.collective_rpc(drafted.send, args=(good, "drafter"))
-        found["mended"] = ask(llm)
+        found["mended"] = drafted.spoken(llm)
         found["ledger"].append(ledger.notes().get("speculation"))
     return found
 
@@ -212,18 +210,6 @@ def test_a_broken_drafter_turns_speculation_off(
     off, on = got["said"]
     assert "speculation is off until the drafter gets a complete update" in off and "holds NaN" in off
     assert "speculation is on again" in on
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("method", drafted.METHODS)
-def test_in_processes_of_their_own(
-    runner: scenario.Runner, at: dict[str, str], fresh: Any, method: str
-) -> None:
-    got = runner(breakdown, at, method, True)
-    assert "holds NaN" in got["error"]
-    assert got["whole"]["tokens"] == got["broken"]["tokens"] == got["mended"]["tokens"] == fresh["a"]
-    got = runner(night, at, method, "dummy", True)
-    assert got["evening"]["tokens"] == got["morning"]["tokens"] == fresh["a"]
 
 
 @pytest.mark.full

@@ -115,7 +115,7 @@ def bad_experts(a: str, b: str) -> dict[str, Any]:
 
 def test_a_bad_expert_is_named_and_a_complete_update_mends(runner: scenario.Runner) -> None:
     found = runner(bad_experts, *(updates.checkpoint("mixtral", seed) for seed in (0, 1)))
-    assert "w13_weight[w3][2]: a weight holds NaN or Inf" in found["nan"] and found["name"] in found["nan"]
+    assert "w13_weight[w3][2] holds NaN or Inf" in found["nan"] and found["name"] in found["nan"]
     assert "did not come" in found["missing"] and found["name"] in found["missing"]
     assert found["refused"] is not None
     assert engines.difference(found["answers"], fresh("torch", "mixtral", 1)).exact

@@ -39,17 +39,6 @@ def sent_twice(a: str, b: str, c: str, kw: dict[str, Any], **options: Any) -> di
     return found
 
 
-def left_over(a: str, b: str, kw: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """One tensor of A alone, then all of B in one call: the error of that, or what is answered."""
-    found: dict[str, Any] = {}
-    with opened("bf16", a, options=options, **kw) as llm:
-        for name, tensor in [item for item in models.weights(a) if ".layers.1." not in item[0]]:
-            updates.send(llm, [[(name, tensor)]])
-            error = updates.error(lambda: updates.send(llm, [list(models.weights(b))]))
-            found[name] = error or engines.greedy(llm)
-    return found
-
-
 @pytest.mark.parametrize("kw", [{}, pytest.param(FP8, marks=pytest.mark.full)], ids=["bf16", "fp8"])
 @pytest.mark.parametrize("atomic", ["layer", pytest.param("model", marks=pytest.mark.full)])
 def test_a_call_repeated_by_a_sender_without_an_end_mixes_nothing(
@@ -65,13 +54,3 @@ def test_a_call_repeated_by_a_sender_without_an_end_mixes_nothing(
     assert (atomic == "model") != any("came again" in problem for problem in refused)
     last = {sync: answers[-1] for sync, answers in got.items()}
     assert last["B"] == last["B again"] == known["b"] and last["C again"] == known["c"]
-
-
-@pytest.mark.parametrize("kw", [{}, pytest.param(FP8, marks=pytest.mark.full)], ids=["bf16", "fp8"])
-@pytest.mark.parametrize("atomic", ["layer", pytest.param("model", marks=pytest.mark.full)])
-def test_a_whole_update_follows_a_tensor_left_over(
-    runner: scenario.Runner, kw: dict[str, Any], atomic: str
-) -> None:
-    a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
-    got = runner(left_over, a, b, kw, atomic=atomic)
-    assert got == dict.fromkeys(got, oracle.answers(b, **kw)["tokens"])

@@ -133,9 +133,8 @@ def enabled_late(a: str, b: str, processes: bool) -> dict[str, Any]:
         found["update"] = updates.error(lambda: reload(llm))
         found["function"] = updates.error(lambda: llm.collective_rpc(load, args=(b,)))
         core = getattr(llm.llm_engine.engine_core, "engine_core", None)
-        model = (
-            core.model_executor.driver_worker.model_runner.model if core else None
-        )  # if it is in this process
+        # if it is in this process
+        model = core.model_executor.driver_worker.model_runner.model if core else None
         items = list(models.weights(b))
         found["model"] = updates.error(lambda: model.load_weights(items))
         found["harmless"] = updates.error(lambda: llm.collective_rpc("get_supported_tasks"))

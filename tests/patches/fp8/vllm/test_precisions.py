@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import vllm_updates as updates
-from vllm_lab import engines, models, oracle, quantized, scenario
-from vllm_precisions import A, B, check, int8, opened, there_and_back, two_ranks
+from vllm_lab import engines, oracle, quantized, scenario
+from vllm_precisions import A, B, check, int8, opened, there_and_back
 
 pytestmark = pytest.mark.vllm
 
@@ -73,32 +73,6 @@ def test_the_engines_own_precisions_by_name(
         assert all(kernel.endswith("/FlashPatchCPUFP8LinearKernel") for kernel in found["kernels"])
     limit = 0.04 if name.startswith("fp8") else 0.02
     assert len(found["errors"][0]) == 8 and all(0 < error < limit for error in found["errors"][0].values())
-
-
-@pytest.mark.full
-def test_int8_on_two_ranks(runner: scenario.Runner) -> None:
-    a, b = updates.checkpoint(*A), updates.checkpoint(*B)
-    got = scenario.run(two_ranks, a, b, env={"FLASHPATCH": "int8"})
-    for seed, answers in enumerate(got):
-        want = oracle.answers(updates.checkpoint("qwen2", seed, "int8"), tensor_parallel_size=2)
-        assert engines.difference(answers, want).exact
-
-
-def opened_on_dummy_weights(a: str, b: str) -> dict[str, Any]:
-    """As verl opens engines: no first load that could teach what to expect."""
-    with opened("int8", a, load_format="dummy") as llm:
-        half = list(models.weights(b))
-        missing = updates.error(lambda: (updates.send(llm, [half[:-3]]), updates.finish(llm)))
-        updates.send(llm, [half[:7], half[7:]])
-        updates.finish(llm)
-        answers = engines.answers(llm)
-    return dict(missing=missing, answers=answers)
-
-
-def test_int8_on_dummy_weights(runner: scenario.Runner) -> None:
-    found = runner(opened_on_dummy_weights, updates.checkpoint(*A), updates.checkpoint(*B))
-    assert "incomplete" in found["missing"]
-    assert engines.difference(found["answers"], int8(*B)).exact
 
 
 def sampled(name: str, model: str, **options: Any) -> dict[str, Any]:

@@ -1,20 +1,17 @@
 """``in_flight="keep"`` beside prefix caching: no request is served from blocks of another policy, or of several."""
 
-from pathlib import Path
 from typing import Any
 
 import drafted
-import lora_lab
 import pytest
 import vllm_updates as updates
-from vllm_lab import engines, environment, models, oracle, scenario
+from vllm_lab import engines, models, oracle, scenario
 from vllm_precisions import opened
 
 pytestmark = pytest.mark.vllm
 
-CACHED = dict(
-    enable_prefix_caching=True, block_size=32
-)  # two blocks a prompt, of which the last is never served
+# two blocks a prompt, of which the last is never served
+CACHED = dict(enable_prefix_caching=True, block_size=32)
 TOKENS = engines.TOKENS
 KEEP = dict(in_flight="keep")
 
@@ -145,16 +142,6 @@ def unsalted(a: str, b: str) -> str | None:
         kv_cache_utils.generate_block_hash_extra_keys = original
 
 
-def asleep(a: str, b: str, level: int) -> list[list]:
-    with opened("bf16", a, options=KEEP, **CACHED, **environment.SLEEPING) as llm:
-        asked = Asked(llm)
-        asked.all_prompts("a")
-        llm.sleep(level)
-        llm.wake_up()
-        send(llm, b)
-        return asked.all_prompts("b") + asked.all_prompts("again")
-
-
 def with_drafter(at: dict[str, str], good: str, bad: str) -> dict[str, Any]:
     """While a request runs, the drafter gets another version and then the policy."""
     with drafted.opened(at["a"], good, "draft_model", dict(in_flight="keep")) as llm:
@@ -167,40 +154,6 @@ def with_drafter(at: dict[str, str], good: str, bad: str) -> dict[str, Any]:
         llm.collective_rpc(drafted.send, args=(at["b"], "target"))
         asked.finish()
         return dict(b=drafted.tokens(llm), again=drafted.tokens(llm), ended=len(asked.ended["runs"][0]))
-
-
-def load(worker: Any, path: str) -> None:
-    worker.get_model().load_weights(models.weights(path))
-
-
-def in_processes(a: str, b: str) -> dict[str, Any]:
-    """Core and worker in processes of their own: a request runs while A becomes B."""
-    with opened("bf16", a, options=KEEP, processes=True, fork=True, **CACHED) as llm:
-        asked = Asked(llm)
-        asked.all_prompts("a")
-        asked.add("long", engines.PROMPTS[0], 150)
-        asked.step(3)
-        llm.collective_rpc(load, args=(b,))
-        found: dict[str, Any] = dict(b=asked.all_prompts("b"), again=asked.all_prompts("again"))
-        found["long"] = len(asked.ended["long"][0])
-    return found
-
-
-def adapters(a: str, where: str) -> dict[str, Any]:
-    """A request runs under an adapter while its name comes to mean another content, at the same path."""
-    found = {}
-    with opened("bf16", a, options=KEEP, **CACHED, **lora_lab.ENGINE) as llm:
-        asked = Asked(llm)
-        for seed in (1, 2):
-            folder = lora_lab.write(where, lora_lab.tensors(a, seed))
-            lora_lab.send(llm, folder)
-            asked.finish()
-            found[str(seed)] = lora_lab.ask(llm, folder, engines.greedy)
-            asked.add(f"runs {seed}", engines.PROMPTS[0], 40, lora=lora_lab.request(folder))
-            asked.step(3)
-        asked.finish()
-        found["2 again"] = lora_lab.ask(llm, folder, engines.greedy)
-    return found
 
 
 # --- the tests
@@ -258,29 +211,6 @@ def test_a_key_that_does_not_reach_the_hashes_is_noticed(
     error = runner(unsalted, *ab)
     assert error is not None, "old blocks were served"
     assert "PatchError" in error and "served 32 tokens of an older policy" in error
-
-
-@pytest.mark.full
-def test_in_processes_of_their_own(runner: scenario.Runner, ab: tuple[str, str]) -> None:
-    got = runner(in_processes, *ab)
-    assert said(got["b"]) == said(got["again"]) == oracle.answers(ab[1])["tokens"]
-    assert served(got["b"]) == [0] * 4 and served(got["again"]) == [32] * 4 and got["long"] == 150
-
-
-@pytest.mark.full
-def test_an_adapter_that_changes(runner: scenario.Runner, ab: tuple[str, str], tmp_path: Path) -> None:
-    got = runner(adapters, ab[0], str(tmp_path / "adapter"))
-    for seed in (1, 2):
-        assert got[str(seed)] == lora_lab.fresh(ab[0], lora_lab.adapter(ab[0], seed))["tokens"]
-    assert got["2 again"] == got["2"]
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("level", [1, 2])
-def test_sleep(runner: scenario.Runner, ab: tuple[str, str], level: int) -> None:
-    got = runner(asleep, *ab, level)
-    assert said(got[:4]) == said(got[4:]) == oracle.answers(ab[1])["tokens"]
-    assert served(got) == [0] * 4 + [32] * 4
 
 
 @pytest.mark.full

@@ -1,5 +1,6 @@
 """Update an engine whose tied checkpoint also holds ``lm_head.weight``: vLLM loads it, finds it equal, and ties again."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,23 +84,22 @@ def heads(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
     equal, other = embedding.float(), embedding.flip(0).contiguous()
     found: dict[str, Any] = {}
     with engines.open_llm(a, **kw) as llm:
+
+        def each_alone(items: list[updates.Named]) -> None:
+            for item in items:
+                updates.send(llm, [[item]])
+                llm.collective_rpc(rank)
+
+        def tried(send: Callable[[], None]) -> Any:
+            return updates.error(send) or updates.refusal(llm) or engines.answers(llm)
+
         for head, which in ((equal, "equal"), (other, "other")):
             items = [*weights.items(), ("lm_head.weight", head)]
             for buckets, how in (([items], "one call"), ([items[-1:], items[:-1]], "before")):
-                try:
-                    updates.send(llm, buckets)
-                    found[f"{which} {how}"] = updates.refusal(llm) or engines.answers(llm)
-                except Exception as error:
-                    found[f"{which} {how}"] = str(error)
+                found[f"{which} {how}"] = tried(lambda: updates.send(llm, buckets))
                 updates.send(llm, [items[:-1]])
                 engines.greedy(llm, 1)
-            try:
-                for item in items:
-                    updates.send(llm, [[item]])
-                    llm.collective_rpc(rank)
-                found[f"{which} a call per tensor"] = updates.refusal(llm) or engines.answers(llm)
-            except Exception as error:
-                found[f"{which} a call per tensor"] = str(error)
+            found[f"{which} a call per tensor"] = tried(lambda: each_alone(items))
             llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=iter(items[:-1])))
     return found
 

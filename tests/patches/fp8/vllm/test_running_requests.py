@@ -59,19 +59,6 @@ def paused(a: str, b: str) -> dict[str, Any]:
     return found
 
 
-def preempted(a: str, b: str) -> dict[str, Any]:
-    """An update of an engine paused for new requests alone, in which one that was preempted waits with its tokens."""
-    with engines.open_llm(a) as llm:
-        core = llm.llm_engine.engine_core.engine_core
-        engines.add(llm, "preempted")
-        steps(llm, TOKENS // 2)
-        core.reset_prefix_cache(reset_running_requests=True)
-        core.scheduler.set_pause_state(type(core.scheduler.pause_state).PAUSED_NEW)
-        error = updates.error(lambda: updates.send(llm, [list(models.weights(b))]))
-        core.resume_scheduler()
-        return dict(error=error, tokens=rest(llm))
-
-
 def begun_meanwhile(a: str, b: str) -> dict[str, Any]:
     """A request begins under the old policy while an update is open: how it ends, then an update by itself."""
     items = list(models.weights(b))
@@ -159,12 +146,6 @@ def test_a_pause_does_not_hide_requests(bf16: scenario.Runner, ab: tuple[str, st
     error, samples = got["several"]
     assert error is not None and RUN in error and len(samples) == 2
     assert got["waits"] == [None, [new]]
-
-
-def test_a_preempted_request_counts(bf16: scenario.Runner, ab: tuple[str, str]) -> None:
-    got = bf16(preempted, *ab)
-    assert got["error"] is not None and RUN in got["error"]
-    assert got["tokens"] == [oracle.answers(ab[0])["tokens"][0]]
 
 
 def test_a_request_that_begins_while_an_update_is_open(ab: tuple[str, str]) -> None:

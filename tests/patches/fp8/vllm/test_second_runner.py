@@ -105,6 +105,7 @@ def test_an_update_in_shuffled_buckets_equals_a_fresh_engine(
     assert got["runner"] == "vllm.v1.worker.cpu.model_runner.CPUModelRunner"
 
 
+@pytest.mark.full  # both are stock
 def test_it_answers_as_the_first_runner() -> None:
     _, b = checkpoints()
     first, second = (oracle.answers(b, env=env, tokens=TOKENS, **CACHED) for env in ({}, environment.V2))

@@ -94,22 +94,6 @@ def nights(a: str, b: str, kw: dict[str, Any], seed: int, load_format: str = "au
     return found
 
 
-def all_or_nothing(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, Any]:
-    """With atomic="model": level 1 and an update; level 2 and an update, which has nothing to fall back to."""
-    found: dict[str, Any] = {}
-    with precisions.opened("bf16", a, options=dict(atomic="model"), **environment.SLEEPING, **kw) as llm:
-        llm.sleep(level=1)
-        llm.wake_up()
-        llm.collective_rpc(load, args=(b, seed, True))
-        found["b"] = engines.answers(llm)
-        llm.sleep(level=2)
-        llm.wake_up(["weights"])
-        found["error"] = updates.error(lambda: llm.collective_rpc(load, args=(a, seed, True)))
-        llm.wake_up(["kv_cache"])
-        found["refusal"] = updates.refusal(llm)
-    return found
-
-
 def in_processes(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, Any]:
     """With workers in processes of their own: level 2, wake-up, requests before and after an update."""
     found: dict[str, Any] = {}
@@ -188,25 +172,6 @@ def test_updates_after_sleep(runner: scenario.Runner, case: str, load_format: st
         gap = engines.difference(got[name], want[name])
         assert gap.exact, f"seed {seed}, after the update to {name}: {gap}"
     assert all(got["gone"]) and not any(got["lost"]), f"tensors that nobody brought back: {got['lost']}"
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        "qwen2",
-        *(
-            pytest.param(c, marks=pytest.mark.full)
-            for c in ("qwen2 fp8", "gpt-oss", "llama fp8 cache, scales")
-        ),
-    ],
-)
-def test_a_whole_model_update_has_nothing_to_fall_back_to(runner: scenario.Runner, case: str) -> None:
-    kw, seed = need(case), drawn_seed()
-    a, b = (checkpoint(case, number) for number in (0, 1))
-    got = runner(all_or_nothing, a, b, kw, seed)
-    assert engines.difference(got["b"], oracle.answers(b, **kw)).exact
-    assert "atomic='model' has nothing to fall back to" in (got["error"] or "")
-    assert "sleep level 2" in (got["refusal"] or "")
 
 
 @pytest.mark.parametrize(

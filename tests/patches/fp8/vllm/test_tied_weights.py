@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from flashpatch.contracts.contract import check
+from flashpatch.contracts.source import Sources
 from flashpatch.patches.fp8.vllm import model_loader
 
 LOADS = "class AutoWeightsLoader:\n    def load_weights(self, weights): ...\n"
@@ -22,6 +23,6 @@ def test_a_loader_without_the_check_needs_no_patch(tmp_path, source, method, by)
     for package in (module.parent, module.parents[1], module.parents[2]):
         (package / "__init__.py").touch()
     patch = model_loader.patches.of(model_loader.check_skipped_aliases)
-    found = check(patch, {"vllm": tmp_path / "vllm"}.get)
+    found = check(patch, Sources({"vllm": tmp_path / "vllm"}.get))
     assert found.ok and found.target.endswith(f":AutoWeightsLoader.{method}")
     assert patch.native(SimpleNamespace(target=found.target)) == by

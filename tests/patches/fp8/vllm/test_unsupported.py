@@ -82,18 +82,22 @@ def updates_refused(dense: str, experts: str) -> dict[str, str | None]:
         "experts": config(experts),
         "experts of two engines": config(experts, data_parallel_size=2),
         "two engines": config(data_parallel_size=2),
+        "shards of adapters": config(enable_lora=True, fully_sharded_loras=True),
     }
     return {name: unsupported.at_update(made) for name, made in found.items()}
 
 
 def test_engines_whose_policy_would_be_mixed_are_refused_by_name() -> None:
     paths = [updates.checkpoint(family, 0) for family in ("qwen2", "qwen3-moe")]
-    found = scenario.run(updates_refused, *paths)
+    found = scenario.run(updates_refused, *paths, env={"FLASHPATCH": "bf16"})
     assert "NixlConnector (kv_transfer_config) hands KV on" in found["Nixl"]
     assert "MooncakeConnector (kv_transfer_config) hands KV on" in found["several"]
     assert "ec_transfer_config" in found["encoder"]
     assert "flashinfer_moe_ep_cutedsl" in found["backend"]
     assert "data_parallel_size=2" in found["experts of two engines"]
+    assert (
+        "enable_lora" in found["shards of adapters"] and "fully_sharded_loras" in found["shards of adapters"]
+    )
     assert found["offloading"] is found["experts"] is found["two engines"] is None
 
 

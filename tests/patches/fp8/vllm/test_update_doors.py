@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, models, oracle, scenario
-from vllm_precisions import opened
 
 pytestmark = pytest.mark.vllm
 
@@ -116,12 +115,6 @@ def doors(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def precision(model: str, options: dict[str, Any], **kw: Any) -> dict[str, Any]:
-    """The quantization that an engine gets with fp8 on, and what it answers."""
-    with opened("fp8", model, options=options, **kw) as llm:
-        return dict(name=llm.llm_engine.model_config.quantization, answers=engines.answers(llm, tokens=4))
-
-
 def unquantized(model: str, scheme: str) -> str | None:
     def opened() -> None:
         with engines.open_llm(model, quantization=scheme):
@@ -158,28 +151,6 @@ def test_every_door_leads_to_the_same_answers(
     assert "did not come" in got["unfinished"] and got["refusal"] is not None
     last = got["reload by path"]["path"]
     assert engines.difference(got["by itself"], oracle.answers(last, **kw)).exact
-
-
-@pytest.mark.parametrize(
-    ("options", "scheme", "kw", "name"),
-    [
-        ({}, None, {}, FP8),
-        (dict(exclude=["*/qwen2-0*"]), None, {}, None),
-        pytest.param(dict(scheme="fp8_per_tensor"), None, {}, "fp8_per_tensor", marks=pytest.mark.full),
-        pytest.param({}, None, dict(quantization="fp8_per_tensor"), "fp8_per_tensor", marks=pytest.mark.full),
-        ({}, "int8", {}, "compressed-tensors"),
-    ],
-    ids=["nothing asked for", "excluded", "scheme", "explicit", "quantized checkpoint"],
-)
-def test_who_gets_which_precision(
-    runner: scenario.Runner, options: dict[str, Any], scheme: str | None, kw: dict[str, Any], name: str | None
-) -> None:
-    model = updates.checkpoint("qwen2", 0, scheme)
-    got = runner(precision, model, options, **kw)
-    assert got["name"] == name
-    wanted = {} if scheme else dict(quantization=name)
-    same = engines.array(oracle.answers(model, **wanted)["prompt_logprobs"])
-    assert engines.array(got["answers"]["prompt_logprobs"]).tobytes() == same.tobytes()
 
 
 NVFP4 = pytest.param("nvfp4_per_token", marks=pytest.mark.vllm(least="0.27"))

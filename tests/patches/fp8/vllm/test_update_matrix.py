@@ -6,7 +6,6 @@ cell that is wrong without an error fails, and so does one that no longer does w
 """
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -72,15 +71,8 @@ def cell(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def compiled() -> Iterator[scenario.Runner]:
-    with scenario.Runner({"FLASHPATCH": "bf16", **environment.COMPILED}) as interpreter:
-        yield interpreter
-
-
-def check(run: scenario.Runner, family: str, precision: str, env: Any = None, **more: Any) -> None:
+def check(run: scenario.Runner, family: str, precision: str) -> None:
     kw, scheme = PRECISIONS[precision]
-    kw = {**kw, **more}
     updates.need(family)
     a, b = (updates.checkpoint(family, seed, scheme) for seed in (0, 1))
     expected = EXPECTED.get((family, precision), "exact")
@@ -88,9 +80,9 @@ def check(run: scenario.Runner, family: str, precision: str, env: Any = None, **
     print(f"FLASHPATCH_LAB_SEED={seed}")
     if expected == "no engine":  # stock vLLM cannot even open it here
         with pytest.raises(scenario.ScenarioError, match="MoE backend|cpu_gemm_wna16"):
-            oracle.answers(a, env=env, **kw)
+            oracle.answers(a, **kw)
         return
-    want = [oracle.answers(source, env=env, **kw) for source in (a, b)]
+    want = [oracle.answers(source, **kw) for source in (a, b)]
     assert engines.difference(*want).mean > 0.01, "A and B answer alike: nothing would be shown"
     got = run(cell, a, b, kw, seed, timeout=240)
     assert engines.difference(got["answers"][0], want[0]).exact, (
@@ -114,12 +106,3 @@ def test_a_to_b_to_a_to_b(bf16: scenario.Runner, family: str, precision: str) ->
     if precision.startswith("torchao"):
         pytest.importorskip("torchao")
     check(bf16, family, precision)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("family", "precision"),
-    [("qwen2", "bf16"), ("llama", "fp8_per_channel"), ("qwen2-tied", "fp8_per_tensor")],
-)
-def test_compiled(compiled: scenario.Runner, family: str, precision: str) -> None:
-    check(compiled, family, precision, env=environment.COMPILED, enforce_eager=False)

@@ -41,10 +41,10 @@ def over_a_base(name: str, a: str, b: str, folders: list[str]) -> dict[str, Any]
     return found
 
 
-def bad_adapters(a: str, good: str, where: str, names: str) -> dict[str, Any]:
+def bad_adapters(a: str, good: str, where: str) -> dict[str, Any]:
     """Each bad adapter sent over a good one: the error, and what the engine says under it then."""
     found = {}
-    with opened(names, a, **lora_lab.ENGINE) as llm:
+    with opened("bf16", a, **lora_lab.ENGINE) as llm:
         for how, (spoiled, changed) in spoiled_adapters(a).items():
             lora_lab.send(llm, good)
             folder = lora_lab.write(f"{where}/{how}", spoiled, **changed)
@@ -76,40 +76,6 @@ NAMED = {
     "nan": "layers.1.mlp.down_proj: holds NaN",
     "pattern": "alpha_pattern={'down_proj': 64}",
 }
-
-
-def failing_place(a: str, folders: list[str]) -> dict[str, Any]:
-    """The second adapter fails while it is put in place, in the middle of the layers; then it does not."""
-    with opened("bf16", a, **lora_lab.ENGINE) as llm:
-        lora_lab.send(llm, folders[0])
-        manager = engines.inner_runner(llm).lora_manager._adapter_manager
-        module = list(manager.modules.values())[len(manager.modules) // 2]
-        plain, calls = module.set_lora, []
-
-        def broken(*args: Any) -> None:
-            calls.append(args)
-            if len(calls) == 1:
-                raise OSError("the device is gone")
-            plain(*args)
-
-        module.set_lora = broken
-        found: dict[str, Any] = dict(error=updates.error(lambda: lora_lab.send(llm, folders[1])))
-        del module.set_lora
-        found["kept"] = lora_lab.ask(llm, folders[0])
-        lora_lab.send(llm, folders[1])
-        found["mended"] = lora_lab.ask(llm, folders[1])
-    return found
-
-
-def cached(a: str, where: str, names: str) -> dict[str, Any]:
-    """Greedy tokens with the prefix cache on, under one path whose content changes."""
-    found = {}
-    with opened(names, a, enable_prefix_caching=True, block_size=32, **lora_lab.ENGINE) as llm:
-        for seed in (1, 2):
-            folder = lora_lab.write(where, lora_lab.tensors(a, seed))
-            lora_lab.send(llm, folder)
-            found[str(seed)] = lora_lab.ask(llm, folder, engines.greedy)
-    return found
 
 
 def in_flight(a: str, folders: list[str]) -> dict[str, Any]:
@@ -188,28 +154,11 @@ def test_adapters_come_and_go_over_a_base(
 def test_a_bad_adapter_is_refused_by_name(runner: scenario.Runner, tmp_path: Any) -> None:
     a = updates.checkpoint(*A)
     good = lora_lab.adapter(a, 1)
-    got = runner(bad_adapters, a, good, str(tmp_path / "bad"), "bf16")
+    got = runner(bad_adapters, a, good, str(tmp_path / "bad"))
     kept = lora_lab.fresh(a, good)
     for how, named in NAMED.items():
         assert got[how]["error"] is not None and named in got[how]["error"], (how, got[how]["error"])
         assert engines.difference(got[how]["answers"], kept).exact, how
-
-
-def test_an_adapter_that_cannot_be_put_in_place_is_taken_back(runner: scenario.Runner) -> None:
-    a = updates.checkpoint(*A)
-    folders = [lora_lab.adapter(a, seed) for seed in (1, 2)]
-    got = runner(failing_place, a, folders)
-    assert "the device is gone" in got["error"]
-    assert engines.difference(got["kept"], lora_lab.fresh(a, folders[0])).exact
-    assert engines.difference(got["mended"], lora_lab.fresh(a, folders[1])).exact
-
-
-def test_prefixes_under_a_name_that_means_something_else_are_not_used(
-    runner: scenario.Runner, tmp_path: Any
-) -> None:
-    a = updates.checkpoint(*A)
-    want = {str(seed): lora_lab.fresh(a, lora_lab.adapter(a, seed))["tokens"] for seed in (1, 2)}
-    assert runner(cached, a, str(tmp_path / "one"), "bf16") == want
 
 
 def test_running_requests_keep_their_adapter(runner: scenario.Runner) -> None:

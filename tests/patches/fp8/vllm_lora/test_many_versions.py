@@ -54,7 +54,7 @@ def killed(a: str, folders: list[str]) -> dict[str, Any]:
         llm.collective_rpc(kill_rank)
         return dict(
             sent=updates.error(lambda: lora_lab.send(llm, folders[1])),
-            asked=updates.error(lambda: lora_lab.ask(llm, folders[0], engines.greedy)),
+            asked=updates.error(lambda: lora_lab.ask(llm, folders[0])),
         )
 
 

@@ -130,20 +130,6 @@ def evicted_and_needed(a: str, folders: list[str], where: str) -> dict[str, Any]
     return found
 
 
-def overwritten(a: str, where: str) -> dict[str, Any]:
-    """The file of an adapter that was sent is written into, as `cp` and `rsync --inplace` do; the adapter goes and comes."""
-    folder = lora_lab.write(f"{where}/live", lora_lab.tensors(a, 1))
-    other = lora_lab.write(f"{where}/other", lora_lab.tensors(a, 7))
-    file = "adapter_model.safetensors"
-    with opened("bf16", a, **{**lora_lab.ENGINE, "max_cpu_loras": 2}) as llm:
-        llm.llm_engine.add_lora(lora_lab.request(folder, "live", 1))
-        before = say(llm, lora_lab.request(folder, "live", 1))
-        llm.llm_engine.add_lora(lora_lab.request(other, "other", 2))
-        with open(Path(folder) / file, "r+b") as live:
-            live.write((Path(other) / file).read_bytes())
-        return dict(before=before, after=say(llm, lora_lab.request(folder, "live", 1)))
-
-
 def slept(a: str, folders: list[str], level: int) -> list[Any]:
     """What is said under an adapter before the engine sleeps and after, twice; an adapter is sent while it sleeps."""
     found: list[Any] = []
@@ -244,13 +230,6 @@ def test_an_adapter_stays_as_long_as_a_request_names_it(
     got = runner(evicted_and_needed, a, folders, str(tmp_path))
     assert len({tuple(got[str(number)]) for number in (1, 2, 3)}) == 3
     assert got["kept"] == [5]
-
-
-def test_an_adapter_is_not_of_its_file_once_it_was_sent(
-    runner: scenario.Runner, a: str, tmp_path: Path
-) -> None:
-    got = runner(overwritten, a, str(tmp_path))
-    assert got["after"] == got["before"]
 
 
 @pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.full), 2])

@@ -174,9 +174,8 @@ def test_the_ratio_is_one_if_an_engine_in_bf16_chose_the_experts(kind):
         replay.begin(record, ALL)
         replayed = (_loss(model) - engine).exp()
     assert (replayed - 1).abs().max() < 0.1
-    assert (replayed - 1).abs().max() <= (
-        stock - 1
-    ).abs().max() + 1e-5  # equal where bf16 turned no choice over
+    # equal where bf16 turned no choice over
+    assert (replayed - 1).abs().max() <= (stock - 1).abs().max() + 1e-5
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -118,3 +118,21 @@ def test_a_dead_clients_places_are_given_back_and_so_are_those_that_it_waits_for
         await ours.acquire_server("5", prompt_digest=(5, 10), client="dead")
 
     asyncio.run(scenario())
+
+
+def test_a_request_whose_limit_is_no_number_fails_alone():
+    async def scenario():
+        ours = balancer("a", most=1)
+        await ours.acquire_server("0", [1])
+        limits = ("64", 64)
+        asked = [
+            asyncio.ensure_future(ours.acquire_server(limit, [1, 2], {"max_tokens": limit}))
+            for limit in limits
+        ]
+        await asyncio.sleep(0)
+        await ours.release_server("a", "0")
+        with pytest.raises(TypeError):
+            await asyncio.wait_for(asked[0], 10)
+        assert (await asyncio.wait_for(asked[1], 10))[0] == "a"
+
+    asyncio.run(scenario())

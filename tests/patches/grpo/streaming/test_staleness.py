@@ -56,9 +56,8 @@ def test_parts_of_a_stopped_request_are_recorded_in_their_order():
 
 def test_later_turns_add_to_the_first():
     client = Client((3, 4), None, (4, 2), (5, 1))
-    kept = dict(
-        turn(client, "many").extra_fields
-    )  # as verl's tool loop does; it keeps nothing of later turns
+    # as verl's tool loop does; it keeps nothing of later turns
+    kept = dict(turn(client, "many").extra_fields)
     turn(client, "many")
     assert kept[KEY] == [[3, 4], [4, 2], [5, 1]]
 

@@ -48,12 +48,6 @@ def test_base_and_adapter_come_out_as_they_went_in():
     ]
 
 
-def test_an_adapter_alone():
-    assert cut(adapters.marked(ADAPTER, CONFIG, True)) == [
-        (ADAPTER, {"peft_config": READ, "base_sync_done": True})
-    ]
-
-
 def test_a_stream_without_marks_is_one_part():
     assert cut(BASE) == [(BASE, {})]
     assert cut([]) == [([], {})]

@@ -1,6 +1,5 @@
 """Receipts that agree, and every way in which they may not."""
 
-import copy
 from types import SimpleNamespace
 
 import pytest
@@ -69,12 +68,6 @@ def problem(given: list, step: int | None = 3, book: WorkerVersions | None = Non
     return raised.value.problem
 
 
-def test_all_agree_sync_after_sync():
-    book = WorkerVersions()
-    for version in (1, 2, 3):
-        book.check(version, two_replicas(version, version))
-
-
 def test_replicas_may_have_been_born_at_different_times():
     given = two_replicas()
     for receipt in given[2][0]["workers"]:
@@ -137,24 +130,6 @@ def test_what_differs_or_is_missing_is_named(change, said):
     given = two_replicas()
     change(given)
     assert said in problem(given)
-
-
-def test_adapters_make_no_version():
-    given = two_replicas()
-    for syncs in given:
-        for receipt in syncs[0]["workers"] or ():
-            receipt.update(adapter=True, before=[4])
-    WorkerVersions().check(3, given)
-
-
-def test_a_base_and_an_adapter_in_one_sync():
-    given = two_replicas()
-    for syncs in given:
-        adapter = copy.deepcopy(syncs[0])
-        for receipt in adapter["workers"] or ():
-            receipt.update(adapter=True, before=receipt["after"])
-        syncs.append(adapter)
-    WorkerVersions().check(3, given)
 
 
 def test_updates_of_another_kind_are_not_judged():

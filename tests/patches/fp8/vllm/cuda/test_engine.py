@@ -23,9 +23,8 @@ DISCARD = "graphs:sleep2:wake-weights:buckets:wake-cache"
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 DEVICES = "FAKE_CUDA_DEVICES"
 WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # another process
-FIRST_RUNNER = (
-    ("moe_fp8", "alibi") if version_of("vllm") < Version("0.33") else ()
-)  # what older ones run on the first by default
+# what older ones run on the first by default
+FIRST_RUNNER = ("moe_fp8", "alibi") if version_of("vllm") < Version("0.33") else ()
 PROCESSES: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
     (90, {}, (*PLAIN, "bf16:graphs:out-of-place")),
     (80, {}, ("fp8:graphs:reload", "w4a16:graphs:buckets")),

@@ -15,8 +15,8 @@ pytestmark = [
 ]
 
 
-def test_updates_under_a_captured_graph() -> None:
-    tests = "tests/patches/fp8/refit/test_cuda_graph.py"
+def test_what_needs_a_device() -> None:
+    tests = "tests/patches/fp8/refit/test_cuda_readings.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
     env = variables(runs.ENVIRONMENT, 90)
     done = subprocess.run(command, cwd=TREE, env=env, capture_output=True, text=True)
