@@ -44,7 +44,7 @@ def test_what_follows_a_call_comes_after_it_whoever_calls():
         return 1
 
     async def driver():
-        return await followed(slowly, lambda: done.append("after"))
+        return await followed(lambda: done.append("after"), slowly)
 
     assert asyncio.run(driver()) == 1 and done == ["call", "after"]
-    assert followed(lambda: 2, lambda: done.append("after")) == 2 and done[2:] == ["after"]
+    assert followed(lambda: done.append("after"), lambda: 2) == 2 and done[2:] == ["after"]
