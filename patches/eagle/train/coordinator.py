@@ -71,11 +71,7 @@ class Coordinator:
         self._readers: list[threading.Thread] = []
         self._said: queue.SimpleQueue[str] = queue.SimpleQueue()  # lines of the present worker
         self._errors: deque[str] = deque(maxlen=20)
-        # seconds for which the worker may be in its state, and their end
-        self._limit, self._deadline = (
-            inf,
-            inf,
-        )
+        self._limit = self._deadline = inf  # seconds for which the worker may be in its state, and their end
         self._slice: dict[str, Any] | None = None  # asked for while the worker was starting
         self._orders: dict[str, Any] = {}
         self._lock = threading.RLock()
