@@ -85,18 +85,23 @@ class Readings:
         if self._held > _HELD:
             self._measure()
 
+    def launch(self) -> None:
+        """Look at the small tensors now, without waiting: what processes them may free their memory."""
+        small, self._small = self._small, {}
+        with _disable_current_modes():
+            for tensors, names in (zip(*kept) for kept in small.values()):
+                wide = quantize.wide(tensors[0].dtype)
+                self._largest += zip(torch._foreach_norm(tensors, torch.inf, dtype=wide), names)
+
     def check(self) -> None:
         """Read whether all that came is finite; wait for the device once.
 
         Raises:
             PatchError: it is not; a tensor is named.
         """
-        small, self._small = self._small, {}
+        self.launch()
         asked, self._largest = self._largest, []
         with _disable_current_modes():
-            for tensors, names in (zip(*kept) for kept in small.values()):
-                wide = quantize.wide(tensors[0].dtype)
-                asked += zip(torch._foreach_norm(tensors, torch.inf, dtype=wide), names)
             values = torch.stack([largest for largest, _ in asked]).tolist() if asked else []
         for value, (_, name) in zip(values, asked):
             _require_finite(value, name)

@@ -41,8 +41,7 @@ class LoaderAdapter:
         return True
 
     def borrows(self, module: torch.nn.Module) -> bool:
-        """Return whether a kernel's handle that `process` makes may point into tensors of the module, which then stay in
-        memory as long as the handle does; asked when the model has just been constructed."""
+        """Return whether a handle that `process` makes may point into the module's tensors, which then live as long."""
         return True
 
     def context(self) -> AbstractContextManager[None]:
@@ -62,8 +61,7 @@ class LoaderAdapter:
         return False
 
     def rounds(self, module: torch.nn.Module, weight: torch.Tensor) -> tuple[str, str] | None:
-        """Return to which 8-bit format and granularity `process` will round a module's fresh weight; None if it will not, or
-        if values came rounded."""
+        """Return the 8-bit format and granularity to which `process` will round a fresh weight; None if it will not."""
         return None
 
     def quantized_cache(self) -> bool:

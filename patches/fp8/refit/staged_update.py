@@ -332,6 +332,7 @@ class StagedUpdate:
         plan = layer.plan_unprocessed()
         if plan is None:
             self._ask_errors(layer)
+            self._readings.launch()
             with self._adapter.context():
                 plan = layer.process(self._layer_state, process, self._adapter.compiled())
             if log is not None:
