@@ -155,14 +155,14 @@ def _steps(found: dict[str, dict[str, Any]]) -> Table:
         (
             f"{row.removeprefix('steps:')}, {kind}",
             *(f"{one[key]:.0f}" for key in ("us", "least", "calls", "launches", "waits", "device", "pinned")),
-            f"{one['behind']:.0f}" if "behind" in one else "",
+            *(f"{one[key]:.0f}" for key in ("behind", "wall")),
         )
         for row, kinds in found.items()
         if row.startswith("steps:")
         for kind, one in kinds.items()
         if isinstance(one, dict)
     ]
-    columns = "step;us own;least;calls own;launches;waits;device bytes;pinned bytes;us behind"
+    columns = "step;us own;least;calls own;launches;waits;device bytes;pinned bytes;us behind;us a step"
     return Table("Per step of the engine's thread", columns.split(";"), rows)
 
 
@@ -182,11 +182,11 @@ def _updates(found: dict[str, dict[str, Any]]) -> Table:
                     passes,
                     *mib,
                     str(one["calls"]),
-                    f"{one['ms']:.0f}",
+                    *(f"{one[key]:.1f}" for key in ("ms", "wall")),
                 )
                 rows.append((f"{row.removeprefix('update:')}, {way}", *cells))
     columns = (
-        "update, launches, waits, passes, peak MiB, held, reserved, host MiB, Python calls, processor ms"
+        "update, launches, waits, passes, peak MiB, held, reserved, host MiB, Python calls, processor ms, ms"
     )
     return Table("Per update; MiB above the model and what came", columns.split(", "), rows)
 

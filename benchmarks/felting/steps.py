@@ -98,8 +98,10 @@ def measured(folder: Path, precision: str, batches: list[int], count: int) -> di
     )
     steps = Steps(llm.llm_engine.engine_core.engine_core)
     behind: dict[str, float] = {}
+    wall: dict[str, float] = {}
     for batch in batches:
         _ask(llm, batch, 4, 3)
+        wall[f"decode {batch}"] = _wall(llm, batch, count)
         began = _behind()
         with steps.of(f"decode {batch}", count):
             _ask(llm, batch, 4, count)
@@ -109,7 +111,7 @@ def measured(folder: Path, precision: str, batches: list[int], count: int) -> di
             _ask(llm, PREFILL // LONG, LONG, 1)
     found: dict[str, Any] = {
         kind: {key: statistics.median(some) for key, some in values.items()}
-        | dict(behind=behind.get(kind, 0), least=min(values["us"]))
+        | dict(behind=behind.get(kind, 0), wall=wall.get(kind, 0), least=min(values["us"]))
         for kind, values in steps.found.items()
     }
     return found | {"lost": _lost()}
@@ -121,6 +123,17 @@ def _ask(llm: Any, batch: int, prompt: int, count: int) -> None:
     sampling = vllm.SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
     prompts = [{"prompt_token_ids": [3 + (7 * row + i) % 400 for i in range(prompt)]} for row in range(batch)]
     llm.generate(prompts, sampling, use_tqdm=False)
+
+
+def _wall(llm: Any, batch: int, count: int) -> float:
+    """Return the microseconds of a step by the clock, out of ``count``, the median of three times."""
+
+    def once() -> float:
+        began = time.perf_counter()
+        _ask(llm, batch, 4, count)
+        return (time.perf_counter() - began) * 1e6 / count
+
+    return statistics.median(once() for _ in range(3))
 
 
 def _behind() -> float:

@@ -22,7 +22,13 @@ ENGINES = (
 VERL = {"bf16": {}, "fp8": {}, "default": {"FLASHPATCH": "fp8"}}  # the last opens without a scheme
 WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # another process
 ARMS = ("0", "1", "2", "3")
-TOKENS = {"bf16": "bf16", "fp8": "fp8", "eagle": "bf16", "drafter": "drafter"}  # engine of each row
+TOKENS = {
+    "stock": "bf16",
+    "bf16": "bf16",
+    "fp8": "fp8",
+    "eagle": "bf16",
+    "drafter": "drafter",
+}  # engine of each row
 CLOSE = 0.02  # of log-probabilities of engines whose weights are the same, byte for byte
 LOSS_BOUND = 0.01  # of values that are rounded to bf16
 ABOUT = "import torch; print(torch.cuda.get_device_name(), *torch.cuda.get_device_capability(), sep='|')"
@@ -69,7 +75,8 @@ class Check:
             "drafter": (self.drafter, ARMS),
             "capture": (self.captured, ("graphs", "defaults")),
             "storage": (self.storage, cases.of(self.capability)),
-            "update": (self.update, ("bf16", "fp8")),
+            "job": (self.jobs, ("gsm8k_fp8", "flowrl_7b", "eagle_7b")),
+            "update": (self.update, ("bf16", "fp8", "int8")),
             "tokens": (self.tokens, tuple(TOKENS)),
         }
 
@@ -168,6 +175,19 @@ class Check:
             verdict = "differs" if found.faults else "equal"
             yield Row(f"storage:{name}", verdict, str(found.faults or detail)[:300])
 
+    def jobs(self, names: list[str]) -> Iterator[Row]:
+        for name, got in self.stream("jobs", "update", names):
+            if row := _failed(f"job:{name}", {}, got):
+                yield row
+                continue
+            right = not got["wrong"] and min(got["changed"], default=0) > 10
+            detail = (
+                f"{len(got['changed']) + 1} syncs, {len(got['wrong'])} values or addresses differ {got['wrong'][:3] or ''}; "
+                f"{got['live']} processes proven; rollouts' probabilities {max(got['away']):.1e} from the actor's at most; "
+                f"{', '.join(f'{one:.1f}' for one in got['seconds'])} s a step"
+            )
+            yield Row(f"job:{name}", "equal" if right else "differs", detail)
+
     def update(self, names: list[str]) -> Iterator[Row]:
         """The seconds of an update against vLLM's reload from the same tensors, and the memory that each reserves."""
         for name in names:
@@ -178,6 +198,10 @@ class Check:
                 ("at once", "update", {"ATOMIC": "model"}),
             )
             for way, mode, more in ways:
+                if name == "int8":  # stock has it for checkpoints alone
+                    more = {**more, "FLASHPATCH": "int8"}
+                if name == "int8" and way == "stock":
+                    continue
                 for _, got in self.stream("speed", mode, [f"{name}:update"], **more):
                     said.append(
                         f"{way}: {got['error'][:150]}"
@@ -190,18 +214,19 @@ class Check:
     def tokens(self, names: list[str]) -> Iterator[Row]:
         plain: dict[int, float] = {}
         for name in names:
-            scenario = [f"{TOKENS[name]}:tokens"]
+            scenario, stock = [f"{TOKENS[name]}:tokens"], name == "stock"
             if name == "drafter":
                 plain = dict(self.stream("speed", "fresh", scenario)).get(scenario[0], {})
             families = {"bf16": "bf16", "fp8": "bf16"}.get(name, "eagle")
-            for _, got in self.stream("speed", "update", scenario, FLASHPATCH=families):
+            more = {} if stock else {"FLASHPATCH": families}
+            for _, got in self.stream("speed", "fresh" if stock else "update", scenario, **more):
                 if row := _failed(f"tokens:{name}", {}, got):
                     yield row
                     continue
-                against = "stock with it" if name == "drafter" else "bf16"
+                against = "stock with it" if name == "drafter" else "stock in bf16"
                 rates = [
                     f"{rate:.0f} at {batch}"
-                    + (f" ({rate / plain[batch]:.2f} of {against})" if batch in plain else "")
+                    + (f" ({rate / plain[batch]:.3f} of {against})" if batch in plain else "")
                     for batch, rate in got.items()
                 ]
                 yield Row(f"tokens:{name}", "measured", f"tokens a second by batch: {', '.join(rates)}")

@@ -6,6 +6,13 @@ from typing import Any
 
 from cuda_lab.state import kernels
 
+OTHERWISE = (
+    "moe_config.max_capture_size",
+    "._aot_cache_dir",
+    "._aot_compilation_path",
+    "._compiled_bytecode",
+)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -55,8 +62,8 @@ def compare(fresh: dict[str, Any], updated: dict[str, Any]) -> Comparison:
 def differing(fresh: list[dict[str, Any]], updated: list[dict[str, Any]]) -> list[str]:
     """Compare what two engines' workers hold, by rank; return the paths that differ, or that one of both has.
 
-    Of the KV cache everything but its content, which is what requests have left there; and not how large a batch is
-    captured, as fresh engines are eager.
+    Of the KV cache everything but its content, which is what requests have left there; not how large a batch is
+    captured, as fresh engines are eager; nor where the compiler keeps what it made, a folder per process.
     """
     if len(fresh) != len(updated):
         return [f"{len(fresh)} ranks, {len(updated)} updated"]
@@ -64,7 +71,7 @@ def differing(fresh: list[dict[str, Any]], updated: list[dict[str, Any]]) -> lis
         f"{rank}:{path}"
         for rank, (one, other) in enumerate(zip(fresh, updated, strict=True))
         for path in sorted({*one["found"], *other["found"]})
-        if not path.endswith("moe_config.max_capture_size")
+        if not path.endswith(OTHERWISE)
         and _without_requests(path, one["found"]) != _without_requests(path, other["found"])
     ]
 

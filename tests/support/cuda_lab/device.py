@@ -5,6 +5,7 @@ import os
 from collections import Counter
 
 IS_FAKE = bool(os.environ.get("FAKE_CUDA"))
+REPLAYED: Counter[str] = Counter()
 
 
 def calls() -> Counter[str]:
@@ -22,8 +23,22 @@ def refused_launches() -> int:
 
 
 def graph_launches() -> int:
-    """Return how many captured graphs this process has run; 0 on a real device, where nobody counts."""
-    return _count("fake_cuda_graph_launches")
+    """Return how many captured graphs this process has run; on a GPU since `count_graphs`."""
+    return _count("fake_cuda_graph_launches") if IS_FAKE else REPLAYED.total()
+
+
+def count_graphs() -> None:
+    """On a GPU, count from now on what torch replays."""
+    import torch
+
+    replay = torch.cuda.CUDAGraph.replay
+
+    def counted(graph: torch.cuda.CUDAGraph) -> None:
+        REPLAYED["graphs"] += 1
+        replay(graph)
+
+    if not IS_FAKE:
+        torch.cuda.CUDAGraph.replay = counted
 
 
 def _count(name: str) -> int:

@@ -42,6 +42,7 @@ PROMPTS = [[3 + 7 * i % 200 for i in range(length)] for length in (12, 33)]
 
 def main(mode: str, root: str, out: str, *scenarios: str) -> None:
     mutants.use(os.environ.get("CUDA_LAB_MUTANT", ""))
+    device.count_graphs()
     os.environ["VERL_RAY_JOB_ID"] = f"cuda-lab-{os.getpid()}"  # verl's worker finds its sender by it
     for scenario in scenarios:
         start, launched = time.perf_counter(), device.graph_launches()

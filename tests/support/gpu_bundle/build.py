@@ -27,12 +27,7 @@ STRIPPED = (
 )  # not all: what patchelf has altered does not load afterwards
 LEFT_OUT = (  # other capabilities, other Pythons, servers in Rust and of Ray; what is only compiled or tested
     *("_vllm_fa2_C", "vllm-rs", "third_party/fmha_sm100", "cpython-310-", "cpython-311-", "cpython-313-"),
-    *(
-        "ray/core/src/",
-        "ray/jars/",
-        "ray/dashboard/client/",
-        "ray/rllib/",
-    ),  # verl's imports need Ray's Python
+    *("ray/jars/", "ray/dashboard/client/", "ray/rllib/"),
     *("cpython-314-", "__pycache__", "/tests/", "libxgrammar.a"),
 )
 SMALL = """
@@ -43,6 +38,13 @@ opentelemetry-api partial-json-parser py-cpuinfo pybase64 pydantic pydantic-core
 referencing rpds-py sniffio starlette typing-inspection uvloop wrapt xgrammar annotated-types annotated-doc
 """
 VERL = "antlr4-python3-runtime codetiming colorful omegaconf orjson pyvers ray tensordict verl"
+RAY = ("ray/core/src/",)  # its servers, in the part of whole jobs
+JOBS = """
+anthropic astor blake3 cwevals datasets depyf distro docstring-parser googleapis-common-protos hydra-core ijson importlib-metadata
+interegular jiter lazy-importer lm-format-enforcer mcp mcp-types model-hosting-container-standards multiprocess outlines-core
+prometheus-fastapi-instrumentator pyjwt pylatexenc python-json-logger setproctitle sse-starlette supervisor torchdata uvicorn
+watchfiles TransferQueue qwen-vl-utils mathruler zipp opencensus opencensus-context aiohttp-cors smart-open
+"""
 COMMON = """
 accelerate aiohappyeyeballs aiohttp aiosignal attrs certifi charset-normalizer click cloudpickle frozenlist h11 huggingface_hub
 idna jinja2 msgpack multidict numpy packaging pillow prometheus_client propcache protobuf psutil pygments
@@ -64,7 +66,9 @@ def main() -> None:
     parts = {
         "engine": [file for file in vllm if not is_one_of(file[0], ATTENTION + EXPERTS)] + of(SMALL),
         "attention": [file for file in vllm if is_one_of(file[0], ATTENTION)],
-        "experts": [file for file in vllm if is_one_of(file[0], EXPERTS)] + of(VERL),
+        "experts": [file for file in vllm if is_one_of(file[0], EXPERTS)]
+        + [file for file in of(VERL) if not is_one_of(file[0], RAY)],
+        "jobs": [file for file in files("ray") if is_one_of(file[0], RAY)] + of(JOBS),
         "common": of(COMMON),  # what images with torch often have; what is there in another version stays
         "numba": of("numba llvmlite"),  # likewise
     }
@@ -94,8 +98,8 @@ def is_one_of(path: str, words: tuple[str, ...]) -> bool:
 def pack(part: Path, members: list[tuple[str, Path]], capability: int) -> None:
     """Write a part; libraries with GPU code go reduced."""
     with part.open("wb") as out, tempfile.TemporaryDirectory() as folder:
-        xz = subprocess.Popen(["xz", "-T0", "-2", "-c"], stdin=subprocess.PIPE, stdout=out)
-        with tarfile.open(fileobj=xz.stdin, mode="w|") as archive:
+        xz = subprocess.Popen(["xz", "-T0", "-9e", "-c"], stdin=subprocess.PIPE, stdout=out)
+        with tarfile.open(fileobj=xz.stdin, dereference=True, mode="w|") as archive:
             for name, path in members:
                 if is_one_of(name, REDUCED):
                     small = Path(folder, path.name)

@@ -3,7 +3,7 @@
     python install.py PART.tar.xz...
     python install.py vllm.whl.0 vllm.whl.1 ...
 
-A distribution that is there in another version stays; vLLM is replaced. Pieces of a wheel are joined first: give all of them.
+A distribution that is there in another version stays, but for vLLM and Ray. Pieces of a wheel are joined first: give all of them.
 """
 
 import sys
@@ -14,7 +14,7 @@ import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-REPLACED = "vllm"
+REPLACED = ("vllm", "ray")  # in more than one part
 SITE = Path(sysconfig.get_path("purelib"))
 
 
@@ -40,7 +40,7 @@ def install(part: Path) -> str:
             distribution, _, path = member.name.partition("/")
             name, _, wanted = distribution.partition("==")
             if distribution not in done:
-                there[distribution] = "" if name == REPLACED else installed(name)
+                there[distribution] = "" if name in REPLACED else installed(name)
                 other = there[distribution] not in ("", wanted)
                 done[distribution] = f"{name} {wanted}" + (f" (stays {there[distribution]})" if other else "")
             if not there[distribution]:
