@@ -9,8 +9,8 @@
 # ROLLOUT=sglang drafts trees as TLT does, with the configurations of eagle_sglang.toml; vLLM (the default) drafts chains.
 # Settings go to verl.
 #
-# NOT RUN: this project has not run it on a GPU. A test runs two steps of it, with a tiny model and small numbers, on one
-# fake CUDA device (verl 0.9.1, vLLM 0.24: make test-cuda-0.24). Trees under verl were never run at all.
+# NOT RUN: this project has run two steps of it alone, with a tiny model and small numbers: on one H200, and by test on a fake
+# CUDA device (verl 0.9.1, vLLM 0.24: make test-cuda-0.24). Trees under verl were never run at all.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

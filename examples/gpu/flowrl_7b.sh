@@ -7,8 +7,8 @@
 # MODEL, DATA and GPUS override where the model and the parquet files (dapo-math-17k.parquet, validation.parquet) are, and
 # the number of GPUs. Settings go to verl. FLASHPATCH=fp8,flowrl in front generates in fp8.
 #
-# NOT RUN: this project has not run it on a GPU. A test runs two steps of it, with a tiny model and small numbers, on one
-# fake CUDA device (verl 0.9.1, vLLM 0.24: make test-cuda-0.24).
+# NOT RUN: this project has run two steps of it alone, with a tiny model and small numbers: on one H200, and by test on a fake
+# CUDA device (verl 0.9.1, vLLM 0.24: make test-cuda-0.24).
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

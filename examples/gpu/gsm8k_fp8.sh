@@ -10,8 +10,8 @@
 # verl makes the critic with flash-attn, whatever ATTENTION says, and through the package trl too: run this in an image of verl's own,
 # which has it; the Dockerfile does not install it.
 #
-# NOT RUN: this project has not run it on a GPU. A test runs two steps of it, with a tiny model and small numbers, on one
-# fake CUDA device (verl 0.9.1, vLLM 0.24: make test-cuda-0.24).
+# NOT RUN: this project has run two steps of it alone, with a tiny model and small numbers: on one H200, and by test on a fake
+# CUDA device (verl 0.9.1, vLLM 0.24: make test-cuda-0.24).
 set -euo pipefail
 
 MODEL=${MODEL:-Qwen/Qwen2.5-0.5B-Instruct}

@@ -21,7 +21,7 @@ def test_readme_is_a_page():
     lines = text.splitlines()
     assert len(lines) <= 80 and len(text.split()) <= 650 and max(map(len, lines)) <= 160
     first_screen = text.partition("\n## ")[0]
-    assert "flashpatch-verify --live" in first_screen and "not run on a GPU" in first_screen
+    assert "flashpatch-verify --live" in first_screen and "(docs/measured/gpu.md)" in first_screen
 
 
 def test_each_page_is_of_one_kind():
