@@ -60,7 +60,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="flashpatch-felt-") as folder:
         found = measured(Path(folder), sys.argv[1:])
-    emit(found, [_steps(found), _updates(found)], wanted.json)
+    emit(found, [_steps(found), _updates(found), _syncs(found)], wanted.json)
     missed = _missed(found)
     if not wanted.json:
         print(f"{len(missed)} aims missed{':' if missed else ''}", *missed, sep="\n")
@@ -120,7 +120,7 @@ def measured(folder: Path, arguments: list[str]) -> dict[str, dict[str, Any]]:
 
 
 def _measure(wanted: argparse.Namespace) -> None:
-    from felting import steps, updates
+    from felting import steps, syncs, updates
     from vllm.distributed import cleanup_dist_env_and_memory
 
     def row(title: str, name: str, measure: Callable[..., dict], *arguments: Any, **options: Any) -> None:
@@ -146,6 +146,7 @@ def _measure(wanted: argparse.Namespace) -> None:
             row(f"update:{title}, stock", "off", updates.measured, size, precision, False)
         options = {"atomic": "model" if atomic else "layer"}
         row(f"update:{title}", precision, updates.measured, size, precision, True, **options)
+    row("sync", "off", syncs.measured)
     sys.stdout.flush()
     os._exit(0)  # destructors of CUDA libraries find no device
 
@@ -189,6 +190,20 @@ def _updates(found: dict[str, dict[str, Any]]) -> Table:
         "update, launches, waits, passes, peak MiB, held, reserved, host MiB, Python calls, processor ms, ms"
     )
     return Table("Per update; MiB above the model and what came", columns.split(", "), rows)
+
+
+def _syncs(found: dict[str, dict[str, Any]]) -> Table:
+    rows = [
+        (
+            what,
+            str(one["launches"]),
+            str(one["waits"]),
+            *(f"{one[key]:.2f}" for key in ("passes", "peak", "wall")),
+        )
+        for what, one in found.get("sync", {}).items()
+    ]
+    columns = "128 MiB of bf16;launches;waits;passes;peak over its size;ms"
+    return Table("Per sync, on the trainer's device", columns.split(";"), rows)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
-"""What one weight update costs on vLLM: FlashPatch, vLLM's own reload, and the least it could cost.
+"""What one weight update costs on vLLM: FlashPatch against vLLM's own reload.
 
     python benchmarks/reload.py [--quick] [--repeats 5] [--threads N] [--clock wall|cpu] [--json]
 
-Needs vLLM on a CPU under Linux, and memory for three copies of the model. Random Qwen2 models, and one with
+Needs vLLM on a CPU under Linux, and memory for two copies of the model. Random Qwen2 models, and one with
 128 experts (``--sizes moe``, bf16 only), are made in a temporary directory. For each, in bf16 and in online
-fp8 (per channel), three processes take turns: an engine with FlashPatch, an engine without, and the plain
-lower bound (each tensor copied once, each linear weight quantized or packed once). All get the same tensors,
+fp8 (per channel), two processes take turns: an engine with FlashPatch, and an engine without. Both get the same tensors,
 which are in memory. Medians over the rounds are compared; the first round is not counted. Memory is the
 highest resident size during the update above that before it. A row of its own has what flashpatch.checksum
 takes, which the option verify_commit adds to an update. On a machine that others use, --threads 1 is
@@ -37,10 +36,9 @@ WAYS = {  # way -> process
     "buckets": "ours",
     "checksum": "ours",
     "native": "native",
-    "bound": "bound",
 }
 UPDATES = ("one call", "buckets", "native")  # of an engine: these have ratios
-AIMS = {"time / native": 1.0, "memory / native": 1.0, "time / bound": 1.3}
+AIMS = {"time / native": 1.0, "memory / native": 1.0}
 ROUNDED = 0.5
 """On one policy, two engines' logprobs differ at most by this share of what two policies' do. In fp8 a random model magnifies
 rounding: one unit of bf16 in a hundredth of the embedding moves those of a single engine by a fifth of it.
@@ -48,7 +46,7 @@ rounding: one unit of bf16 in a hundredth of the embedding moves those of a sing
 ENGINE = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the same threads on the same cores in all three processes
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the same threads on the same cores in both processes
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_NO_USAGE_STATS": "1",
     "TORCH_COMPILE_DISABLE": "1",
@@ -196,12 +194,11 @@ def compare(taken: dict[str, list[dict]], clock: str) -> dict[str, dict]:
         }
         for way, runs in taken.items()
     }
-    native, bound = figures["native"], figures["bound"]
+    native = figures["native"]
     for way in UPDATES:
         figures[way]["ratios"] = {
             "time / native": figures[way]["ms"] / native["ms"],
             "memory / native": figures[way]["mb"] / native["mb"],
-            "time / bound": figures[way]["ms"] / bound["ms"],
         }
     return figures
 
@@ -218,7 +215,6 @@ def row(title: str, way: str, figures: dict, bucket: str) -> list[str]:
         "buckets": f"FlashPatch, {bucket} buckets",
         "checksum": "flashpatch.checksum",
         "native": "vLLM's own reload",
-        "bound": "lower bound",
     }[way]
     cells = [
         title,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
 import threading
 import time
@@ -58,6 +59,27 @@ class Launches(dispatch.TorchDispatchMode):
         masked = name in ("index", "index_put_") and any(one.dtype is torch.bool for one in there)
         self.waits[name] += name in _WAITS or (copies and not is_late) or masked
         return found
+
+
+def milliseconds(work: Callable[[], Any], times: int = 3) -> float:
+    """Return the median of what work takes by the clock, the device's part too."""
+    found = []
+    for _ in range(times):
+        with clock() as taken:
+            work()
+        found += taken
+    return statistics.median(found)
+
+
+@contextmanager
+def clock() -> Iterator[list[float]]:
+    """Time what is done within, on the device too; the milliseconds are appended to what this yields."""
+    found: list[float] = []
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    yield found
+    torch.cuda.synchronize()
+    found.append(1000 * (time.perf_counter() - began))
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -71,18 +71,7 @@ def _counted(update: Callable[[Any], Any], own: counting.Own) -> dict[str, Any]:
     began = time.thread_time()
     update(nullcontext())
     found["ms"] = 1000 * (time.thread_time() - began)
-    return found | {"wall": statistics.median(update(_clock())[0] for _ in range(3))}
-
-
-@contextmanager
-def _clock() -> Iterator[list[float]]:
-    """Time what is done within, on the device too; the milliseconds are appended to what this yields."""
-    found: list[float] = []
-    torch.cuda.synchronize()
-    began = time.perf_counter()
-    yield found
-    torch.cuda.synchronize()
-    found.append(1000 * (time.perf_counter() - began))
+    return found | {"wall": statistics.median(update(counting.clock())[0] for _ in range(3))}
 
 
 def _in_buckets(runner: Any, policy: list[tuple[str, torch.Tensor]], limit: int) -> None:

@@ -2,8 +2,8 @@
 
     python -m reloading.worker KIND SIZE PRECISION FOLDER BUCKET_BYTES
 
-KIND is ours, native or bound. One JSON line in, {"way": ...}, one out. The ways: "one call" and "buckets"
-(ours), "native", "bound"; "checksum" (ours) computes that of the weights in use; "answer" gives
+KIND is ours or native. One JSON line in, {"way": ...}, one out. The ways: "one call" and "buckets"
+(ours), "native"; "checksum" (ours) computes that of the weights in use; "answer" gives
 log-probabilities of a fixed prompt. Each update brings the policy that the process does not hold yet.
 """
 
@@ -72,12 +72,8 @@ class Engine:
         return [seen[token].logprob for token, seen in zip(tokens[1:], output.prompt_logprobs[1:])]
 
 
-def _ways(kind: str, size: models.Size, precision: str, folder: Path, limit: int) -> dict[str, Callable]:
+def _ways(kind: str, precision: str, folder: Path, limit: int) -> dict[str, Callable]:
     """Name -> function of a policy; "answer" apart."""
-    if kind == "bound":
-        from reloading.bound import Bound
-
-        return {"bound": Bound(size, precision).update}
     engine = Engine(precision, folder)
     if kind == "native":
         return {"native": engine.native, "answer": engine.answer}
@@ -97,7 +93,7 @@ def main() -> None:
 
     size = next(size for size in models.SIZES if size.name == name)
     policies = models.Policies(size, Path(folder))
-    ways = _ways(kind, size, precision, Path(folder), int(limit))
+    ways = _ways(kind, precision, Path(folder), int(limit))
     turn = 0
     print(json.dumps({"threads": torch.get_num_threads()}), file=replies)
     for line in sys.stdin:
