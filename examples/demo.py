@@ -129,9 +129,11 @@ def _prepare(ledger: Path) -> None:
     }
     os.environ |= {"FLASHPATCH_LEDGER": str(ledger.resolve()), "FLASHPATCH_RUN": RUN}
     import vllm.v1.engine.llm_engine  # noqa: F401
-    import vllm.v1.worker.cpu_worker  # noqa: F401
     from vllm import LLM  # noqa: F401
+    from vllm.platforms import current_platform
 
+    if current_platform.is_cpu():  # elsewhere it would put placeholders in the place of CUDA's streams
+        import vllm.v1.worker.cpu_worker  # noqa: F401
     vllm_engine.register_model()
 
 
@@ -202,7 +204,6 @@ def _answer(name: str, home: Path, quantization: str) -> None:
 
 def _updates(llm: Any, new: Path) -> Iterator[Callable[[], None]]:
     """Updates to the checkpoint ``new``, in the order of `ENTRY_POINTS`."""
-    import torch
     from safetensors.torch import load_file
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.utils import process_weights_after_loading
@@ -219,7 +220,7 @@ def _updates(llm: Any, new: Path) -> Iterator[Callable[[], None]]:
         for start in range(5):
             runner.model.load_weights(iter(weights[start::5]))
         with set_current_vllm_config(runner.vllm_config):
-            process_weights_after_loading(runner.model, runner.model_config, torch.device("cpu"))
+            process_weights_after_loading(runner.model, runner.model_config, runner.device)
 
     yield lambda: reload(weights)
     yield lambda: reload(weights[:half], weights[half:])

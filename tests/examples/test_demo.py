@@ -6,16 +6,22 @@ import sys
 from pathlib import Path
 
 import pytest
+from cuda_lab import runs
 from machine import limit
 from tree import TREE
 
-pytestmark = pytest.mark.vllm(least="0.32")  # stock's outcomes are this version's
+ON_A_DEVICE = pytest.param(
+    90, marks=[pytest.mark.cuda, pytest.mark.skipif(not runs.is_built(), reason="no fake device here")]
+)
 
 
-def test_the_demo_shows_what_readme_says(tmp_path: Path) -> None:
+# stock's outcomes are this version's
+@pytest.mark.parametrize("capability", [pytest.param(0, marks=pytest.mark.vllm(least="0.32")), ON_A_DEVICE])
+def test_the_demo_shows_what_readme_says(capability: int, tmp_path: Path) -> None:
     page = tmp_path / "job.html"
     command = [sys.executable, "examples/demo.py", "--page", page]
-    done = subprocess.run(command, cwd=TREE, capture_output=True, text=True, timeout=limit(300))
+    env = runs.environment(capability) if capability else None
+    done = subprocess.run(command, cwd=TREE, env=env, capture_output=True, text=True, timeout=limit(300))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     table = done.stdout.partition("A to B under")[2].partition("stock vLLM: ")[0]
     assert table.count("exact") == 4 and table.count("refused") == 1, table

@@ -212,7 +212,7 @@ class Check:
                 yield Row(f"update:{name}", "measured", "; ".join(said))
 
     def tokens(self, names: list[str]) -> Iterator[Row]:
-        plain: dict[int, float] = {}
+        plain: dict[Any, Any] = {}
         for name in names:
             scenario, stock = [f"{TOKENS[name]}:tokens"], name == "stock"
             if name == "drafter":
@@ -220,7 +220,7 @@ class Check:
             families = {"bf16": "bf16", "fp8": "bf16"}.get(name, "eagle")
             more = {} if stock else {"FLASHPATCH": families}
             for _, got in self.stream("speed", "fresh" if stock else "update", scenario, **more):
-                if row := _failed(f"tokens:{name}", {}, got):
+                if row := _failed(f"tokens:{name}", plain, got):
                     yield row
                     continue
                 against = "stock with it" if name == "drafter" else "stock in bf16"
@@ -230,7 +230,7 @@ class Check:
                     for batch, rate in got.items()
                 ]
                 yield Row(f"tokens:{name}", "measured", f"tokens a second by batch: {', '.join(rates)}")
-                plain = plain or got
+                plain = plain or got  # stock's, or an error of stock's with a drafter
 
 
 def _opening(name: str) -> str:
