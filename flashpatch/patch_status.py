@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from flashpatch.record import State
 
@@ -95,8 +96,9 @@ def is_absent(word: str, detail: str) -> bool:
 def absent_frameworks(patch_ids: Iterable[str]) -> list[str]:
     """One line per framework that is not installed, from the ids of the patches for it."""
     groups = (patch_id.split(".")[1] for patch_id in patch_ids)
-    # verl_vllm needs verl, vllm_lora vLLM
-    counts = Counter(re.sub(r"^(verl|vllm|sglang)_.*", r"\1", group) for group in groups)
+    # verl_vllm needs verl and vLLM, vllm_lora vLLM
+    lacks = r"^(?:verl_)?(verl|vllm|sglang)_.*" if find_spec("verl") else r"^(verl|vllm|sglang)_.*"
+    counts = Counter(re.sub(lacks, r"\1", f"{group}_").rstrip("_") for group in groups)
     waits = {name: "1 patch waits" if n == 1 else f"{n} patches wait" for name, n in counts.items()}
     return [f"{name}: not installed, {how}" for name, how in waits.items()]
 

@@ -166,7 +166,7 @@ def _live(options: argparse.Namespace) -> int:
     names = live.typed_names(chosen.rows, report)
     problems = (*report.problems, *live.idle(names))
     rows, notes = [name.cells() for name in names], _about(report, chosen, options.all)
-    tables = [Table(f"Run {report.run}", live.COLUMNS, rows, notes=notes)]
+    tables = [Table(_which(chosen), live.COLUMNS, rows, notes=notes)]
     if problems:
         tables.append(Table("Not proven", ("problem",), [(problem,) for problem in problems]))
     if options.all:
@@ -174,6 +174,18 @@ def _live(options: argparse.Namespace) -> int:
     said = report.as_json() | {"ok": not problems, "problems": problems}
     emit(said | {"names": [asdict(name) for name in names]}, tables, options.json)
     return NOT_LIVE if problems else OK
+
+
+def _which(run: runs.Run) -> str:
+    """Say which job a run was: the newest that there is may not be the one that was meant."""
+    from flashpatch.verify.job.screen import span
+
+    known = [row for row in run.rows if row.first_written]
+    if not known:
+        return f"Run {run.id}"
+    first = min(known, key=lambda row: row.first_written)
+    command = Path(first.argv0).name or "python"
+    return f"Run {run.id}: {command}, began {span(time.time() - first.first_written)} ago"
 
 
 def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:

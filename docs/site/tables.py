@@ -22,8 +22,9 @@ TOP = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
+    "examples/gpu/README.md": "how-to/first-gpu-job.md",
 }
-"""Pages at the top of the tree, and what they are called on the site."""
+"""Pages outside of docs, and what they are called on the site."""
 
 PAGES = TREE / "docs" / "README.md"
 WRITTEN = [

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from flashpatch.errors import PatchError, closest
+from flashpatch.errors import PatchError
 from flashpatch.settings import child_env, selections
 
 _PLUGINS = "VLLM_PLUGINS"
@@ -89,10 +89,8 @@ def _site_folders() -> set[Path]:
 
 
 def _unknown_variables() -> Iterator[Conflict]:
-    for name in sorted(os.environ):
-        if name.startswith("FLASHPATCH") and name not in child_env.VARIABLES:
-            close = closest(name, map(str.lower, child_env.VARIABLES)).upper()
-            yield Conflict(f"{name} is no variable of FlashPatch", f"unset {name}; did you mean {close}?")
+    for name, close in child_env.unknown():
+        yield Conflict(f"{name} is no variable of FlashPatch", f"unset {name}; did you mean {close}?")
 
 
 def _config_alone() -> Iterator[Conflict]:

@@ -178,11 +178,15 @@ def role(name: str, **rank: Any) -> None:
     if on:
         told = ", ".join(sorted(map(files.name_and_options, on, on.values())))
         proof = f"flashpatch-verify --live --run {files.run_id()}"
-        print(
-            f"flashpatch: {told} on in this {name} (pid {os.getpid()}); proof: {proof}",
-            file=sys.stderr,
-            flush=True,
-        )
+        lines = [f"{told} on in this {name} (pid {os.getpid()}); proof: {proof}"]
+        lines += [f"{name} is no variable of FlashPatch; did you mean {close}?" for name, close in _unknown()]
+        print(*(f"flashpatch: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
+
+
+def _unknown() -> list[tuple[str, str]]:
+    from flashpatch.settings import child_env
+
+    return child_env.unknown()
 
 
 def note(**values: Any) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 
 from flashpatch import user_directories
+from flashpatch.errors import closest
 from flashpatch.ledger import files
 
 TYPE_CHECKING = False
@@ -113,3 +114,9 @@ def _list(add: bool) -> None:
         _set(VLLM_LIST, ",".join(wanted))
     else:
         os.environ.pop(VLLM_LIST, None)
+
+
+def unknown() -> list[tuple[str, str]]:
+    """Return variables of this process that begin as FlashPatch's do and are none, each with the nearest that is."""
+    names = sorted(name for name in os.environ if name.startswith("FLASHPATCH") and name not in VARIABLES)
+    return [(name, closest(name, map(str.lower, VARIABLES)).upper()) for name in names]

@@ -1,5 +1,8 @@
 """The table of `flashpatch.status`."""
 
+import pytest
+
+from flashpatch import patch_status
 from flashpatch.patch_status import PatchStatus, Status, absent_frameworks, is_absent
 from flashpatch.record import State
 
@@ -46,3 +49,10 @@ def test_only_a_skip_for_want_of_the_framework_counts_as_absent() -> None:
     assert not is_absent("skipped", "needs a.b.c, which is not enabled")
     assert not is_absent("failed", "ghost is not installed")
     assert absent_frameworks([]) == []
+
+
+@pytest.mark.parametrize(("verl", "lacks"), [(None, "verl"), (object(), "sglang")])
+def test_a_patch_for_two_frameworks_waits_for_the_one_that_is_not_there(verl, lacks, monkeypatch) -> None:
+    monkeypatch.setattr(patch_status, "find_spec", lambda name: verl)
+    found = absent_frameworks(["fp8.verl_sglang.a", "fp8.vllm_lora.b"])
+    assert found == [f"{lacks}: not installed, 1 patch waits", "vllm: not installed, 1 patch waits"]

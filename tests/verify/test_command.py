@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -251,8 +252,8 @@ child.wait()
 def test_live_chooses_a_run(run, verify):
     for name in ("first", "second"):
         run("-c", JOB, FLASHPATCH="toy", FLASHPATCH_RUN=name)
-    assert verify("--live").stdout.startswith("Run second\n")
-    assert verify("--live", "--run", "first").stdout.startswith("Run first\n")
+    assert re.match(r"Run second: -c, began \d+ s ago\n", verify("--live").stdout)
+    assert verify("--live", "--run", "first").stdout.startswith("Run first: -c,")
     assert verify("--run", "third").returncode == 2
 
 
@@ -266,7 +267,7 @@ def test_a_command_is_no_job(run, site, tmp_path):
         done = subprocess.run(
             [sys.executable, command, "--live"], env=os.environ | left, capture_output=True, text=True
         )
-        assert done.returncode == 0 and done.stdout.startswith("Run job\n"), done.stdout + done.stderr
+        assert done.returncode == 0 and done.stdout.startswith("Run job: "), done.stdout + done.stderr
     assert os.listdir(tmp_path / "ledger") == ["job"]
 
 
@@ -294,7 +295,10 @@ def test_live_on_a_directory(run, verify, tmp_path):
 
 def test_live_and_a_name_in_either_order(run, verify, tmp_path):
     run("-c", JOB, FLASHPATCH="toy")
-    assert verify("--live", "toy").stdout == verify("toy", "--live").stdout
+    one, other = (
+        verify(*words).stdout.partition("\n")[2] for words in (("--live", "toy"), ("toy", "--live"))
+    )
+    assert one == other
     for ledger in ([], ["--ledger", str(tmp_path / "ledger")]):
         done = verify(*ledger, "--live", "toi")
         assert done.returncode == 2 and "unknown name 'toi'" in done.stderr

@@ -37,11 +37,17 @@ flashpatch.enable("fp8", in_flight="recompute")
 for role in ("worker", "driver", "engine-core", "driver"):
     ledger.role(role)
 """
-    env = {**os.environ, "FLASHPATCH_LEDGER": str(home), "FLASHPATCH_RUN": "told"}
+    env = {
+        **os.environ,
+        "FLASHPATCH_LEDGER": str(home),
+        "FLASHPATCH_RUN": "told",
+        "FLASHPATCH_STRCIT": "1",
+    }
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    [said] = [line for line in done.stderr.splitlines() if line.startswith("flashpatch: ")]
+    said, unknown = [line for line in done.stderr.splitlines() if line.startswith("flashpatch: ")]
     assert "fp8 (in_flight=recompute) on in this driver" in said
     assert said.endswith("proof: flashpatch-verify --live --run told")
+    assert unknown.endswith("FLASHPATCH_STRCIT is no variable of FlashPatch; did you mean FLASHPATCH_STRICT?")
 
 
 def test_a_row_tells_what_the_process_is(home, finish):
