@@ -164,7 +164,8 @@ def _live(options: argparse.Namespace) -> int:
         return NOT_LIVE
     report = live.judge(chosen, registry.patches(), required)
     names = live.typed_names(chosen.rows, report)
-    problems = (*report.problems, *live.idle(names))
+    nothing = [] if names or report.problems else ["nothing was on in this run, so nothing is proven"]
+    problems = (*report.problems, *live.idle(names), *nothing)
     rows, notes = [name.cells() for name in names], _about(report, chosen, options.all)
     tables = [Table(_which(chosen), live.COLUMNS, rows, notes=notes)]
     if problems:

@@ -249,6 +249,12 @@ child.wait()
     assert "missing" in verify("--live", "--all").stdout.rpartition("Processes")[2]
 
 
+def test_a_run_in_which_nothing_was_on_proves_nothing(run, verify):
+    run("-c", "from flashpatch import ledger; ledger.boot(); ledger.flush()")
+    done = verify("--live")
+    assert done.returncode == 1 and "nothing was on in this run" in done.stdout
+
+
 def test_live_chooses_a_run(run, verify):
     for name in ("first", "second"):
         run("-c", JOB, FLASHPATCH="toy", FLASHPATCH_RUN=name)
