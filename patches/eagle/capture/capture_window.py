@@ -22,12 +22,13 @@ class CaptureWindow:
     Attributes:
         first: first position of the window that is kept.
         length: positions seen, from the request's beginning.
+        last: the last window that was seen, -1 if none was.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
         self.first = self.length = 0
-        self._last, self._drawn = -1, 0  # the last window that was seen, and how many were
+        self.last, self._drawn = -1, 0  # drawn: windows that were seen
 
     def advance(self, positions: Sequence[int]) -> bool:
         """Take up positions that were computed; return whether another window is kept now.
@@ -38,8 +39,8 @@ class CaptureWindow:
         moved = False
         self.length = max(self.length, max(positions) + 1)
         for window in sorted({position // self.size for position in positions}):
-            if window > self._last:
-                self._last = window
+            if window > self.last:
+                self.last = window
                 self._drawn += 1
                 if DRAWS.random() * self._drawn < 1:
                     moved = moved or self._drawn > 1

@@ -1,130 +1,162 @@
-"""Hold captured rows on the host: one request buffer per request, bounded in all by tokens."""
+"""Hold captured rows on the host, in pages of which requests take as many as they need; bounded in all by tokens.
+
+The rows of many steps are filed at once: Python once for each request and step would take longer than the copies, and hold
+up the engine's thread meanwhile.
+"""
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass
+import mmap
+from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
+import numpy
 import torch
 
-from flashpatch.patches.eagle.capture.capture_window import CaptureWindow
+from flashpatch.patches.eagle.capture.device_copy import Request, Rows, Step
 
-_SHARE = 0.05  # of the host's available memory, for all buffers
+_SHARE = 0.05  # of the host's available memory, for all rows
 _LEAST_TOKENS = 8192  # whatever memory there is
-_MIN_CAPACITY = 128  # tokens
+PAGE = 128  # tokens
 
 
-@dataclass
-class Rows:
-    """Hold the rows of a step: the input token, its position and the target's states at it.
+class HostBuffers:
+    """Hold rows by place: row ``i`` of page ``p`` is at ``p * PAGE + i``.
 
-    Attributes:
-        ids, positions: integers [rows].
-        hidden: [rows, H]; auxiliary: [rows, k*H] or None.
-    """
-
-    ids: torch.Tensor
-    positions: torch.Tensor
-    hidden: torch.Tensor
-    auxiliary: torch.Tensor | None
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the states."""
-        return self.hidden.nbytes + (self.auxiliary.nbytes if self.auxiliary is not None else 0)
-
-
-Place = slice | torch.Tensor
-"""Numbers of rows, as a slice if they are consecutive."""
-
-
-def _copy(held: torch.Tensor, at: Place, rows: torch.Tensor, taken: Place) -> None:
-    """Copy wide rows, each once."""
-    if isinstance(at, slice) and isinstance(taken, torch.Tensor):
-        torch.index_select(rows, 0, taken, out=held[at])
-    else:
-        held[at] = rows[taken]
-
-
-def join_rows(parts: list[Rows]) -> Rows:
-    """Return the rows of all parts, one behind the other; a single part as it is."""
-    if len(parts) == 1:
-        return parts[0]
-    wide = [one.auxiliary for one in parts if one.auxiliary is not None]
-    joined = ([getattr(one, name) for one in parts] for name in ("ids", "positions", "hidden"))
-    return Rows(*map(torch.cat, joined), torch.cat(wide) if wide else None)
-
-
-class RequestBuffer:
-    """Hold the rows of one request at a time.
+    Args:
+        window: positions of a request's window.
+        give_up: called with a request that finds no room, and why.
 
     Attributes:
-        ids: int64 [capacity], the token that was the input at each position.
-        hidden: [capacity, H]; auxiliary: [capacity, k*H] or None.
-        versions: int64 [capacity], version of the policy that computed the row, -1 if there is none.
+        tokens: the bound; 0 until the first rows come: then a share of the memory that is available.
+        ids: int64 [tokens], the token that was the input at each place.
+        versions: int64 [tokens], version of the policy that computed the row, -1 if there is none.
     """
 
-    def __init__(self, capacity: int, hidden: torch.Tensor, auxiliary: torch.Tensor | None) -> None:
-        self.capacity = capacity
-        self.ids = torch.zeros(capacity, dtype=torch.int64)
-        self.hidden = torch.empty(capacity, hidden.shape[1], dtype=hidden.dtype)
-        self.auxiliary = None
-        if auxiliary is not None:
-            self.auxiliary = torch.empty(capacity, auxiliary.shape[1], dtype=auxiliary.dtype)
-        self.versions = torch.full((capacity,), -1)
+    def __init__(self, tokens: int, window: int, give_up: Callable[[Request, str], None]) -> None:
+        self.tokens, self._window, self._give_up = tokens, window, give_up
+        self.ids = self.versions = numpy.empty(0, dtype=numpy.int64)
+        self._wide: dict[str, tuple[torch.dtype, numpy.ndarray]] = {}  # "hidden", "auxiliary"
+        self._free: list[int] = []  # pages; only the recorder's thread takes some
 
-    def write(self, at: Place, rows: Rows, taken: Place, version: torch.Tensor) -> None:
-        """Write the rows ``taken`` to the positions ``at``."""
-        self.ids[at] = rows.ids[taken].long()
-        self.versions[at] = version
-        _copy(self.hidden, at, rows.hidden, taken)
-        if self.auxiliary is not None:
-            _copy(self.auxiliary, at, rows.auxiliary, taken)
+    def file(self, steps: list[Step]) -> None:
+        """Write the rows of steps, of each position of a request the last."""
+        if not self._wide:
+            self._take_memory(steps[0].rows)
+        batches = dict.fromkeys(step.batch for step in steps)
+        every = dict.fromkeys(chain.from_iterable(batch.requests for batch in batches))
+        requests = [request for request in every if not request.lost]
+        number = {request: at for at, request in enumerate(requests)}
+        owners_of = {
+            batch: numpy.repeat([number.get(request, -1) for request in batch.requests], batch.lengths)
+            for batch in batches
+        }
+        owners = numpy.concatenate([owners_of[step.batch] for step in steps])
+        taken = numpy.concatenate([step.batch.rows for step in steps])
+        of_step = numpy.repeat(numpy.arange(len(steps)), [step.batch.captured for step in steps])
+        ids, positions = (
+            numpy.concatenate([getattr(step.rows, name).numpy()[step.batch.rows] for step in steps])
+            for name in ("ids", "positions")
+        )
+        kept = (owners >= 0).nonzero()[0]
+        places = self._places(requests, owners[kept], positions[kept].astype(numpy.int64))
+        kept, places = kept[places >= 0], places[places >= 0]
+        _, last = numpy.unique(places[::-1], return_index=True)  # a position may have come again
+        last = numpy.sort(len(places) - 1 - last)
+        kept, places = kept[last], places[last]
+        self.ids[places] = ids[kept]
+        self.versions[places] = numpy.array([step.version for step in steps])[of_step[kept]]
+        bounds = numpy.searchsorted(of_step[kept], numpy.arange(len(steps) + 1)).tolist()
+        for step, start, end in zip(steps, bounds, bounds[1:], strict=False):
+            rows = taken[kept[start:end]]
+            for name, (_, held) in self._wide.items():
+                # a row as one number, which numpy copies at once and without Python's lock
+                found = getattr(step.rows, name).detach().contiguous().view(torch.uint8).numpy()
+                found = found.view(held.dtype)[:, 0]
+                held[places[start:end]] = found if len(rows) == len(found) else found[rows]
+
+    def _places(
+        self, requests: list[Request], owners: numpy.ndarray, positions: numpy.ndarray
+    ) -> numpy.ndarray:
+        """Move windows on, make room, and return the place of each row, -1 if it is not kept.
+
+        Args:
+            owners: the number of each row's request; positions: its position there.
+        """
+        size = self._window
+        windows = positions // size
+        newer = windows > numpy.array([one.window.last for one in requests], dtype=numpy.int64)[owners]
+        many = int(windows.max(initial=0)) + 1
+        for pair in numpy.unique(owners[newer] * many + windows[newer]).tolist():
+            request = requests[pair // many]
+            if request.window.advance((pair % many * size,)):
+                self.versions[places_of(request.pages)] = -1
+        offsets = positions - numpy.array([one.window.first for one in requests], dtype=numpy.int64)[owners]
+        inside = (offsets >= 0) & (offsets < size)
+        lengths, behind = numpy.zeros((2, len(requests)), dtype=numpy.int64)
+        numpy.maximum.at(lengths, owners, positions + 1)
+        numpy.maximum.at(behind, owners[inside], offsets[inside] + 1)
+        # the last token is never an input
+        pages = numpy.where(behind > 0, -(-numpy.minimum(behind + 1, size) // PAGE), 0)
+        for request, length, count in zip(requests, lengths.tolist(), pages.tolist(), strict=True):
+            if length > request.window.length:
+                request.window.length = length
+            if count > len(request.pages):
+                self._extend(request, count - len(request.pages))
+        counts = numpy.array([len(request.pages) for request in requests], dtype=numpy.int64)
+        table = numpy.array([*chain.from_iterable(one.pages for one in requests)], dtype=numpy.int64)
+        kept = inside & (offsets // PAGE < counts[owners])  # else there was no room
+        firsts, offsets = (numpy.cumsum(counts) - counts)[owners[kept]], offsets[kept]
+        places = numpy.full(len(owners), -1)
+        places[kept] = table[firsts + offsets // PAGE] * PAGE + offsets % PAGE
+        return places
+
+    def _take_memory(self, like: Rows) -> None:
+        """Take address space for rows shaped ``like`` these; memory is the system's until a page is used."""
+        wide = {"hidden": like.hidden, "auxiliary": like.auxiliary}
+        sizes = {
+            name: (one.dtype, one.shape[1] * one.itemsize) for name, one in wide.items() if one is not None
+        }
+        if not self.tokens:
+            of_a_row = sum(size for _, size in sizes.values())
+            self.tokens = max(_LEAST_TOKENS, int(_SHARE * available_bytes() / of_a_row))
+        self.ids, self.versions = (numpy.empty(self.tokens, dtype=numpy.int64) for _ in range(2))
+        found = {}
+        for name, (dtype, size) in sizes.items():  # numpy would ask for huge pages, which take long to find
+            memory = mmap.mmap(-1, self.tokens * size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            found[name] = dtype, numpy.frombuffer(memory, f"V{size}")
+        self._free = [*reversed(range(self.tokens // PAGE))]
+        self._wide = found
+
+    def _extend(self, request: Request, count: int) -> None:
+        """Give a request so many pages more, or give it up."""
+        if len(self._free) >= count:
+            pages = [self._free.pop() for _ in range(count)]
+            self.versions[places_of(pages)] = -1
+            request.pages += pages
+        else:
+            self._give_up(request, "no memory is left for it")
+            self.release_pages(request.pages)
+            request.pages = []
+
+    def release_pages(self, pages: list[int]) -> None:
+        """Note, in any thread, that pages are not used any more; they are the first to be used again."""
+        self._free += pages
+
+    def read(self, places: numpy.ndarray, known: numpy.ndarray) -> dict[str, torch.Tensor]:
+        """Return copies of the hidden and auxiliary states, 0 where not ``known``."""
+        found = {}
+        for name, (dtype, held) in self._wide.items():
+            rows = held[places].view(numpy.uint8).reshape(len(places), -1)
+            rows[~known] = 0
+            found[name] = torch.from_numpy(rows).view(dtype)
+        return found
 
 
-@dataclass
-class Request:
-    """Hold a captured request: its name, the positions that are kept, why it was given up ("" if it was not), and its buffer
-    once it has one."""
-
-    name: str
-    window: CaptureWindow
-    lost: str = ""
-    buffer: RequestBuffer | None = None
-
-
-class BufferPool:
-    """Make request buffers whose capacities together are bounded.
-
-    Attributes:
-        tokens: the bound; 0 until the first buffer is asked for: then a share of the memory that is available.
-        allocated: tokens of the buffers in use.
-    """
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
-        self.allocated = 0
-        self._lock = threading.Lock()
-
-    def acquire_buffer(self, length: int, like: Rows) -> RequestBuffer | None:
-        """Return a buffer for at least ``length`` tokens shaped ``like`` these rows; None if there is no
-        room."""
-        capacity = max(_MIN_CAPACITY, 1 << (length - 1).bit_length())
-        with self._lock:
-            if not self.tokens:
-                of_a_row = sum(one[:1].nbytes for one in (like.hidden, like.auxiliary) if one is not None)
-                self.tokens = max(_LEAST_TOKENS, int(_SHARE * available_bytes() / of_a_row))
-            if self.allocated + capacity > self.tokens:
-                return None
-            self.allocated += capacity
-        return RequestBuffer(capacity, like.hidden, like.auxiliary)
-
-    def release_buffer(self, buffer: RequestBuffer | None) -> None:
-        """Note, in any thread, that a buffer is not used any more."""
-        if buffer is not None:
-            with self._lock:
-                self.allocated -= buffer.capacity
+def places_of(pages: Sequence[int]) -> numpy.ndarray:
+    """Return the places of all rows of pages, in their order."""
+    return (numpy.array(pages, dtype=numpy.int64)[:, None] * PAGE + numpy.arange(PAGE)).ravel()
 
 
 def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -20,7 +20,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
@@ -28,15 +27,8 @@ import torch
 
 from flashpatch import ledger
 from flashpatch.patches.eagle.capture.capture_window import DRAWS, CaptureWindow
-from flashpatch.patches.eagle.capture.device_copy import DeviceCopy, Step
-from flashpatch.patches.eagle.capture.host_buffers import (
-    BufferPool,
-    Place,
-    Request,
-    RequestBuffer,
-    Rows,
-    join_rows,
-)
+from flashpatch.patches.eagle.capture.device_copy import Batch, DeviceCopy, Request, Step
+from flashpatch.patches.eagle.capture.host_buffers import PAGE, HostBuffers, places_of
 from flashpatch.patches.eagle.capture.sample import Sample
 from flashpatch.patches.eagle.capture.sample_queue import SampleWriter, queue_directory
 
@@ -49,12 +41,8 @@ _LENGTHS = (512, 2048, 8192, 32768)  # positions, by which lost requests are cou
 _MAX_WAITING = 256  # steps; then the requests in the next one are given up
 
 
-@dataclass
-class _Finished:
-    """Hold requests that are over, with their tokens and prompt lengths; or a barrier for `Recorder.flush`."""
-
-    requests: list[tuple[Request, Sequence[int], int]] = field(default_factory=list)
-    passed: threading.Event | None = None
+_Finished = list[tuple[Request, Sequence[int], int]]
+"""Requests that are over, with their tokens and prompt lengths."""
 
 
 class Recorder:
@@ -92,8 +80,10 @@ class Recorder:
         self.problem = ""
         self._running: dict[str, Request | None] = {}
         self._spent: Counter[int] = Counter()
-        self._queue: queue.SimpleQueue[Step | _Finished | None] = queue.SimpleQueue()
-        self._pool = BufferPool(tokens)
+        self._batch = Batch((), ())  # of the last step
+        self._alike: Any = None  # what must be the same for it to serve again
+        self._queue: queue.SimpleQueue[Step | _Finished | threading.Event | None] = queue.SimpleQueue()
+        self._buffers = HostBuffers(tokens, window, self._give_up)
         self._device_copy = DeviceCopy()
         self._thread: threading.Thread | None = None
         self._reported = 0.0
@@ -117,26 +107,20 @@ class Recorder:
             hidden: [rows or more, H], final states, which on a CPU must stay as they are.
             auxiliary: tensors [rows or more, H], the layers EAGLE-3 reads.
         """
-        spans: list[tuple[Request, int, int]] = []
+        names: list[str] = []
         try:
-            at = 0
-            running = self._running
-            for name, length in zip(requests, lengths, strict=True):
-                request = running[name] if name in running else self._admit(name)
-                if request is not None and not request.lost:
-                    spans.append((request, at, at + length))
-                at += length
-            if not spans:
+            names = list(requests)
+            batch = self._batch_of(names, list(lengths))
+            if not batch.requests:
                 return
             if self._queue.qsize() >= _MAX_WAITING:
                 raise RuntimeError("captured rows come faster than they can be stored")
-            captured = sum([end - start for _, start, end in spans])
-            self._spent[self.version] += captured
-            self.counts["rows"] += captured
-            self._put(self._device_copy.copy_rows(spans, at, ids, positions, hidden, auxiliary, self.version))
+            self._spent[self.version] += batch.captured
+            self.counts["rows"] += batch.captured
+            self._put(self._device_copy.copy_rows(batch, ids, positions, hidden, auxiliary, self.version))
         except Exception as error:
             self._fault(error)
-            for request, _, _ in spans:
+            for request in filter(None, map(self._running.get, names)):
                 self._give_up(request, str(error))
 
     def finish(self, finished: Mapping[str, tuple[Sequence[int], int] | None]) -> None:
@@ -147,13 +131,11 @@ class Recorder:
                 a request whose tokens are not known.
         """
         try:
-            known = []
-            for name, tokens in finished.items():
-                request = self._running.pop(name, None)
-                if request is not None:
-                    known.append((request, *(tokens or ((), 0))))
+            self._alike = None
+            over = {self._running.pop(name, None): tokens for name, tokens in finished.items()}
+            known = [(one, *(tokens or ((), 0))) for one, tokens in over.items() if one is not None]
             if known:
-                self._put(_Finished(known))
+                self._put(known)
         except Exception as error:
             self._fault(error)
 
@@ -161,9 +143,9 @@ class Recorder:
         """Wait until all that was noted is stored; return whether it was within ``timeout`` seconds."""
         if self._thread is None:
             return True
-        end = _Finished(passed=threading.Event())
-        self._queue.put(end)
-        return end.passed.wait(timeout)
+        passed = threading.Event()
+        self._queue.put(passed)
+        return passed.wait(timeout)
 
     def stored(self) -> dict[str, Any]:
         """Wait until what was noted is stored; return `counts`, and ``queue``, the directory of the samples."""
@@ -177,6 +159,18 @@ class Recorder:
             self._queue.put(None)
             thread.join(timeout)
         self.writer.close(timeout)
+
+    def _batch_of(self, names: list[str], lengths: list[int]) -> Batch:
+        """Return the captured requests of a step: the last batch, if nothing has changed since."""
+        alike = names, lengths, self.counts["lost"]
+        if alike != self._alike:
+            running = self._running
+            found = [
+                running[name] if name in running else self._admit(name)
+                for name, _ in zip(names, lengths, strict=True)
+            ]
+            self._batch, self._alike = Batch(found, lengths), alike
+        return self._batch
 
     def _admit(self, name: str) -> Request | None:
         full = self.budget and self._spent[self.version] >= self.budget
@@ -210,150 +204,79 @@ class Recorder:
     # -- the recorder's thread -----------------------------------------------------------------------
 
     def _work(self) -> None:
-        going = True
-        while going:
-            steps, ended, going = self._collect()
+        last: Any = ()
+        while last is not None:
+            steps, ended, last = self._collect()
             try:
                 with torch.no_grad():
                     if steps:
                         self._store(steps)
-                    for end in ended:
-                        for request, tokens, prompt in end.requests:
-                            self._offer(request, tokens, prompt)
+                    for request, tokens, prompt in ended:
+                        self._offer(request, tokens, prompt)
             except Exception as error:
                 self._fault(error)
-                for request in {id(r): r for step in steps for r, _, _ in step.spans}.values():
+                for request in dict.fromkeys(one for step in steps for one in step.batch.requests):
                     self._give_up(request, str(error))
-            if ended and ended[-1].passed is not None:
-                self._report(now=True)
-                ended[-1].passed.set()
-            self._report(now=not going)
+            passed = isinstance(last, threading.Event)
+            self._report(now=passed or last is None)
+            if passed:
+                last.set()
 
-    def _collect(self) -> tuple[list[Step], list[_Finished], bool]:
-        """Return steps to store together, what ended meanwhile, up to a barrier, and whether to go on."""
+    def _collect(self) -> tuple[list[Step], _Finished, Any]:
+        """Return steps to store together, what ended meanwhile, and the last item: an event to set then; None to end."""
         steps: list[Step] = []
-        ended: list[_Finished] = []
+        ended: _Finished = []
         size, item = 0, self._queue.get()
         deadline = time.monotonic() + _BATCH_SECONDS
-        while item is not None:
+        while item is not None and not isinstance(item, threading.Event):
             if isinstance(item, Step):
                 steps.append(item)
                 size += item.rows.nbytes
             else:
-                ended.append(item)
-            barrier = not isinstance(item, Step) and item.passed is not None
-            if barrier or len(steps) >= _BATCH or size >= _BATCH_BYTES:
-                return steps, ended, True
+                ended += item
+            if len(steps) >= _BATCH or size >= _BATCH_BYTES:
+                break
             try:
                 item = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                return steps, ended, True
-        return steps, ended, False
+                break
+        return steps, ended, item
 
     def _store(self, steps: list[Step]) -> None:
-        """Gather the rows of steps, order them by request, and write those of each request."""
         try:
-            if steps[-1].wait is not None:  # copies end in the order in which they began
-                steps[-1].wait()
-            rows = join_rows([step.rows for step in steps])
-            versions = numpy.repeat([step.version for step in steps], [len(step.rows.ids) for step in steps])
-            firsts = numpy.cumsum([0, *(len(step.rows.ids) for step in steps)])
-            spans = [
-                (request, first + start, end - start)
-                for step, first in zip(steps, firsts, strict=False)
-                for request, start, end in step.spans
-            ]
-            requests = {id(request): request for request, _, _ in spans}
-            number = {name: place for place, name in enumerate(requests)}
-            lengths = numpy.array([length for _, _, length in spans])
-            owners = numpy.repeat([number[id(request)] for request, _, _ in spans], lengths)
-            ends = numpy.cumsum(lengths)
-            at = numpy.arange(ends[-1]) + numpy.repeat(
-                [first for _, first, _ in spans] - (ends - lengths), lengths
-            )
-            at = at[numpy.argsort(owners, kind="stable")]
-            positions = rows.positions.numpy()
-            parts = numpy.split(at, numpy.cumsum(numpy.bincount(owners, minlength=len(number)))[:-1])
-            for request, part in zip(requests.values(), parts, strict=True):
-                if not request.lost:
-                    self._write(request, rows, part, positions[part], versions[part])
+            steps[-1].wait()  # copies end in the order in which they began
+            self._buffers.file(steps)
         finally:
             for step in steps:
-                if step.release is not None:
-                    step.release()
-
-    def _write(
-        self,
-        request: Request,
-        rows: Rows,
-        at: numpy.ndarray,
-        positions: numpy.ndarray,
-        versions: numpy.ndarray,
-    ) -> None:
-        """Write the rows ``at`` into the request's buffer, of each position the last."""
-        window = request.window
-        if window.advance(positions.tolist()) and request.buffer is not None:
-            request.buffer.versions.fill_(-1)
-        offsets = positions - window.first
-        keep = ((offsets >= 0) & (offsets < window.size)).nonzero()[0]
-        if not len(keep):
-            return
-        behind = int(offsets[keep].max()) + 1
-        # the last token is never an input
-        buffer = self._buffer_for(request, min(behind + 1, window.size), rows)
-        if buffer is None:
-            return
-        if not (numpy.diff(offsets[keep]) > 0).all():  # a position came again
-            _, last = numpy.unique(offsets[keep][::-1], return_index=True)
-            keep = keep[len(keep) - 1 - last]
-        buffer.write(_places(offsets[keep]), rows, _places(at[keep]), torch.from_numpy(versions[keep]))
-
-    def _buffer_for(self, request: Request, length: int, like: Rows) -> RequestBuffer | None:
-        """Return the request's buffer with space for ``length`` tokens; None, and give it up, if there is
-        none."""
-        buffer = request.buffer
-        if buffer is not None and buffer.capacity >= length:
-            return buffer
-        larger = self._pool.acquire_buffer(length, like)
-        if larger is None:
-            self._give_up(request, "no memory is left for it")
-        elif buffer is not None:
-            n = buffer.capacity
-            old = Rows(buffer.ids, buffer.ids, buffer.hidden, buffer.auxiliary)
-            larger.write(slice(0, n), old, slice(0, n), buffer.versions)
-        self._pool.release_buffer(buffer)
-        request.buffer = larger
-        return larger
+                step.release()
 
     def _offer(self, request: Request, tokens: Sequence[int], prompt: int) -> None:
-        total = len(tokens)
-        buffer, first = request.buffer, request.window.first
-        held = min(request.window.size, buffer.capacity) if buffer is not None else 0
-        tokens = tokens[first : first + held]
+        buffers, total, first = self._buffers, len(tokens), request.window.first
+        pages, request.pages = request.pages, []
+        tokens = tokens[first : first + min(self.window, len(pages) * PAGE)]
         n, last = len(tokens), first + len(tokens) == total
-        request.buffer = None
-        known = torch.zeros(n, dtype=torch.bool)
+        known = numpy.zeros(n, dtype=bool)
         seen = max(0, n - last)
         if not request.lost and seen:
-            ids = torch.tensor(tokens, dtype=torch.int64)
-            versions, same = buffer.versions[:seen], buffer.ids[:seen] == ids[:seen]
+            ids, places = numpy.array(tokens, dtype=numpy.int64), places_of(pages)[:n]
+            versions, same = buffers.versions[places[:seen]], buffers.ids[places[:seen]] == ids[:seen]
             version = int(versions.max())
             known[:seen] = (versions == version) & same & (versions >= 0)
             self.counts["mismatched"] += int(((versions >= 0) & ~same).sum())
-        if not bool(known.any()):
+        if not known.any():
             self.counts["empty"] += not request.lost
-            self._pool.release_buffer(buffer)
+            buffers.release_pages(pages)
             return
-        hidden = buffer.hidden[:n]
-        hidden[~known] = 0
-        auxiliary = None
-        if buffer.auxiliary is not None:
-            auxiliary = buffer.auxiliary[:n]
-            auxiliary[~known] = 0
-        response = torch.arange(first, first + n) >= prompt
-        sample = Sample(request.name, ids, hidden, known, response, version, auxiliary)
+        response = numpy.arange(first, first + n) >= prompt
+
+        def sample() -> Sample:
+            """Copy the states, in the writer's thread."""
+            facts = {"input_ids": ids, "known": known, "response": response}
+            tensors = {name: torch.from_numpy(one) for name, one in facts.items()}
+            return Sample(request.name, version=version, **tensors, **buffers.read(places, known))
+
         self.counts["requests"] += 1
-        self.writer.offer(sample, lambda: self._pool.release_buffer(buffer))
+        self.writer.offer(sample, lambda: buffers.release_pages(pages))
 
     def _report(self, now: bool = False) -> None:
         if self.report is not None and (now or time.monotonic() - self._reported > 1.0):
@@ -362,13 +285,6 @@ class Recorder:
                 self.report({**self.counts, **{f"ring_{name}": n for name, n in self.writer.counts.items()}})
             except Exception as error:
                 self._fault(error)
-
-
-def _places(numbers: numpy.ndarray) -> Place:
-    """Return numbers as an index, as a slice if they are consecutive."""
-    if (numpy.diff(numbers) == 1).all():
-        return slice(int(numbers[0]), int(numbers[-1]) + 1)
-    return torch.from_numpy(numbers).long()
 
 
 def make_recorder(options: Mapping[str, Any]) -> Recorder:

@@ -100,11 +100,5 @@ class Sample:
                 raise ValueError(f"{name} is {tensor.dtype}")
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        tensors = {
-            "hidden": self.hidden,
-            "auxiliary": self.auxiliary,
-            "input_ids": self.input_ids,
-            "known": self.known,
-            "response": self.response,
-        }
-        return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        names = ("hidden", "auxiliary", "input_ids", "known", "response")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

@@ -22,6 +22,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +33,8 @@ from flashpatch.patches._shared.atomic_file import replacing
 
 if TYPE_CHECKING:
     from flashpatch.patches.eagle.capture.sample import Sample
+
+    Offered = Sample | Callable[[], Sample]
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -58,7 +61,7 @@ class SampleWriter:
     """
 
     def __init__(
-        self, directory: str | os.PathLike[str], slots: int = 1024, bytes: int = 1 << 30, waiting: int = 256
+        self, directory: str | os.PathLike[str], slots: int = 1024, bytes: int = 1 << 30, waiting: int = 1024
     ) -> None:
         self.directory, self.slots, self.bytes = Path(directory), slots, bytes
         self.counts: Counter[str] = Counter(offered=0, written=0, dropped=0, failed=0, evicted=0)
@@ -66,15 +69,15 @@ class SampleWriter:
         self._pid, self._name = os.getpid(), _unique()
         self._sequence = 0
         self._free_slots = self._free_bytes = 0  # known to be free for this writer
-        self._queue: queue.Queue[tuple[Sample, Callable[[], None] | None] | None] = queue.Queue(waiting)
+        self._queue: queue.Queue[tuple[Offered, Callable[[], None] | None] | None] = queue.Queue(waiting)
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def offer(self, sample: Sample, release: Callable[[], None] | None = None) -> bool:
+    def offer(self, sample: Offered, release: Callable[[], None] | None = None) -> bool:
         """Offer a sample; return False when it was dropped. Never blocks, never raises.
 
         Args:
-            sample: its tensors must stay as they are until ``release``.
+            sample: its tensors must stay as they are until ``release``; or what makes it, in the writer's thread.
             release: called once the sample's memory may be used again, from any thread, also when it is
             dropped.
         """
@@ -108,7 +111,7 @@ class SampleWriter:
         while (item := self._queue.get()) is not None:
             sample, release = item
             try:
-                self._write(sample)
+                self._write(sample() if callable(sample) else sample)
                 self.counts["written"] += 1
                 self.problem = ""
             except Exception as error:  # disk full, directory gone, a tensor that cannot be written
@@ -182,14 +185,8 @@ class SampleReader:
 
     def read_samples(self, limit: int) -> list[Sample]:
         """Remove up to ``limit`` samples from the queue and return them, oldest first."""
-        samples: list[Sample] = []
-        for name in self._waiting():
-            if len(samples) >= limit:
-                break
-            sample = self._read_sample(name)
-            if sample is not None:
-                samples.append(sample)
-        return samples
+        found = map(self._read_sample, self._waiting())
+        return list(islice((one for one in found if one is not None), limit))
 
     def keep(self, file: Path, name: str) -> Path | None:
         """Move the file of a sample elsewhere and return where it is, or None: what is still there is deleted."""

@@ -59,7 +59,6 @@ def test_256_concurrent_requests_of_16k_tokens_all_leave_their_share(tmp_path):
         recorder.step(names, [CHUNK] * REQUESTS, positions % 997, positions, hidden)
         recorder.flush()
     recorder.finish({name: ([position % 997 for position in range(LENGTH)], 1000) for name in names})
-    recorder.flush()
     recorder.close()
     assert recorder.counts["lost"] == 0 and recorder.counts["requests"] == REQUESTS
     samples = SampleReader(tmp_path).read_samples(REQUESTS + 1)
@@ -74,9 +73,7 @@ def test_256_concurrent_requests_of_16k_tokens_all_leave_their_share(tmp_path):
         assert sample.input_ids.tolist() == [position % 997 for position in range(first, first + 512)]
         assert sample.response.tolist() == [position >= 1000 for position in range(first, first + 512)]
         tail += first >= LENGTH * 3 // 4
-    assert 0.15 < tail / REQUESTS < 0.35, (
-        "the last quarter of the positions has about a quarter of the states"
-    )
+    assert 0.15 < tail / REQUESTS < 0.35, "the last quarter has about a quarter of the states"
 
 
 def test_lost_requests_are_counted_by_length(tmp_path):
@@ -84,7 +81,6 @@ def test_lost_requests_are_counted_by_length(tmp_path):
     for name, length in (("a", 100), ("b", 1000), ("c", 3000)):
         positions = torch.arange(length)
         recorder.step([name], [length], positions, positions, torch.zeros(length, WIDTH))
-    recorder.flush()
     recorder.close()
     assert recorder.counts["lost"] == 2
     assert recorder.counts["lost_to_2048"] == recorder.counts["lost_to_8192"] == 1
@@ -112,6 +108,5 @@ def test_without_a_number_the_pool_is_sized_by_free_memory(tmp_path):
     recorder = Recorder(SampleWriter(tmp_path))
     positions = torch.arange(64)
     recorder.step(["a"], [64], positions, positions, torch.zeros(64, WIDTH))
-    recorder.flush()
     recorder.close()
-    assert recorder._pool.tokens >= 8192
+    assert recorder._buffers.tokens >= 8192

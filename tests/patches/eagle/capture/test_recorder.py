@@ -98,6 +98,13 @@ def new_recorder(directory, **more) -> Recorder:
     return Recorder(SampleWriter(directory, waiting=1000), **more)
 
 
+def kept(recorder: Recorder) -> list:
+    """Return the samples of a recorder, which ends."""
+    assert recorder.flush()
+    recorder.close()
+    return SampleReader(recorder.writer.directory).read_samples(99)
+
+
 def check(engine: Engine, samples, layers: int = 0) -> None:
     for one in samples:
         tokens, prompt = engine.ended[one.request]
@@ -125,9 +132,7 @@ def test_every_known_row_belongs_to_the_tokens_that_were_kept(tmp_path_factory, 
         steps += 1
         if steps % 17 == 0:
             recorder.flush()
-    assert recorder.flush()
-    recorder.close()
-    samples = SampleReader(recorder.writer.directory).read_samples(99)
+    samples = kept(recorder)
     check(engine, samples, layers)
     assert recorder.counts["requests"] == len(samples) and not recorder.problem
     assert recorder.counts["mismatched"] == 0
@@ -144,9 +149,7 @@ def test_rows_of_an_older_policy_are_masked(tmp_path):
     recorder.version = 5
     recorder.step(["a"], [2], torch.tensor([1, 1]), torch.tensor([3, 4]), torch.full((2, WIDTH), 2.0))
     recorder.finish({"a": ([1, 2, 0, 1, 1, 0], 2)})
-    recorder.flush()
-    recorder.close()
-    [one] = SampleReader(tmp_path).read_samples(9)
+    [one] = kept(recorder)
     assert one.version == 5
     assert one.known.tolist() == [False, False, False, True, True, False]
     assert one.hidden[:3].abs().sum() == 0
@@ -156,9 +159,7 @@ def test_a_row_whose_input_was_another_token_is_masked_and_counted(tmp_path):
     recorder = new_recorder(tmp_path)
     recorder.step(["a"], [3], torch.tensor([1, 2, 0]), torch.arange(3), torch.ones(3, WIDTH))
     recorder.finish({"a": ([1, 0, 0, 2], 2)})
-    recorder.flush()
-    recorder.close()
-    [one] = SampleReader(tmp_path).read_samples(9)
+    [one] = kept(recorder)
     assert one.known.tolist() == [True, False, True, False] and recorder.counts["mismatched"] == 1
 
 
@@ -176,9 +177,7 @@ def test_rate_and_budget_choose_requests(tmp_path):
         one(name)
     recorder.version = 1
     one("e")
-    recorder.flush()
-    recorder.close()
-    assert [found.request for found in SampleReader(tmp_path).read_samples(9)] == ["a", "b", "e"]
+    assert [found.request for found in kept(recorder)] == ["a", "b", "e"]
     assert recorder.counts["skipped"] == 2
 
 
@@ -192,10 +191,8 @@ def test_without_memory_requests_are_given_up_and_the_rest_goes_on(tmp_path):
     _until(lambda: recorder.writer.counts["written"] == 1)
     recorder.step(["c"], [200], long, torch.arange(200), torch.ones(200, WIDTH))  # in the memory of a
     recorder.finish({"c": ([0] * 201, 1)})
-    recorder.flush()
-    recorder.close()
-    assert [found.request for found in SampleReader(tmp_path).read_samples(9)] == ["a", "c"]
-    assert recorder.counts["lost"] == 1 and recorder._pool.allocated == 0
+    assert [found.request for found in kept(recorder)] == ["a", "c"]
+    assert recorder.counts["lost"] == 1 and len(recorder._buffers._free) == 2
 
 
 def test_nothing_is_raised_into_the_engine(tmp_path, caplog):
@@ -204,18 +201,24 @@ def test_nothing_is_raised_into_the_engine(tmp_path, caplog):
     assert "not captured" in caplog.text and "ValueError" in recorder.problem
     recorder.step(["a"], [3], torch.zeros(3, dtype=torch.int64), torch.arange(3), torch.ones(3))  # no width
     recorder.finish({"a": ([0] * 4, 1), "nobody": ([], 0)})
-    assert recorder.flush()
-    recorder.close()
-    assert recorder.counts["lost"] == 1 and SampleReader(tmp_path).read_samples(9) == []
+    assert kept(recorder) == [] and recorder.counts["lost"] == 1
 
 
 def test_a_request_without_its_tokens_is_dropped(tmp_path):
     recorder = new_recorder(tmp_path)
     recorder.step(["a"], [3], torch.zeros(3, dtype=torch.int64), torch.arange(3), torch.ones(3, WIDTH))
     recorder.finish({"a": None})
-    assert recorder.flush()
-    recorder.close()
-    assert recorder.counts["empty"] == 1 and SampleReader(tmp_path).read_samples(9) == []
+    assert kept(recorder) == [] and recorder.counts["empty"] == 1
+
+
+def test_a_name_that_comes_again_is_another_request(tmp_path):
+    recorder = new_recorder(tmp_path)
+    for token in (1, 2):
+        states = torch.full((3, WIDTH), float(token))
+        recorder.step(["a"], [3], torch.full((3,), token), torch.arange(3), states)
+        recorder.finish({"a": ([token] * 4, 1)})
+    one, two = kept(recorder)
+    assert one.hidden[:3].unique().tolist() == [1] and two.hidden[:3].unique().tolist() == [2]
 
 
 class Device:
@@ -223,7 +226,7 @@ class Device:
     `free` is set."""
 
     def __init__(self) -> None:
-        self.free, self.waits = threading.Event(), 0
+        self.free, self.waits, self.pinned = threading.Event(), 0, 0
         self.Stream = lambda: SimpleNamespace(wait_stream=lambda other: None)
         self.Event = lambda: SimpleNamespace(record=lambda: None, synchronize=self.synchronize)
         self.stream, self.current_stream = contextlib.nullcontext, lambda: None
@@ -237,12 +240,15 @@ class Device:
 def device(monkeypatch) -> Device:
     """Take tensors on the host as an accelerator's."""
     one, empty = Device(), torch.empty
+
+    def taken(*size, pin_memory=False, **more) -> torch.Tensor:
+        one.pinned += pin_memory
+        return empty(*size, **more)
+
     monkeypatch.setattr(torch, "get_device_module", lambda of: one)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: None)
-    monkeypatch.setattr(torch, "empty", lambda *size, pin_memory=False, **more: empty(*size, **more))
-    monkeypatch.setattr(
-        DeviceCopy, "copy_rows", lambda self, spans, total, *rows: self._from_device(spans, *rows)
-    )
+    monkeypatch.setattr(torch, "empty", taken)
+    monkeypatch.setattr(DeviceCopy, "copy_rows", DeviceCopy._from_device)
     return one
 
 
@@ -263,8 +269,10 @@ def test_two_steps_of_long_prompts_are_kept_in_little_more_than_they_need(mib, k
 
 
 def test_a_large_batch_of_an_accelerator_is_stored_a_few_times_and_nothing_is_lost(tmp_path, device):
-    requests, steps = 256, 96
+    """The recorder's thread makes few calls for a row, or the engine's would wait for Python's lock."""
+    requests, steps, calls = 256, 96, Counter()
     recorder = new_recorder(tmp_path)
+    threading.setprofile(lambda frame, event, argument: calls.update(["call"] if "call" in event else []))
     names, ids = [f"r{number}" for number in range(requests)], torch.empty(requests, dtype=torch.int64)
     positions, hidden = torch.empty_like(ids), torch.empty(requests, WIDTH)
     for at in range(steps):  # the engine writes over its tensors while no copy is stored yet
@@ -272,9 +280,11 @@ def test_a_large_batch_of_an_accelerator_is_stored_a_few_times_and_nothing_is_lo
         positions.fill_(at)
         hidden.copy_(torch.arange(requests)[:, None] + at)
         recorder.step(names, [1] * requests, ids, positions, hidden, [hidden, 2 * hidden])
-    recorder.finish({name: ([*range(steps), 0], 1) for name in names})
+    threading.setprofile(None)
     device.free.set()
     assert recorder.flush(limit(60))
+    assert calls["call"] < 2 * requests * steps and device.pinned <= -(-steps // 32), (calls, device.pinned)
+    recorder.finish({name: ([*range(steps), 0], 1) for name in names})
     recorder.close(limit(60))
     samples = SampleReader(tmp_path).read_samples(requests)
     assert len(samples) == requests and recorder.counts["lost"] == 0 and not recorder.problem
@@ -305,14 +315,9 @@ def test_the_engines_thread_launches_little_and_waits_for_nothing(tmp_path, devi
     """Its Python is a few calls per request, whatever the states' size."""
     requests, calls = 64, Counter()
     recorder = new_recorder(tmp_path)
-    names, hidden = (
-        [f"r{number}" for number in range(requests)],
-        torch.ones(requests, 6, dtype=torch.bfloat16),
-    )
-    ids, positions = (
-        torch.zeros(requests + 3, dtype=torch.int32),
-        torch.zeros(requests + 3, dtype=torch.int64),
-    )
+    names = [f"r{number}" for number in range(requests)]
+    hidden = torch.ones(requests, 6, dtype=torch.bfloat16)
+    ids, positions = (torch.zeros(requests + 3, dtype=kind) for kind in (torch.int32, torch.int64))
 
     def step() -> None:
         recorder.step(names, [1] * requests, ids, positions, hidden, [hidden] * layers or None)
