@@ -8,12 +8,14 @@ from contextlib import contextmanager
 import torch
 
 from flashpatch.patches.fp8.precision.readings import Readings
+from flashpatch.patches.fp8.refit import shown_tables
 from flashpatch.patches.fp8.refit.attributes import Derived
 from flashpatch.patches.fp8.refit.compare import compare
 from flashpatch.patches.fp8.refit.errors import REPORT, update_error
 from flashpatch.patches.fp8.refit.fold import LayoutChanged, Plan
 from flashpatch.patches.fp8.refit.layer_state import LayerState, Snapshot
 from flashpatch.patches.fp8.refit.pristine_params import PristineParam, SharedStorage
+from flashpatch.patches.fp8.refit.shown_tables import StagedTables
 
 
 class Layer:
@@ -43,8 +45,7 @@ class Layer:
         self.opened_in = 0  # number of the load call that first wrote to it in this update
         self.processed_in = 0  # and of the one that completed it; 0: not yet
         self.released_in = 0  # and of the one whose loader holds staged tensors without memory
-        self._tables: list[tuple[torch.nn.Module, dict, dict]] = []  # its parameters and buffers, staged
-        self._live_tables: list[tuple[torch.nn.Module, dict, dict]] = []  # while staged tensors are shown
+        self.tables: list[StagedTables] = []  # of each module, while its tensors are staged
         self._pristine = Snapshot()
         # between the first load and its post-processing, without tensors
         self._loaded: Snapshot | None = None
@@ -143,7 +144,7 @@ class Layer:
     def reset(self) -> None:
         """Drop everything staged and start over."""
         self.released_in = 0
-        self._tables = []
+        self.tables = []
         self.forget()
         self.release()
 
@@ -171,51 +172,36 @@ class Layer:
         for storage, tensors in staged.items():
             if not tensors & (adopted | needed):
                 storage.free(held_by=len(tensors))
-        self._tables = []
+        self.tables = []
         for param in self.params:
             param.reset()
 
-    def show_staged(self) -> None:
-        """Put empty tensors to load into in place of the live ones; the tables of these are set aside untouched."""
-        if not self._tables:  # every bucket shows every layer: what a bucket before it showed is shown again
-            parameters = {
-                id(m): self._pristine.contents[id(m)][1]["_parameters"].copy() for m in self.modules
-            }
-            buffers: dict[int, dict] = {id(m): {} for m in self.modules}
-            for param, staged in self._staged(shown=True):
-                (buffers if param.is_buffer else parameters)[id(param.module)][param.key] = staged
-            self._tables = [(m, parameters[id(m)], buffers[id(m)]) for m in self.modules]
-        for module, staged_parameters, staged_buffers in self._tables:
-            state = vars(module)
-            self._live_tables.append((module, state["_parameters"], state["_buffers"]))
-            state["_parameters"] = staged_parameters.copy()
-            state["_buffers"] = {**state["_buffers"], **staged_buffers}
-
-    def live_tables(self) -> Iterator[tuple[torch.nn.Module, dict, dict]]:
-        """Yield each module with its parameters and buffers in use, also while staged tensors are shown."""
-        yield from self._live_tables or ((m, m._parameters, m._buffers) for m in self.modules)
+    def stage(self) -> None:
+        """Make empty tensors to load into, and tables that show them."""
+        parameters = {id(m): self._pristine.contents[id(m)][1]["_parameters"].copy() for m in self.modules}
+        buffers: dict[int, dict] = {id(m): {} for m in self.modules}
+        for param, staged in self._staged(shown=True):
+            (buffers if param.is_buffer else parameters)[id(param.module)][param.key] = staged
+        self.tables = [StagedTables(m, parameters[id(m)], buffers[id(m)]) for m in self.modules]
 
     def check_staged(self) -> None:
-        """Check that the loader has written to the staged tensors and not replaced them.
+        """Check that the loader has written to the staged tensors and not replaced them, or their memory.
 
         Raises:
             PatchError: names a tensor that was replaced; what was loaded into its place would be lost.
         """
-        for param in self.params if self._live_tables else ():
-            staged = param.tensor
-            if staged is None:
-                continue
-            if param.live() is not staged or staged.untyped_storage()._cdata != param.storage.identity:
-                raise update_error(
-                    f"{param.name} was replaced by the weight loader instead of written to", REPORT
-                )
-
-    def show_live(self) -> None:
-        """Put back exactly what was there before `show_staged`; nothing if that has been done."""
-        for module, parameters, buffers in self._live_tables:
-            state = vars(module)
-            state["_parameters"], state["_buffers"] = parameters, buffers
-        self._live_tables.clear()
+        is_shown = any(one.live for one in self.tables)
+        with torch._C.DisableTorchFunctionSubclass():
+            for param in self.params:
+                staged = param.tensor
+                if staged is None:
+                    continue
+                if (is_shown and param.live() is not staged) or (
+                    staged.untyped_storage()._cdata != param.storage.identity
+                ):
+                    raise update_error(
+                        f"{param.name} was replaced by the weight loader instead of written to", REPORT
+                    )
 
     def prepare(self, readings: Readings, left_out: bool = False) -> None:
         """Check and complete what was loaded, before ranks go on together.
@@ -228,7 +214,7 @@ class Layer:
             PatchError: the values hold NaN or Inf, as far as that is known now, or were not written into the staged tensors.
         """
         self.check_staged()
-        self.show_live()
+        shown_tables.show_live([self])
         for param in self.params:
             if self._is_staged(param):
                 param.fill(param.live(), left_out)
