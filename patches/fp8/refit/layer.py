@@ -15,7 +15,6 @@ from flashpatch.patches.fp8.refit.errors import REPORT, update_error
 from flashpatch.patches.fp8.refit.fold import LayoutChanged, Plan
 from flashpatch.patches.fp8.refit.layer_state import LayerState, Snapshot
 from flashpatch.patches.fp8.refit.pristine_params import PristineParam, SharedStorage
-from flashpatch.patches.fp8.refit.shown_tables import StagedTables
 
 
 class Layer:
@@ -45,7 +44,8 @@ class Layer:
         self.opened_in = 0  # number of the load call that first wrote to it in this update
         self.processed_in = 0  # and of the one that completed it; 0: not yet
         self.released_in = 0  # and of the one whose loader holds staged tensors without memory
-        self.tables: list[StagedTables] = []  # of each module, while its tensors are staged
+        self.tables: list[tuple[torch.nn.Module, dict, dict]] = []  # its parameters and buffers, staged
+        self.live_tables: list[tuple[torch.nn.Module, dict, dict]] = []  # while staged tensors are shown
         self._pristine = Snapshot()
         # between the first load and its post-processing, without tensors
         self._loaded: Snapshot | None = None
@@ -182,7 +182,7 @@ class Layer:
         buffers: dict[int, dict] = {id(m): {} for m in self.modules}
         for param, staged in self._staged(shown=True):
             (buffers if param.is_buffer else parameters)[id(param.module)][param.key] = staged
-        self.tables = [StagedTables(m, parameters[id(m)], buffers[id(m)]) for m in self.modules]
+        self.tables = [(m, parameters[id(m)], buffers[id(m)]) for m in self.modules]
 
     def check_staged(self) -> None:
         """Check that the loader has written to the staged tensors and not replaced them, or their memory.
@@ -190,13 +190,12 @@ class Layer:
         Raises:
             PatchError: names a tensor that was replaced; what was loaded into its place would be lost.
         """
-        is_shown = any(one.live for one in self.tables)
         with torch._C.DisableTorchFunctionSubclass():
             for param in self.params:
                 staged = param.tensor
                 if staged is None:
                     continue
-                if (is_shown and param.live() is not staged) or (
+                if (self.live_tables and param.live() is not staged) or (
                     staged.untyped_storage()._cdata != param.storage.identity
                 ):
                     raise update_error(
@@ -248,19 +247,35 @@ class Layer:
         Raises:
             PatchError: the values do not fit the storage in use.
         """
-        live = state.capture(self.modules)
+        # parameters aside; one that has buffers never is
+        as_built = bool(self.tables) and not self._derived and self._pristine.holds(self.modules)
+        live = self._pristine.with_tables_of(self.modules) if as_built else state.capture(self.modules)
+        before = after = None
         try:
-            initial = self._restore_pristine()
+            if as_built:
+                shown_tables.show([self])
+                self._set_mode(self._pristine)
+            initial = {} if as_built else self._restore_pristine()
             before = self._pristine.with_tables_of(self.modules)
             for module in self.modules:
                 process(module)
-            after = state.capture(self.modules)
+            after = before if as_built and before.holds() else state.capture(self.modules)
         finally:
-            live.restore()
+            shown_tables.show_live([self])
+            if before is not None and after is before:
+                self._set_mode(live)
+            else:
+                live.restore()
+        if after is before and (plan := self._plan_pairs(compiled)) is not None:
+            return plan
         with self._refusing_layouts():
             kept_alive = self._kept_alive if self.borrows else []
             plan = self._new_plan(compiled)
             return compare(self.name, self.modules, live, before, after, initial, kept_alive, plan)
+
+    def _set_mode(self, snapshot: Snapshot) -> None:
+        for module in self.modules:
+            module.__dict__["training"] = snapshot.contents[id(module)][1]["training"]
 
     def plan_unprocessed(self) -> Plan | None:
         """Plan the way of the loaded values into the live layer if post-processing does nothing to them, else None.
@@ -268,10 +283,14 @@ class Layer:
         Raises:
             PatchError: the values do not fit the storage in use.
         """
+        return None if self.processed or self.waits else self._plan_pairs()
+
+    def _plan_pairs(self, compiled: bool = False) -> Plan | None:
+        """Plan the way of each staged tensor into its own live one; None if one has gone."""
         pairs = [(param.live(), param.stage(), param.name) for param in self.params if self._is_staged(param)]
-        if self.processed or self.waits or any(live is None for live, _, _ in pairs):
+        if any(live is None for live, _, _ in pairs):
             return None
-        plan = self._new_plan()
+        plan = self._new_plan(compiled)
         with self._refusing_layouts():
             for live, staged, name in pairs:
                 plan.pair(live, staged, name)

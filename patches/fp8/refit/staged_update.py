@@ -28,7 +28,7 @@ from flashpatch.patches.fp8.refit.layer_state import LayerState
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.name_order import NameOrder
 from flashpatch.patches.fp8.refit.policy import listed
-from flashpatch.patches.fp8.refit.pristine_params import PristineParam
+from flashpatch.patches.fp8.refit.pristine_params import PristineParam, storage_table
 from flashpatch.patches.fp8.refit.scales import Scales
 from flashpatch.patches.fp8.refit.tied_head import TiedHead
 from flashpatch.patches.fp8.refit.wide_weights import WideWeights
@@ -89,7 +89,7 @@ class StagedUpdate:
         self._accessible: dict[int, bool] = {}  # storages known to have memory, see `WriteTracker`
         self._owner: dict[int, Layer] = {}  # identity of a parameter -> its layer
         self._table: dict[int, list[PristineParam]] = {}  # storage identity -> what is staged there
-        self._pins: list[StorageWeakRef] = []  # what this call has let go of, whose identity its loader knows
+        self._pins: list[StorageWeakRef] = []  # what a call has let go of, whose identity its loader knows
         self._unwritten = False  # whether a tensor came in this call of which nothing was written
         self._late: list[tuple[PristineParam, torch.Tensor, str]] = []  # writes to layers of earlier calls
         self._stream = streams.current(adapter.device)  # on which this update began
@@ -230,22 +230,20 @@ class StagedUpdate:
         self._tied.keep()
 
     def _stage(self) -> None:
-        """Stage what is not staged yet, and find out whose memory is where."""
+        """Stage what is not staged yet, and note whose memory is where."""
+        for pin in self._pins:
+            self._table.pop(pin.cdata, None)
+        self._pins.clear()
         if not self._owner:
             self._owner = {id(param): layer for layer in self._layers for param in layer.params}
         for layer in self._layers:
             if not layer.tables:
                 layer.stage()
-                for param in layer.params:
-                    if param.tensor is not None:
-                        self._table.setdefault(param.storage.identity, []).append(param)
+                self._table |= storage_table((param, param.tensor) for param in layer.params)
 
     def _show_live(self) -> None:
         shown_tables.show_live(self._layers)
         self._late.clear()
-        for pin in self._pins:
-            self._table.pop(pin.cdata, None)
-        self._pins.clear()
 
     def _tracker(self, names: NamedWeights, touched: dict[Layer, None]) -> WriteTracker:
         owner = self._owner

@@ -194,6 +194,19 @@ def test_a_loader_that_replaces_parameters_instead_of_writing_to_them(atomic):
         assert toys.same_answers(engine.model, toys.fresh("bare", B))
 
 
+def test_memory_that_a_loader_replaces_while_it_writes_elsewhere_is_found_at_the_end(atomic):
+    engine = toys.engine("bare", atomic=atomic)
+    engine.managed.begin()
+
+    def beside(weights):
+        engine.model.load_weights(weights)
+        engine.model.layers[1].norm.weight.data = torch.ones(4)
+
+    engine.managed.load(beside, B[:1])
+    with pytest.raises(PatchError, match=r"layers.1.norm.weight .*replace"):
+        engine.managed.finish(partial=True)
+
+
 def test_a_loader_that_writes_out_of_sight(atomic):
     class Threaded(toys.Model):
         def load_weights(self, weights):
