@@ -31,7 +31,6 @@ def counted(method: str, buckets: int, blocks: int) -> int:
             engine.load(bucket)
     finally:
         sys.setprofile(None)
-    engine.managed.finish()
     return calls
 
 
