@@ -143,12 +143,13 @@ def test_a_broken_family_takes_no_other_along(toys):
         TWICE = Family("toy", "", ())
         BUILT_IN = Family("mine", "", (), names={"int8": {}})
         COMMAND = Family("mine", "", (), commands={"profile": "mine"})
+        LISTS = Family("mine", "", (), commands={"list": "mine"})
         NAMES = Family("names", "", (), names={"other": {}})
         ROOT = Family("root", "", (patch("root.fakefw.x", "fakefw:x"),))
         BARE = Family("bare", "", (patch("bare.fakefw.x"),))
     """,
     )
-    families = ("TWICE", "NAMES", "ROOT", "BARE", "BUILT_IN", "COMMAND")
+    families = ("TWICE", "NAMES", "ROOT", "BARE", "BUILT_IN", "COMMAND", "LISTS")
     entries = "".join(f"z_{name} = rooted:{name}\n" for name in families)
     entries = f"[flashpatch.patches]\na = broken\nb = nothing\n{entries}"
     toys.distribution("more", "1", {"entry_points.txt": entries})
@@ -159,7 +160,7 @@ def test_a_broken_family_takes_no_other_along(toys):
         found = " | ".join(registry.problems().values())
         for part in ("broken", "is no Family", "'toy' is taken", "'other' is taken", "a package root",
                      "'bare.fakefw.x' has no target", "'int8' is taken by family 'fp8'",
-                     "'profile' is taken by 'fp8'"):
+                     "'profile' is taken by 'fp8'", "'list' is taken by 'flashpatch itself'"):
             assert part in found, found
         try:
             flashpatch.enable("nothing")

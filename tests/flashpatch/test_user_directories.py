@@ -156,7 +156,7 @@ def test_a_job_whose_home_cannot_be_written_warns_once(temporary):
     assert done.stderr.count(str(ours)) == 1, "the first process warns for all"
 
 
-def test_without_a_home_it_is_the_temporary_directory(homeless, caplog):
+def test_without_a_home_it_is_the_temporary_directory(homeless, monkeypatch, caplog):
     ours = homeless / f"flashpatch-{os.geteuid()}"
     assert files.directory() == ours / "flashpatch" / "ledger"
     assert verdict_cache.directory() == ours / "flashpatch" / "verdicts"
@@ -165,11 +165,8 @@ def test_without_a_home_it_is_the_temporary_directory(homeless, caplog):
     assert stat.S_IMODE(ours.stat().st_mode) == 0o700
     assert len(caplog.records) == 1, "one warning"
     assert [path.name for path in homeless.iterdir()] == [ours.name], "no directory called ~"
-
-
-def test_a_cache_given_by_the_user_needs_no_home(homeless, monkeypatch):
     monkeypatch.setenv("FLASHPATCH_CACHE", "~/verdicts")
-    assert verdict_cache.directory() == homeless / f"flashpatch-{os.geteuid()}" / "verdicts"
+    assert verdict_cache.directory() == ours / "verdicts"
 
 
 @pytest.mark.parametrize("name", ["XDG_CACHE_HOME", "XDG_STATE_HOME"])
@@ -179,21 +176,17 @@ def test_xdg_directories_come_first(homeless, monkeypatch, caplog, name):
     assert not caplog.records
 
 
-def test_a_link_in_place_of_the_folder_is_refused(homeless):
-    elsewhere = homeless / "elsewhere"
-    elsewhere.mkdir(mode=0o700)
-    (homeless / f"flashpatch-{os.geteuid()}").symlink_to(elsewhere)
+@pytest.mark.parametrize("is_link", [True, False], ids=["a link", "others may write to it"])
+def test_what_is_no_private_folder_is_refused(homeless, is_link):
+    ours = homeless / f"flashpatch-{os.geteuid()}"
+    folder = homeless / "elsewhere" if is_link else ours
+    folder.mkdir()
+    folder.chmod(0o700 if is_link else 0o770)
+    if is_link:
+        ours.symlink_to(folder)
     with pytest.raises(PermissionError, match="is not a private directory of this user"):
         files.write(files.directory() / "run" / "row.json", {})
-    assert list(elsewhere.iterdir()) == []
-
-
-def test_what_others_may_write_to_is_refused(homeless):
-    folder = homeless / f"flashpatch-{os.geteuid()}"
-    folder.mkdir()
-    folder.chmod(0o770)
-    with pytest.raises(PermissionError, match="private"):
-        files.write(files.directory() / "run" / "row.json", {})
+    assert list(folder.iterdir()) == []
 
 
 def test_a_known_user_has_a_home(monkeypatch, tmp_path, caplog):

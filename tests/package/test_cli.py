@@ -214,13 +214,6 @@ class TestCommandsOfFamilies:
         assert done.returncode == 1
         assert "cannot be loaded from toy_lost: RuntimeError: 100% broken" in done.stderr
 
-    @pytest.mark.parametrize(("name", "owner"), [("list", "flashpatch itself"), ("play", "toy")])
-    def test_a_family_cannot_take_a_command_that_exists(self, name: str, owner: str) -> None:
-        toy = Family("toy", "a toy", (), commands={"play": "toy_play"})
-        late = Family("late", "a late one", (), commands={name: "late_play"})
-        with pytest.raises(ValueError, match=f"command '{name}' is taken by '{owner}'"):
-            registry._admit(late, {"toy": toy})
-
 
 @pytest.mark.parametrize("name", registry.REPLACED_COMMANDS)
 def test_a_command_that_is_gone_names_what_took_its_place(name: str, toys) -> None:

@@ -96,22 +96,15 @@ def _scaling(config: dict) -> None:
     }
 
 
-def _epsilon(config: dict) -> None:
-    config["rms_norm_eps"] = 0.1
-
-
 def _window(config: dict) -> None:
     config["sliding_window"] -= 1
 
 
-def _softcap(config: dict) -> None:
-    config["final_logit_softcapping"] = None
+def _set(**values: Any) -> Callable[[dict], None]:
+    return lambda config: config.update(values)
 
 
-def _attention_softcap(config: dict) -> None:
-    config["attn_logit_softcapping"] = 0.0  # none, in a word that SGLang's kernels take too
-
-
+NO_CAP = _set(attn_logit_softcapping=0.0)  # in a word that SGLang's kernels take too
 FAULTS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {
     "q and k swapped": ("llama", _swap_q_and_k, "tensors", f"{LAYER}.self_attn.qkv_proj"),
     "one channel's scale": ("llama", _scale_one_channel, "tensors", f"{LAYER}.mlp.down_proj"),
@@ -121,13 +114,13 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {
     "rope theta": ("llama", _rope, "config", "into model.layers.0.self_attn.o_proj"),
     "rope scaling": ("llama3.1", _scaling, "config", "model.layers.0.self_attn.rotary_emb"),
     "as small as rounding": ("llama-biased", _scale_a_little, "tensors", "model.layers.0.mlp.down_proj"),
-    "rms eps": ("llama", _epsilon, "config", "model.layers.0.input_layernorm"),
+    "rms eps": ("llama", _set(rms_norm_eps=0.1), "config", "model.layers.0.input_layernorm"),
     "experts exchanged": ("qwen3-moe", _permute_experts, "tensors", f"{LAYER}.mlp"),
     "router bias": ("glm4-moe", _drop_router_bias, "tensors", f"{LAYER}.mlp"),
     "router stale": ("qwen3-moe", _keep_router, "tensors", f"{LAYER}.mlp.gate"),
     "a norm in eight bits": ("llama", _round_norm, "tensors", f"{LAYER}.post_attention_layernorm"),
-    "softcap of logits": ("gemma2", _softcap, "config", "logits"),
-    "softcap of attention": ("gemma2", _attention_softcap, "config", "into model.layers.0.self_attn.o_proj"),
+    "softcap of logits": ("gemma2", _set(final_logit_softcapping=None), "config", "logits"),
+    "softcap of attention": ("gemma2", NO_CAP, "config", "into model.layers.0.self_attn.o_proj"),
     "sliding window": ("gemma3", _window, "config", "into model.layers.0.self_attn.o_proj"),
 }
 """By name: family of the model, what plants the fault, where, and the place that must be named."""

@@ -21,7 +21,7 @@ FAMILY = Family("kinds", "every kind of attribute", (
 """
 
 SCENARIO = """
-import asyncio, sys
+import asyncio, inspect, sys
 import flashpatch
 
 def check(on):
@@ -31,12 +31,14 @@ def check(on):
     thing = core.Thing()
     expect(core.plain(1), 2)
     expect(asyncio.run(core.later(1)), 2)
+    assert inspect.iscoroutinefunction(core.later)
     expect(thing.method(1, by=2), 3)
     expect(core.Thing.build(5), ("Thing", 5))
     expect(thing.build(5), ("Thing", 5))
     expect(core.Thing.static(1), 2)
-    expect(thing.prop, 1)
-    expect(thing.cached, 11)
+    thing.prop = 2
+    expect(thing.prop, 2)
+    expect(thing.cached, 12)
     expect(core.Child().handed_down(1), 2)
     assert core.Base().handed_down(1) == 2 and thing.handed_down(1) == 2
     if not on:

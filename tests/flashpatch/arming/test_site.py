@@ -3,22 +3,6 @@
 import pytest
 
 
-def test_bindings_made_before_and_after_are_replaced_and_restored(toys):
-    toys.run("""
-        import sys, types
-        from fakefw.core import plain as mine
-        import fakefw.user, flashpatch
-        flashpatch.enable("toy")
-        assert mine(1) == fakefw.user.plain(1) == ("patched", 2)
-        late = types.ModuleType("late")
-        sys.modules["late"] = late
-        exec("from fakefw.core import plain", vars(late))
-        assert late.plain(1) == ("patched", 2)
-        flashpatch.disable()
-        assert mine is fakefw.user.plain is late.plain is fakefw.core.BORN["plain"]
-    """)
-
-
 def test_scan_of_bindings_wakes_no_lazy_module(toys):
     toys.module("sleepy.py", "raise AssertionError('woken')")
     toys.run("""
@@ -41,30 +25,6 @@ def test_replacement_looks_like_the_original(toys):
         assert str(inspect.signature(core.Thing.method)) == "(self, x, *, by=1)"
         assert core.plain.__flashpatch__ == "toy.fakefw.plain"
         assert core.plain.__wrapped__ is core.BORN["plain"]
-    """)
-
-
-def test_property_keeps_its_setter(world):
-    world.family('"toy.fakefw.prop", "fakefw.core:Thing.prop"')
-    world.run("""
-        import flashpatch, fakefw.core as core
-        flashpatch.enable("toy")
-        thing = core.Thing()
-        thing.prop = 7
-        assert thing.prop == ("patched", 7)
-    """)
-
-
-def test_async_replacement_is_a_coroutine_function_and_counts(world):
-    world.family('"toy.fakefw.later", "fakefw.core:later", wrapper=patched_later')
-    world.run("""
-        import asyncio, inspect, flashpatch, fakefw.core as core
-        flashpatch.enable("toy")
-        assert inspect.iscoroutinefunction(core.later)
-        async def many():
-            return await asyncio.gather(*(core.later(i) for i in range(50)))
-        assert asyncio.run(many())[1] == ("patched", 2)
-        assert flashpatch.status()["toy.fakefw.later"].calls == 50
     """)
 
 

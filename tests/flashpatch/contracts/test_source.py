@@ -1,7 +1,5 @@
 """Every way a framework may define the place a patch wants."""
 
-import sys
-
 import pytest
 
 ENGINE = """
@@ -193,8 +191,3 @@ def test_a_changed_file_is_read_again(write, checked):
     assert checked("toy.base:helper").ok
     write(toy={"base": "# emptied"})
     assert not checked("toy.base:helper").ok
-
-
-def test_nothing_is_imported(checked):
-    assert checked("toy.engine:Engine.inherited").ok
-    assert "toy" not in sys.modules

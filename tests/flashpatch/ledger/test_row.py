@@ -24,6 +24,12 @@ def calls(row: Row) -> int:
     return row.patches["toy.toy.f"]["calls"]
 
 
+def wait_for_calls(home, number: int) -> None:
+    deadline = time.monotonic() + limit(60)
+    while calls(only_row(home)) < number and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
 def wait_for(process, word: str) -> None:
     assert process.stdout.readline().strip() == word
 
@@ -100,9 +106,7 @@ def test_a_killed_process_has_counted_what_its_events_say(home, start):
         sys.stdin.read()
     """)
     wait_for(process, "sent")
-    deadline = time.monotonic() + limit(60)
-    while calls(only_row(home)) < 7 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    wait_for_calls(home, 7)
     process.kill()
     process.communicate()
     assert calls(only_row(home)) == 7
@@ -111,9 +115,7 @@ def test_a_killed_process_has_counted_what_its_events_say(home, start):
 def test_an_idle_process_loses_no_call(home, start):
     process = start('ledger.boot(); call(7); print("called", flush=True); sys.stdin.read()')
     wait_for(process, "called")
-    deadline = time.monotonic() + limit(60)
-    while calls(only_row(home)) < 7 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_for_calls(home, 7)
     assert calls(only_row(home)) == 7
     assert only_row(home).alive is True
     process.kill()

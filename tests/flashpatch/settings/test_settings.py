@@ -143,21 +143,6 @@ FAMILY = Family(
     """)
 
 
-def test_config_by_variable_and_the_set_named_1(toys):
-    path = toys.module("elsewhere.toml", 'enable = ["toy8"]\nstrict = true\n[other]\nscale = 9.0\n')
-    code = """
-        import flashpatch
-        from flashpatch.bootstrap import start
-        start()
-        status = flashpatch.status()
-        assert status.names == ("toy8",) and status.strict, status
-    """
-    chosen = dict(FLASHPATCH="1", FLASHPATCH_CONFIG=str(path))
-    toys.run(code, **chosen)
-    toys.run("import flashpatch; assert flashpatch.enable().names == ('toy8',)", FLASHPATCH_CONFIG=str(path))
-    toys.run(code.replace("and status.strict", "and not status.strict"), **chosen, FLASHPATCH_STRICT="0")
-
-
 def test_without_names_and_config_it_is_fp8(toys):
     toys.run("""
         import flashpatch

@@ -12,6 +12,7 @@ from torch import nn
 from flashpatch.errors import PatchError
 from flashpatch.patches.flowrl.partition_function import Capture, PartitionFunction, Prompts
 from flashpatch.verify.probes.flowrl import paper
+from flashpatch.verify.probes.verl_actor import untrained
 
 
 @settings(max_examples=50)
@@ -54,18 +55,7 @@ def test_it_is_the_papers_network(layers):
 
 
 def tiny() -> nn.Module:
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    config = Qwen2Config(
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        attn_implementation="eager",
-    )
-    model = Qwen2ForCausalLM(config)
+    model = untrained(hidden_size=8, num_hidden_layers=3, attn_implementation="eager")
     model.add_module("proj_z", PartitionFunction(8, 2, 0.0))
     return model
 

@@ -3,6 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
+_ROUTED = dict(num_experts_per_tok=2, moe_intermediate_size=128)
+EXPERTS = dict(num_experts=4, **_ROUTED)
+GROUPED = dict(n_routed_experts=4, **_ROUTED)
+LOCAL = dict(num_local_experts=4, num_experts_per_tok=2)
+"""Experts of a layer, as configurations of different models call them."""
+
 MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama3.1": (
         "llama",
@@ -49,15 +55,7 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),  # a scalar of each layer is a buffer
     "dots1": (
         "dots1",
-        dict(
-            n_routed_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=128,
-            n_shared_experts=1,
-            first_k_dense_replace=1,
-            n_group=1,
-            topk_group=1,
-        ),
+        dict(n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1, **GROUPED),
     ),  # the router's correction bias is a buffer
     "gpt2": ("gpt2", dict(num_key_value_heads=4, tie_word_embeddings=True)),  # learned positions
     "phi": ("phi", dict(num_key_value_heads=4)),  # a bias of the head
@@ -72,18 +70,9 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             moe_layer_start_index=0,
         ),
     ),
-    "granite-moe": (
-        "granitemoe",
-        dict(num_local_experts=4, num_experts_per_tok=2, intermediate_size=128),
-    ),
+    "granite-moe": ("granitemoe", dict(intermediate_size=128, **LOCAL)),
     "qwen2-moe": (
         "qwen2_moe",
-        dict(
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=128,
-            shared_expert_intermediate_size=128,
-            decoder_sparse_step=1,
-        ),
+        dict(shared_expert_intermediate_size=128, decoder_sparse_step=1, **EXPERTS),
     ),  # a gate of its shared expert
 }

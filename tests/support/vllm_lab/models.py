@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_lab.families import MORE
+from vllm_lab.families import EXPERTS, GROUPED, LOCAL, MORE
 
 VOCAB = 256
 MAX_LENGTH = 512
@@ -33,6 +33,9 @@ _SMALL: dict[str, Any] = dict(
     tie_word_embeddings=False,
 )
 
+_MAMBA = dict(mamba_n_heads=8, mamba_d_head=64, mamba_n_groups=1, mamba_d_state=64, mamba_expand=2)
+_GEMMA = dict(head_dim=64, query_pre_attn_scalar=64, tie_word_embeddings=True, sliding_window=64)
+
 #: family -> (transformers model_type, what its config has beyond the common part)
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen2": ("qwen2", {}),  # biases on q, k, v
@@ -41,49 +44,31 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "llama-tied": ("llama", dict(tie_word_embeddings=True)),
     "llama-biased": ("llama", dict(attention_bias=True, mlp_bias=True)),
     "qwen3": ("qwen3", dict(head_dim=64)),  # norms on q and k
-    "qwen3-moe": (
-        "qwen3_moe",
-        dict(
-            head_dim=64,
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=128,
-            decoder_sparse_step=1,
-            norm_topk_prob=True,
-        ),
-    ),
+    "qwen3-moe": ("qwen3_moe", dict(head_dim=64, decoder_sparse_step=1, norm_topk_prob=True, **EXPERTS)),
     "mixtral": (
         "mixtral",
-        dict(intermediate_size=128, num_local_experts=4, num_experts_per_tok=2, sliding_window=None),
+        dict(intermediate_size=128, sliding_window=None, **LOCAL),
     ),  # experts named w1, w2, w3
     "bloom": ("bloom", dict(num_key_value_heads=4, tie_word_embeddings=True)),  # ALiBi in place of positions
-    "gemma3": (
-        "gemma3_text",
-        dict(head_dim=64, query_pre_attn_scalar=64, tie_word_embeddings=True, sliding_window=64),
-    ),  # norms scale by 1 + w
+    "gemma3": ("gemma3_text", _GEMMA),  # norms scale by 1 + w
     "gemma2": (
         "gemma2",
         dict(
-            head_dim=64,
-            query_pre_attn_scalar=64,
-            tie_word_embeddings=True,
-            sliding_window=64,
             attn_logit_softcapping=0.5,
             final_logit_softcapping=1.0,
             hidden_act="gelu_pytorch_tanh",  # which published ones have too, and SGLang reads
+            **_GEMMA,
         ),
     ),  # scores and logits are capped, here as low as random weights take them
     "glm4-moe": (
         "glm4_moe",
         dict(
             head_dim=64,
-            n_routed_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=128,
             n_shared_experts=1,
             first_k_dense_replace=1,
             attention_bias=True,
             use_qk_norm=True,
+            **GROUPED,
         ),
     ),  # the router's correction bias is one parameter of two modules
     "deepseek-v2": (
@@ -95,22 +80,14 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             qk_nope_head_dim=64,
             qk_rope_head_dim=32,
             v_head_dim=64,
-            n_routed_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=128,
+            **GROUPED,
         ),
     ),
     "phi3": ("phi3", {}),  # q, k, v and gate, up are already fused in the checkpoint
     "olmoe": ("olmoe", dict(num_experts=4, num_experts_per_tok=2, intermediate_size=128)),
     "gpt-oss": (
         "gpt_oss",
-        dict(
-            head_dim=64,
-            num_local_experts=4,
-            num_experts_per_tok=2,
-            intermediate_size=256,
-            sliding_window=64,
-        ),
+        dict(head_dim=64, intermediate_size=256, sliding_window=64, **LOCAL),
     ),  # attention sinks, biases of experts
     "deepseek-v3": (
         "deepseek_v3",
@@ -122,57 +99,37 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             qk_rope_head_dim=64,
             v_head_dim=64,
             num_key_value_heads=4,
-            n_routed_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=128,
             n_shared_experts=1,
             n_group=1,
             topk_group=1,
             topk_method="noaux_tc",
             num_nextn_predict_layers=0,
+            **GROUPED,
         ),
     ),
     "qwen3-next": (
         "qwen3_next",
         dict(
             head_dim=64,
-            num_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=128,
             shared_expert_intermediate_size=128,
             linear_num_key_heads=2,
             linear_num_value_heads=4,
             linear_key_head_dim=64,
             linear_value_head_dim=64,
             layer_types=["linear_attention", "full_attention"],
+            **EXPERTS,
         ),
     ),
     "mamba2": ("mamba2", dict(num_heads=8, head_dim=64, state_size=64, n_groups=2, expand=2)),
-    "falcon-h1": (
-        "falcon_h1",
-        dict(
-            head_dim=64,
-            mamba_d_ssm=512,
-            mamba_n_heads=8,
-            mamba_d_head=64,
-            mamba_n_groups=1,
-            mamba_d_state=64,
-            mamba_expand=2,
-        ),
-    ),
+    "falcon-h1": ("falcon_h1", dict(head_dim=64, mamba_d_ssm=512, **_MAMBA)),
     "granite-moe-hybrid": (
         "granitemoehybrid",
         dict(
             layer_types=["mamba", "attention"],
-            num_local_experts=4,
-            num_experts_per_tok=2,
             intermediate_size=128,
             shared_intermediate_size=128,
-            mamba_n_heads=8,
-            mamba_d_head=64,
-            mamba_n_groups=1,
-            mamba_d_state=64,
-            mamba_expand=2,
+            **LOCAL,
+            **_MAMBA,
         ),
     ),
     "nemotron-h": (

@@ -77,11 +77,3 @@ def test_prefixes_stay_together_until_the_worker_is_full():
     other = pool.acquire(4, 5, prefix="p")
     assert other != home and pool.acquire(5, 5, prefix="p") == other
     assert pool.forget_prefixes() == 1
-
-
-def test_a_threshold_in_requests():
-    pool = Pool(most=2)
-    pool.add("a")
-    assert [pool.acquire(number, 1) for number in range(3)] == ["a", "a", None]
-    pool.release(0)
-    assert pool.acquire(3, 10_000) == "a"

@@ -80,17 +80,6 @@ def test_little_of_the_ranks_time_is_lost(ranks):
     )
 
 
-def test_an_oversized_sample_is_alone():
-    packer = Packer(2, 10)
-    assert not [*packer.add("small", 3), *packer.add("other", 9)]
-    (first,) = packer.add("huge", 25)
-    assert sorted(real(first)) == ["other", "small"]
-    last = packer.flush()
-    assert [(batch.samples, batch.filler) for batch in last] == [(("huge",), False), (("huge",), True)]
-    assert not [*packer.add("small", 3), *packer.add("other", 3), *packer.add("huge", 25)]
-    assert sorted(batch.samples for batch in packer.flush()) == [("huge",), ("small", "other")]
-
-
 def test_a_sample_without_tokens_is_refused_by_name():
     with pytest.raises(PatchError, match="sample 'x' has 0 tokens"):
         Packer(1, 10).add("x", 0)
