@@ -90,9 +90,6 @@ class Derived:
         held, keys = self._keys.get((id(container), table), (None, frozenset()))
         return keys if held is not None and held() is container else frozenset()
 
-    def __bool__(self) -> bool:
-        return bool(self._keys)
-
     def note(self, container: Any, keys: Collection[str], table: str = "") -> None:
         """Note that post-processing has set ``keys``."""
         if keys:

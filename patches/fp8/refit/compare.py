@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from flashpatch.patches.fp8.refit.attributes import table, tables
-from flashpatch.patches.fp8.refit.fold import PLAIN, Plan
+from flashpatch.patches.fp8.refit.attributes import ABSENT, table, tables
+from flashpatch.patches.fp8.refit.fold import Plan
 from flashpatch.patches.fp8.refit.layer_state import TABLES, Snapshot
 
 
@@ -48,10 +48,9 @@ def compare(
         state = getattr(container, key_table) if key_table else table(container)
         last = plan.known.keys(container, key_table)
         if key_table:
-            anew = {k: v for k, v in fresh.items() if k not in running or v is not running[k]}
-            changed = {k: v for k, v in anew.items() if not unwritten(v)}
+            changed = {k: v for k, v in fresh.items() if v is not running.get(k) and not unwritten(v)}
         else:
-            changed = {k: v for k, v in fresh.items() if k in last or k not in old or v is not old[k]}
+            changed = {k: v for k, v in fresh.items() if k in last or v is not old.get(k, ABSENT)}
         where = name if container in modules else f"{name}:{type(container).__name__}"
         for key, value in changed.items():
             if running.get(key) is not None:
@@ -61,9 +60,7 @@ def compare(
             else:
                 plan.come_or_go(value, f"{where}.{key}")
             plan.assign(state, key, value)
-        plan.derived.note(
-            container, [k for k, v in fresh.items() if k not in old or v is not old[k]], key_table
-        )
+        plan.derived.note(container, [k for k, v in fresh.items() if v is not old.get(k, ABSENT)], key_table)
         for key in running.keys() & (old.keys() | last) - fresh.keys() - TABLES:
             plan.drop(state, key, f"{where}.{key}")
         for key, value in fresh.items():
@@ -74,13 +71,10 @@ def compare(
         if identity not in before.contents or identity not in live.contents:
             continue  # made by the post-processing: reached through the attribute that holds it
         old, running = before.contents[identity][1], live.contents[identity][1]
-        if not (fresh or running):  # as most tables of hooks are
-            continue
         if isinstance(fresh, dict):
-            for one, now, was in tables(container, fresh, old):
-                known = running[one] if one else running
-                if now or was or known:
-                    pair_into(container, one, was, now, known)
+            if fresh or running:  # most are empty tables of hooks
+                for one, now, was in tables(container, fresh, old):
+                    pair_into(container, one, was, now, running[one] if one else running)
         elif any(a is not b for a, b in zip(old, fresh)) or len(old) != len(fresh):
             plan.contents(container, running, fresh, name)
     fresh_tensors = _tensors(after)
@@ -93,8 +87,7 @@ def _tensors(snapshot: Snapshot) -> list[torch.Tensor]:
     """The parameters and tensor attributes of a snapshot's modules."""
     found = []
     for container, contents in snapshot.contents.values():
-        if contents and isinstance(container, torch.nn.Module):
+        if isinstance(container, torch.nn.Module):
             found += [t for t in contents["_parameters"].values() if t is not None]
-            held = [v for v in contents.values() if type(v) not in PLAIN]
-            found += [v for v in held if isinstance(v, torch.Tensor)]
+            found += [v for v in contents.values() if isinstance(v, torch.Tensor)]
     return found

@@ -61,7 +61,7 @@ class Plan:
         """Plan to make ``live`` equal ``fresh``; returns the object to keep in its place."""
         if live is fresh:
             return live
-        if id(live) in self._pairs and not isinstance(live, (torch.Tensor, *PLAIN)):
+        if id(live) in self._pairs and not isinstance(live, (torch.Tensor, *_PLAIN)):
             return self._pairs[id(live)]
         if isinstance(live, torch.Tensor) and isinstance(fresh, torch.Tensor):
             self._tensor(live, fresh, where)
@@ -221,12 +221,9 @@ class Plan:
     def _tensor_attributes(self, live: torch.Tensor, fresh: torch.Tensor, where: str) -> None:
         """Plan what a tensor carries beside its values, such as a number that kernels read from it."""
         mine, theirs = vars(live), vars(fresh)
-        if hasattr(fresh, "__tensor_flatten__"):
-            context, other = _plain_context(live), _plain_context(fresh)
-            if hidden := [key for key in other if key not in theirs and context.get(key) != other[key]]:
-                raise LayoutChanged(
-                    f"{where}: {type(live).__name__} has another {hidden[0]} with a fresh load"
-                )
+        context, other = _plain_context(live), _plain_context(fresh)
+        if hidden := [key for key in other if key not in theirs and context.get(key) != other[key]]:
+            raise LayoutChanged(f"{where}: {type(live).__name__} has another {hidden[0]} with a fresh load")
         if not mine and not theirs:
             return
         last, inner = self.known.keys(live), _inner_tensors(live)
@@ -286,7 +283,7 @@ def _refuse_tensors(live: Any, fresh: Any, where: str) -> None:
         )
 
 
-PLAIN = (str, bytes, int, float, bool, type(None))
+_PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def _inner_tensors(tensor: torch.Tensor) -> list[str]:
@@ -304,7 +301,7 @@ def _plain_context(tensor: torch.Tensor) -> dict[Any, Any]:
         if isinstance(context, dict)
         else dict(enumerate(context if isinstance(context, (tuple, list)) else [context]))
     )
-    return {key: value for key, value in named.items() if isinstance(value, PLAIN)}
+    return {key: value for key, value in named.items() if isinstance(value, _PLAIN)}
 
 
 def _describe(tensor: torch.Tensor) -> str:

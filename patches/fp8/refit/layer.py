@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import torch
 
 from flashpatch.patches.fp8.precision.readings import Readings
-from flashpatch.patches.fp8.refit import shown_tables
 from flashpatch.patches.fp8.refit.attributes import Derived
 from flashpatch.patches.fp8.refit.compare import compare
 from flashpatch.patches.fp8.refit.errors import REPORT, update_error
@@ -44,8 +43,8 @@ class Layer:
         self.opened_in = 0  # number of the load call that first wrote to it in this update
         self.processed_in = 0  # and of the one that completed it; 0: not yet
         self.released_in = 0  # and of the one whose loader holds staged tensors without memory
-        self.tables: list[tuple[torch.nn.Module, dict, dict]] = []  # its parameters and buffers, staged
-        self.live_tables: list[tuple[torch.nn.Module, dict, dict]] = []  # while staged tensors are shown
+        self._tables: list[tuple[torch.nn.Module, dict, dict]] = []  # its parameters and buffers, staged
+        self._live_tables: list[tuple[torch.nn.Module, dict, dict]] = []  # while staged tensors are shown
         self._pristine = Snapshot()
         # between the first load and its post-processing, without tensors
         self._loaded: Snapshot | None = None
@@ -144,7 +143,7 @@ class Layer:
     def reset(self) -> None:
         """Drop everything staged and start over."""
         self.released_in = 0
-        self.tables = []
+        self._tables = []
         self.forget()
         self.release()
 
@@ -172,35 +171,51 @@ class Layer:
         for storage, tensors in staged.items():
             if not tensors & (adopted | needed):
                 storage.free(held_by=len(tensors))
-        self.tables = []
+        self._tables = []
         for param in self.params:
             param.reset()
 
-    def stage(self) -> None:
-        """Make empty tensors to load into, and tables that show them."""
-        parameters = {id(m): self._pristine.contents[id(m)][1]["_parameters"].copy() for m in self.modules}
-        buffers: dict[int, dict] = {id(m): {} for m in self.modules}
-        for param, staged in self._staged(shown=True):
-            (buffers if param.is_buffer else parameters)[id(param.module)][param.key] = staged
-        self.tables = [(m, parameters[id(m)], buffers[id(m)]) for m in self.modules]
+    def show_staged(self) -> None:
+        """Put empty tensors to load into in place of the live ones; the tables of these are set aside untouched."""
+        if not self._tables:  # every bucket shows every layer: what a bucket before it showed is shown again
+            parameters = {
+                id(m): self._pristine.contents[id(m)][1]["_parameters"].copy() for m in self.modules
+            }
+            buffers: dict[int, dict] = {id(m): {} for m in self.modules}
+            for param, staged in self._staged(shown=True):
+                (buffers if param.is_buffer else parameters)[id(param.module)][param.key] = staged
+            self._tables = [(m, parameters[id(m)], buffers[id(m)]) for m in self.modules]
+        for module, staged_parameters, staged_buffers in self._tables:
+            state = vars(module)
+            self._live_tables.append((module, state["_parameters"], state["_buffers"]))
+            state["_parameters"] = staged_parameters.copy()
+            state["_buffers"] = {**state["_buffers"], **staged_buffers}
+
+    def live_tables(self) -> Iterator[tuple[torch.nn.Module, dict, dict]]:
+        """Yield each module with its parameters and buffers in use, also while staged tensors are shown."""
+        yield from self._live_tables or ((m, m._parameters, m._buffers) for m in self.modules)
 
     def check_staged(self) -> None:
-        """Check that the loader has written to the staged tensors and not replaced them, or their memory.
+        """Check that the loader has written to the staged tensors and not replaced them.
 
         Raises:
             PatchError: names a tensor that was replaced; what was loaded into its place would be lost.
         """
-        with torch._C.DisableTorchFunctionSubclass():
-            for param in self.params:
-                staged = param.tensor
-                if staged is None:
-                    continue
-                if (self.live_tables and param.live() is not staged) or (
-                    staged.untyped_storage()._cdata != param.storage.identity
-                ):
-                    raise update_error(
-                        f"{param.name} was replaced by the weight loader instead of written to", REPORT
-                    )
+        for param in self.params if self._live_tables else ():
+            staged = param.tensor
+            if staged is None:
+                continue
+            if param.live() is not staged or staged.untyped_storage()._cdata != param.storage.identity:
+                raise update_error(
+                    f"{param.name} was replaced by the weight loader instead of written to", REPORT
+                )
+
+    def show_live(self) -> None:
+        """Put back exactly what was there before `show_staged`; nothing if that has been done."""
+        for module, parameters, buffers in self._live_tables:
+            state = vars(module)
+            state["_parameters"], state["_buffers"] = parameters, buffers
+        self._live_tables.clear()
 
     def prepare(self, readings: Readings, left_out: bool = False) -> None:
         """Check and complete what was loaded, before ranks go on together.
@@ -213,7 +228,7 @@ class Layer:
             PatchError: the values hold NaN or Inf, as far as that is known now, or were not written into the staged tensors.
         """
         self.check_staged()
-        shown_tables.show_live([self])
+        self.show_live()
         for param in self.params:
             if self._is_staged(param):
                 param.fill(param.live(), left_out)
@@ -247,35 +262,19 @@ class Layer:
         Raises:
             PatchError: the values do not fit the storage in use.
         """
-        # parameters aside; one that has buffers never is
-        as_built = bool(self.tables) and not self._derived and self._pristine.holds(self.modules)
-        live = self._pristine.with_tables_of(self.modules) if as_built else state.capture(self.modules)
-        before = after = None
+        live = state.capture(self.modules)
         try:
-            if as_built:
-                shown_tables.show([self])
-                self._set_mode(self._pristine)
-            initial = {} if as_built else self._restore_pristine()
+            initial = self._restore_pristine()
             before = self._pristine.with_tables_of(self.modules)
             for module in self.modules:
                 process(module)
-            after = before if as_built and before.holds() else state.capture(self.modules)
+            after = state.capture(self.modules)
         finally:
-            shown_tables.show_live([self])
-            if before is not None and after is before:
-                self._set_mode(live)
-            else:
-                live.restore()
-        if after is before and (plan := self._plan_pairs(compiled)) is not None:
-            return plan
+            live.restore()
         with self._refusing_layouts():
             kept_alive = self._kept_alive if self.borrows else []
             plan = self._new_plan(compiled)
             return compare(self.name, self.modules, live, before, after, initial, kept_alive, plan)
-
-    def _set_mode(self, snapshot: Snapshot) -> None:
-        for module in self.modules:
-            module.__dict__["training"] = snapshot.contents[id(module)][1]["training"]
 
     def plan_unprocessed(self) -> Plan | None:
         """Plan the way of the loaded values into the live layer if post-processing does nothing to them, else None.
@@ -283,14 +282,10 @@ class Layer:
         Raises:
             PatchError: the values do not fit the storage in use.
         """
-        return None if self.processed or self.waits else self._plan_pairs()
-
-    def _plan_pairs(self, compiled: bool = False) -> Plan | None:
-        """Plan the way of each staged tensor into its own live one; None if one has gone."""
         pairs = [(param.live(), param.stage(), param.name) for param in self.params if self._is_staged(param)]
-        if any(live is None for live, _, _ in pairs):
+        if self.processed or self.waits or any(live is None for live, _, _ in pairs):
             return None
-        plan = self._new_plan(compiled)
+        plan = self._new_plan()
         with self._refusing_layouts():
             for live, staged, name in pairs:
                 plan.pair(live, staged, name)

@@ -9,10 +9,8 @@ no tensor is copied) and `Snapshot.restore` writes them back into the same conta
 from __future__ import annotations
 
 import functools
-import operator
 import types
-from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -46,12 +44,8 @@ _LEAVES = (
 )
 
 
-_DICTIONARIES = (dict, OrderedDict)
-
 TABLES = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
 """A module's own tables, beside its ordinary attributes."""
-
-_FREE = ("_parameters", "training")
 
 
 _BASES = (
@@ -65,7 +59,6 @@ _BASES = (
     torch.nn.Module,
 )
 _NOTHING = types.NoneType
-_stateless: set[type] = set()  # types of which the kind is `_NOTHING`
 _known: dict[type, type] = {}  # a model has a million values of some hundred types
 
 
@@ -83,8 +76,6 @@ def _find_kind(value: Any) -> type:
         kind = next((base for base in _BASES if isinstance(value, base)), object if stateful else _NOTHING)
     if not any("__class__" in vars(base) for base in cls.__mro__ if base is not object):
         _known[cls] = kind
-        if kind is _NOTHING:
-            _stateless.add(cls)
     return kind
 
 
@@ -99,25 +90,12 @@ class Snapshot:
         self.contents[id(container)] = (container, read(container))
 
     def with_tables_of(self, modules: Iterable[torch.nn.Module]) -> Snapshot:
-        """Return this snapshot with the parameters, buffers and mode that some of its modules have now."""
+        """Return this snapshot as it is after `restore`, when some modules' parameters and buffers were set anew."""
         snapshot = Snapshot()
         snapshot.contents = self.contents.copy()
         for module in modules:
-            now = module.__dict__
-            tables = {"_parameters": {**now["_parameters"]}, "_buffers": {**now["_buffers"]}}
-            mode = {"training": now["training"]} if "training" in now else {}
-            snapshot.contents[id(module)] = module, {**self.contents[id(module)][1], **tables, **mode}
+            snapshot.add(module)
         return snapshot
-
-    def holds(self, free: Collection[torch.nn.Module] = ()) -> bool:
-        """Whether every container holds just the objects that it held; of ``free`` modules, parameters and mode aside."""
-        for container, contents in self.contents.values():
-            if contents or container.__class__ not in _DICTIONARIES:
-                if not _same(read(container), contents, _FREE if container in free else ()):
-                    return False
-            elif container:
-                return False
-        return True
 
     def without_tensors(self, earlier: Snapshot) -> Snapshot:
         """Return the attributes in this snapshot, for tensors, of which it would keep the memory, those ``earlier``."""
@@ -143,8 +121,7 @@ class Snapshot:
     def restore(self) -> None:
         """Write every container's contents back, in place."""
         for container, contents in self.contents.values():
-            # most are empty tables of hooks
-            if contents or container or container.__class__ not in _DICTIONARIES:
+            if contents or container.__class__ is not dict or container:  # most are empty tables of hooks
                 write(container, contents)
 
 
@@ -160,21 +137,6 @@ def read(container: Any) -> Any:
         for table in TABLES:
             contents[table] = contents[table].copy()
     return contents
-
-
-def _same(now: Any, before: Any, apart: Collection[str]) -> bool:
-    """Whether `read` has returned the same objects twice, under the keys ``apart`` any."""
-    if len(now) != len(before):
-        return False
-    if not isinstance(before, dict):
-        return now == before if isinstance(before, set) else all(map(operator.is_, now, before))
-    for key in before:
-        if key not in now:
-            return False
-        if now[key] is not before[key] and key not in apart:
-            if key not in TABLES or not _same(now[key], before[key], apart):
-                return False
-    return True
 
 
 def write(container: Any, contents: Any) -> None:
@@ -297,20 +259,25 @@ class LayerState:
                 if first.setdefault(id(container), index) != index:
                     self._shared[id(container)] = container
 
+    def containers(self, modules: list[torch.nn.Module]) -> list[Any]:
+        """Return the containers that belong to ``modules``, the modules included."""
+        walk, known = self._walk(modules), _known
+        return [one for one in walk if (known.get(type(one)) or _find_kind(one)) not in _IMMUTABLE]
+
     def capture(self, modules: list[torch.nn.Module]) -> Snapshot:
         """Copy the contents of all containers of ``modules``."""
         snapshot = Snapshot()
-        for container in self._walk(modules):
-            if container.__class__ in _DICTIONARIES and not container:
+        for container in self.containers(modules):
+            if container.__class__ is dict and not container:  # as most tables of hooks are: no further call
                 snapshot.contents[id(container)] = (container, {})
-            elif _kind(container) not in _IMMUTABLE:
+            else:
                 snapshot.add(container)
         return snapshot
 
     def _walk(self, modules: list[torch.nn.Module]) -> list[Any]:
         """Return the containers that belong to ``modules``, the modules included."""
         found: list[Any] = []
-        stateless = _stateless  # the innermost loop of an update: no calls for a value that holds nothing
+        known = _known  # the innermost loop of an update: few calls for a value that holds nothing
         seen, fixed, shared = {id(module) for module in modules}, self._fixed, self._shared
         stack = [(module, 0) for module in modules]
         while stack:
@@ -319,12 +286,14 @@ class LayerState:
             if depth == _DEPTH:
                 continue
             for value in children(container):
-                if type(value) in stateless:
+                kind = known.get(type(value))
+                if kind is _NOTHING:
                     continue
                 identity = id(value)
                 if identity in seen or identity in fixed or identity in shared:
                     continue
-                if type(value) in _DICTIONARIES and not value:
+                if kind is dict and not value:
+                    seen.add(identity)
                     found.append(value)
                 elif holds_state(value):
                     seen.add(identity)

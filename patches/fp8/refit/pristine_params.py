@@ -332,10 +332,9 @@ def storage_table(
 ) -> dict[int, list[PristineParam]]:
     """Map storage identity to the parameters whose tensor, given with each, lives there."""
     table: dict[int, list[PristineParam]] = {}
-    with torch._C.DisableTorchFunctionSubclass():
-        for param, tensor in placed:
-            if tensor is not None:
-                table.setdefault(tensor.untyped_storage()._cdata, []).append(param)
+    for param, tensor in placed:
+        if tensor is not None:
+            table.setdefault(tensor.untyped_storage()._cdata, []).append(param)
     return table
 
 

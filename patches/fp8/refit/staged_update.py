@@ -19,7 +19,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import streams
 from flashpatch.patches.fp8.precision.readings import Readings
-from flashpatch.patches.fp8.refit import shown_tables
 from flashpatch.patches.fp8.refit.errors import update_error
 from flashpatch.patches.fp8.refit.fold import Plan, Undo
 from flashpatch.patches.fp8.refit.joined_layers import JoinedLayers
@@ -87,10 +86,7 @@ class StagedUpdate:
         self._constants: list[torch.Tensor] = []
         self._call = 0  # number of the load_weights call under way
         self._accessible: dict[int, bool] = {}  # storages known to have memory, see `WriteTracker`
-        self._owner: dict[int, Layer] = {}  # identity of a parameter -> its layer
-        self._table: dict[int, list[PristineParam]] = {}  # storage identity -> what is staged there
-        self._pins: list[StorageWeakRef] = []  # what a call has let go of, whose identity its loader knows
-        self._unwritten = False  # whether a tensor came in this call of which nothing was written
+        self._pins: list[StorageWeakRef] = []  # what this call has let go of, whose identity its loader knows
         self._late: list[tuple[PristineParam, torch.Tensor, str]] = []  # writes to layers of earlier calls
         self._stream = streams.current(adapter.device)  # on which this update began
         self.mixed = self.discarded = self.session = False
@@ -115,8 +111,6 @@ class StagedUpdate:
         planned = bool(self._plans) and self._adapter.device.type != "cpu"
         for one in (self._plans, self._queue, self.names, self._scales, self._readings):
             one.clear()
-        self._owner.clear()
-        self._table.clear()
         self._joined.restart()
         self._tied.restart()
         self._new = False
@@ -164,17 +158,16 @@ class StagedUpdate:
             constants: tensors beside parameters and buffers that must not be written either.
         """
         self._call += 1
-        self._unwritten = False
         self._constants = constants
         touched: dict[Layer, None] = {}  # layers written since they were last looked at, in order
         with ExitStack() as stack:
             stack.callback(self._show_live)
-            self._stage()
-            shown_tables.show(self._layers)
+            for layer in self._layers:
+                layer.show_staged()
             stack.enter_context(self._tracker(names, touched))
             result = original(self._pass_on(names, touched), **kwargs)
             self._queue_complete(touched)
-            for layer in self._layers if self._unwritten else shown_tables.replaced(self._layers):
+            for layer in self._layers:
                 layer.check_staged()
         self._process_queue(last=True)
         self._readings.check()
@@ -192,8 +185,6 @@ class StagedUpdate:
             PatchError: something is missing, on this rank or another.
         """
         left_out = not missing and bool(self.missing(partial=False))
-        for layer in self._layers:
-            layer.check_staged()
         by_turn = sorted(self._layers, key=lambda layer: layer.deferred)
         last = [layer for layer in by_turn if layer.comes_last(left_out)]
         for layer in last:
@@ -229,24 +220,14 @@ class StagedUpdate:
         self._scales.keep()
         self._tied.keep()
 
-    def _stage(self) -> None:
-        """Stage what is not staged yet, and note whose memory is where."""
-        for pin in self._pins:
-            self._table.pop(pin.cdata, None)
-        self._pins.clear()
-        if not self._owner:
-            self._owner = {id(param): layer for layer in self._layers for param in layer.params}
-        for layer in self._layers:
-            if not layer.tables:
-                layer.stage()
-                self._table |= storage_table((param, param.tensor) for param in layer.params)
-
     def _show_live(self) -> None:
-        shown_tables.show_live(self._layers)
+        for layer in self._layers:
+            layer.show_live()
         self._late.clear()
+        self._pins.clear()
 
     def _tracker(self, names: NamedWeights, touched: dict[Layer, None]) -> WriteTracker:
-        owner = self._owner
+        owner = {id(param): layer for layer in self._layers for param in layer.params}
 
         def on_access(param: PristineParam, read: bool) -> bool:
             if owner[id(param)].released_in == self._call:
@@ -269,11 +250,22 @@ class StagedUpdate:
             touched[layer] = None
             self._wide.note(names, param, source)
 
-        def guarded() -> dict[int, str]:
-            return shown_tables.live_storages(self._model, self._layers, self._constants)
-
+        table = storage_table((param, param.tensor) for layer in self._layers for param in layer.params)
         self._accessible.clear()
-        return WriteTracker(self._table, on_write, on_access, guarded, self._accessible)
+        return WriteTracker(table, on_write, on_access, self._live_storages, self._accessible)
+
+    def _live_storages(self) -> dict[int, str]:
+        """Return storage identity to name, for every parameter and buffer in use with memory of its own, and other tensors."""
+        storages = {
+            tensor.untyped_storage()._cdata: "a tensor that is no parameter" for tensor in self._constants
+        }
+        live = {id(module): tables for layer in self._layers for module, *tables in layer.live_tables()}
+        for path, module in self._model.named_modules():
+            for table in live.get(id(module), (module._parameters, module._buffers)):
+                for key, tensor in table.items():
+                    if tensor is not None and not hasattr(tensor, "__tensor_flatten__"):
+                        storages[tensor.untyped_storage()._cdata] = f"{path}.{key}"
+        return storages
 
     def _pass_on(self, names: NamedWeights, touched: dict[Layer, None]) -> Iterator[tuple[str, torch.Tensor]]:
         for number, item in enumerate(names, start=1):
@@ -281,7 +273,6 @@ class StagedUpdate:
                 self._restart(names.current)
             self.names.add(names.current, self._call)
             yield item
-            self._unwritten |= not touched
             self._tied.note(*item, last=not self.session)
             self._queue_complete(touched)
             # Drawing the next tensor may be a collective. So ranks meet at a number of tensors, whatever order they come in.
@@ -372,12 +363,13 @@ class StagedUpdate:
         self._joined.restart()
         self._tied.restart(self.names.came)
         self._new = False
+        owner = {id(param): layer for layer in self._layers for param in layer.params}
         for layer in self._layers:
             if layer.opened_in != self._call:
                 self._forget(layer)
         late, self._late = self._late, []
         for param, view, written_by in late:
-            layer = self._owner[id(param)]
+            layer = owner[id(param)]
             if layer.released_in != self._call:
                 layer.opened_in = self._call
                 param.coverage.add(view, written_by)

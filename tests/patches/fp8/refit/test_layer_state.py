@@ -84,14 +84,14 @@ def test_an_empty_cell_stays_empty():
 def test_what_layers_share_belongs_to_none():
     shared, own = Kernel(1), Kernel(2)
     a, b = module(kernel=shared, own=own), module(kernel=shared)
-    containers = [c for c, _ in LayerState([[a], [b]], []).capture([a]).contents.values()]
+    containers = list(LayerState([[a], [b]], []).containers([a]))
     assert any(c is own for c in containers) and not any(c is shared for c in containers)
 
 
 def test_cycles_end():
     layer = module(kernel=Kernel(None))
     layer.kernel.value = {"back": layer.kernel, "up": [layer]}
-    containers = LayerState([[layer]], [])._walk([layer])
+    containers = list(LayerState([[layer]], []).containers([layer]))
     assert len({id(c) for c in containers}) == len(containers)
 
 
