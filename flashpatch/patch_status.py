@@ -84,8 +84,7 @@ class Status(dict[str, PatchStatus]):
         family = registry.family_of(name).name
         here = [one for id, one in self.items() if id.partition(".")[0] == family]
         words = Counter(one.state.word for one in here if not is_absent(one.state.word, one.state.detail))
-        told = ", ".join(f"{count} {word}" for word, count in words.items())
-        return told or "none of its frameworks is installed"
+        return ", ".join(f"{n} {word}" for word, n in words.items()) or "none of its frameworks is installed"
 
 
 def is_absent(word: str, detail: str) -> bool:

@@ -179,14 +179,9 @@ def _live(options: argparse.Namespace) -> int:
 
 def _which(run: runs.Run) -> str:
     """Say which job a run was: the newest that there is may not be the one that was meant."""
-    from flashpatch.verify.job.screen import span
-
-    known = [row for row in run.rows if row.first_written]
-    if not known:
-        return f"Run {run.id}"
-    first = min(known, key=lambda row: row.first_written)
-    command = Path(first.argv0).name or "python"
-    return f"Run {run.id}: {command}, began {span(time.time() - first.first_written)} ago"
+    began, command = min((row.first_written, row.argv0) for row in run.rows) if run.rows else (0.0, "")
+    at = time.strftime("%b %d %H:%M", time.localtime(began))
+    return f"Run {run.id}" + (f": {Path(command).name or 'python'}, began {at}" if began else "")
 
 
 def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:

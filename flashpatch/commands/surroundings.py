@@ -39,7 +39,8 @@ def accelerator() -> str:
 
 def conflicts() -> list[Conflict]:
     """Return what keeps patches out of a process, or makes it unclear which framework is patched."""
-    return [*_two_owners(), *_no_front_door(), *_ray_hook(), *_unknown_variables(), *_config_alone()]
+    unknown = [Conflict(one, "unset it, or set what was meant") for one in child_env.unknown()]
+    return [*_two_owners(), *_no_front_door(), *_ray_hook(), *unknown, *_config_alone()]
 
 
 def _instructions() -> list[str]:
@@ -86,11 +87,6 @@ def _site_folders() -> set[Path]:
     if site.ENABLE_USER_SITE:
         folders.add(site.getusersitepackages())
     return {Path(folder) for folder in folders}
-
-
-def _unknown_variables() -> Iterator[Conflict]:
-    for name, close in child_env.unknown():
-        yield Conflict(f"{name} is no variable of FlashPatch", f"unset {name}; did you mean {close}?")
 
 
 def _config_alone() -> Iterator[Conflict]:

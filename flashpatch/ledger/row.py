@@ -176,17 +176,12 @@ def role(name: str, **rank: Any) -> None:
     _row.update((name,), rank, {})
     on = _engine_snapshot().get("on") if tells else None
     if on:
+        from flashpatch.settings import child_env
+
         told = ", ".join(sorted(map(files.name_and_options, on, on.values())))
         proof = f"flashpatch-verify --live --run {files.run_id()}"
-        lines = [f"{told} on in this {name} (pid {os.getpid()}); proof: {proof}"]
-        lines += [f"{name} is no variable of FlashPatch; did you mean {close}?" for name, close in _unknown()]
-        print(*(f"flashpatch: {line}" for line in lines), sep="\n", file=sys.stderr, flush=True)
-
-
-def _unknown() -> list[tuple[str, str]]:
-    from flashpatch.settings import child_env
-
-    return child_env.unknown()
+        said = f"flashpatch: {told} on in this {name} (pid {os.getpid()}); proof: {proof}"
+        print(said, *child_env.unknown(), sep="\nflashpatch: ", file=sys.stderr, flush=True)
 
 
 def note(**values: Any) -> None:

@@ -116,7 +116,8 @@ def _list(add: bool) -> None:
         os.environ.pop(VLLM_LIST, None)
 
 
-def unknown() -> list[tuple[str, str]]:
-    """Return variables of this process that begin as FlashPatch's do and are none, each with the nearest that is."""
+def unknown() -> list[str]:
+    """Return a sentence for each variable of this process that begins as FlashPatch's do and is none."""
     names = sorted(name for name in os.environ if name.startswith("FLASHPATCH") and name not in VARIABLES)
-    return [(name, closest(name, map(str.lower, VARIABLES)).upper()) for name in names]
+    near = {name: closest(name, map(str.lower, VARIABLES)).upper() for name in names}
+    return [f"{name} is no variable of FlashPatch; did you mean {near[name]}?" for name in names]
