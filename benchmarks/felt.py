@@ -33,7 +33,7 @@ STEPS = {"off": ("off", "bf16"), "off, fp8": ("off", "fp8")}  # FlashPatch's nam
 STEPS |= {name: (name, "fp8" if name == "fp8" else "bf16") for name in ("bf16", "fp8", "eagle", "grpo")}
 UPDATES = ["7B bf16", "7B int8", "moe bf16", "7B fp8", "moe fp8", "7B bf16 atomic", "7B fp8 atomic"]
 MIB = 1 << 20
-QUICK = "steps:off,steps:bf16,steps:eagle,update:7B bf16,update:7B int8"
+QUICK = "steps:off,steps:bf16,steps:eagle,update:7B bf16,update:7B int8,sync"
 OWN = {"bf16": 60, "fp8": 60, "eagle": 240, "grpo": 0}
 """Most calls of Python of FlashPatch's own in a step of 256 requests or fewer."""
 ROUNDING = 100 * MIB
@@ -43,6 +43,8 @@ CAPTURED = 3
 OVER = {"bf16": 2.5, "fp8": 2.8, "int8": 4.75}
 """Most launches of an update, in any buckets and with atomic = "model", over those of vLLM's own reload, which has no check for
 NaN, measures no error of rounding, and gets int8 rounded already."""
+SYNCED = {"audit": 5.6, "delta, 1% changed": 5.2}
+"""Most passes over what is synced."""
 
 
 def main() -> None:
@@ -94,6 +96,9 @@ def _missed(found: dict[str, dict[str, Any]]) -> list[str]:
             extra = ROUNDING if title.endswith("int8") else 16 * MIB
             most = max(reload["peak"], ours["sizes"]["layer"] + extra)
             judge(f"{title}, {way}: peak", one["peak"], most)
+    for what, one in found.get("sync", {}).items():
+        judge(f"{what}: peak over its size", one["peak"], 1.1)
+        judge(f"{what}: passes", one["passes"], SYNCED.get(what, 35))
     return missed
 
 

@@ -121,7 +121,7 @@ def _sums(flat: torch.Tensor, dtype: torch.dtype, first: int, groups: range, wid
         else:
             blocks = words.view(width, BLOCK)
             one[row] = (blocks * _weights(0, device)).sum(1)
-            two[row] = ((blocks >> 32) * _weights(1, device)).sum(1)
+            two[row] = (blocks.view(torch.int32)[:, 1::2] * _weights(1, device)).sum(1)
     count = len(groups) * width
     return tuple(  # type: ignore[return-value]
         int((sums.view(-1) * _factors(which, groups.start * width, count, device)).sum()) & _MASK

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import torch
 
@@ -43,19 +43,29 @@ def encode(old: torch.Tensor, new: torch.Tensor, some: bool = False) -> tuple[in
     """
     import torch
 
-    def found() -> Iterator[torch.Tensor]:
+    def differs(at: int) -> torch.Tensor:
+        return old[at : at + step].to(new.device) != new[at : at + step]
+
+    def found(starts: Iterable[int]) -> Iterator[torch.Tensor]:
         """Yield the gap before each value that differs, of a chunk at a time."""
         last = torch.full((1,), -1, device=new.device)
-        for at in range(0, new.numel(), step):
-            positions = _nonzero(old[at : at + step].to(new.device) != new[at : at + step])
+        for at in starts:
+            positions = _nonzero(differs(at))
             if positions.numel():
-                yield torch.diff(positions.add_(at), prepend=last) - 1
+                gaps = positions.add_(at).sub(1)
+                gaps[1:].sub_(positions[:-1])
+                gaps[:1].sub_(last)
                 last = positions[-1:].clone()
+                del positions
+                yield gaps
 
     changed, kept, step = 0, [], _at_once(new.device)
+    chunks = range(0, new.numel(), step)
     more = torch.zeros(len(_BITS), dtype=torch.int64, device=new.device)
-    for gaps in found():
+    for gaps in found(rest := iter(chunks)):
         changed += gaps.numel()
+        if _size(min(_BITS), changed, new.itemsize) >= new.nbytes:
+            return changed + sum(int(differs(at).sum()) for at in rest), None
         more += torch.stack([(gaps >> size).sum() for size in _BITS.values()])
         if changed * gaps.itemsize <= new.nbytes // 4:  # else they are looked for again
             kept.append(gaps)
@@ -70,7 +80,7 @@ def encode(old: torch.Tensor, new: torch.Tensor, some: bool = False) -> tuple[in
     data = torch.zeros(_size(width, count, new.itemsize), dtype=torch.uint8, device=new.device)
     values, short = _parts(data, width, count, new.dtype)
     at, last = 0, torch.full((), -1, device=new.device)
-    for gaps in kept if sum(map(len, kept)) == sent else found():
+    for gaps in kept if sum(map(len, kept)) == sent else found(chunks):
         gaps = _filled(gaps, _BITS[width])
         positions = (gaps + 1).cumsum(0).add_(last)
         here = slice(at, at + gaps.numel())
@@ -81,7 +91,7 @@ def encode(old: torch.Tensor, new: torch.Tensor, some: bool = False) -> tuple[in
 
 def _at_once(device: torch.device) -> int:
     """Return how many values are compared at once: an accelerator is launched, and waited for, for each such part."""
-    return _CHUNK if device.type == "cpu" else 1 << 24
+    return _CHUNK if device.type == "cpu" else 1 << 22
 
 
 def _nonzero(mask: torch.Tensor) -> torch.Tensor:

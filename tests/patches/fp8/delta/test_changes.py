@@ -160,7 +160,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.2])
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.2, 1.0])
 def test_an_accelerator_is_waited_for_a_few_times_only(share, monkeypatch):
     parts, size = 8, 4096
     monkeypatch.setattr(changes, "_nonzero", lambda mask: mask.nonzero().view(-1))
