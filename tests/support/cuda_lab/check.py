@@ -26,6 +26,7 @@ TOKENS = {
     "stock": "bf16",
     "bf16": "bf16",
     "fp8": "fp8",
+    "verl": "block",
     "eagle": "bf16",
     "drafter": "drafter",
 }  # engine of each row
@@ -72,12 +73,13 @@ class Check:
             "losses": (self.losses, ("logprobs", "gradient")),
             "engine": (self.engines, self.here(ENGINES)),
             "verl": (self.verl, tuple(VERL)),
+            "peer": (self.peer, ("verl", "verl-lacking")),
             "drafter": (self.drafter, ARMS),
             "capture": (self.captured, ("graphs", "defaults")),
             "storage": (self.storage, cases.of(self.capability)),
             "job": (self.jobs, ("gsm8k_fp8", "flowrl_7b", "eagle_7b")),
             "update": (self.update, ("bf16", "fp8", "int8")),
-            "tokens": (self.tokens, tuple(TOKENS)),
+            "tokens": (self.tokens, [name for name in TOKENS if not fake or name != "verl"]),
         }
 
     def here(self, scenarios: Sequence[str]) -> list[str]:
@@ -142,6 +144,21 @@ class Check:
             scenario = f"{name}_verl:graphs:verl"
             for _, got in self.stream("engine", "update", [scenario], **more, **VERL[name]):
                 yield _answers(f"verl:{name}", wanted[fresh[name]], got)
+
+    def peer(self, names: list[str]) -> Iterator[Row]:
+        """verl's own fp8 (``rollout.quantization``), stock and under FlashPatch: a whole sync, and one that lacks a weight."""
+        case, more = (
+            "block_kv_verl:graphs",
+            {**WORKER, **({"VERL_DISABLE_TRITON_FP8": "1"} if self.fake else {})},
+        )
+        wanted = dict(self.stream("engine", "fresh", [case] if find_spec("verl") else [])).get(case)
+        for name in names if wanted else ():
+            said = [
+                f"{who}: {got.get('error') or _answers(name, wanted, got).detail}"
+                for who, families in (("stock", "0"), ("ours", "bf16"))
+                for _, got in self.stream("engine", "update", [f"{case}:{name}"], **more, FLASHPATCH=families)
+            ]
+            yield Row(f"peer:{name}", "measured", "; ".join(said))
 
     def drafter(self, names: list[str]) -> Iterator[Row]:
         for arm, wanted, got in self.pairs("drafts", names, names, str):
@@ -214,7 +231,7 @@ class Check:
     def tokens(self, names: list[str]) -> Iterator[Row]:
         plain: dict[Any, Any] = {}
         for name in names:
-            scenario, stock = [f"{TOKENS[name]}:tokens"], name == "stock"
+            scenario, stock = [f"{TOKENS[name]}:tokens"], name in ("stock", "verl")
             if name == "drafter":
                 plain = dict(self.stream("speed", "fresh", scenario)).get(scenario[0], {})
             families = {"bf16": "bf16", "fp8": "bf16"}.get(name, "eagle")

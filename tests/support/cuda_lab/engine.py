@@ -158,11 +158,11 @@ def sent(llm: vllm.LLM, second: Path) -> None:
     sender.send(llm, second)
 
 
-def sent_by_verl(llm: vllm.LLM, second: Path) -> None:
+def sent_by_verl(llm: vllm.LLM, second: Path, lacking: str = "") -> None:
     """Load through verl's buckets."""
     from cuda_lab import verl_sender
 
-    verl_sender.send(llm, second)
+    verl_sender.send(llm, second, lacking)
 
 
 def out_of_place(llm: vllm.LLM, second: Path) -> None:
@@ -182,6 +182,7 @@ STEPS = {
     "buckets": buckets,
     "ipc": sent,
     "verl": sent_by_verl,
+    "verl-lacking": lambda llm, second: sent_by_verl(llm, second, "layers.0.mlp.down_proj.weight"),
     "out-of-place": out_of_place,
     "sleep1": lambda llm, _: llm.sleep(level=1),
     "sleep2": lambda llm, _: llm.sleep(level=2),

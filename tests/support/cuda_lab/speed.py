@@ -38,7 +38,19 @@ TINY = dict(
     num_key_value_heads=1,
     vocab_size=512,
 )
-PRECISIONS = {"bf16": None, "fp8": "fp8_per_tensor", "int8": None}  # int8: FlashPatch describes it to vLLM
+PRECISIONS = {
+    "bf16": None,
+    "fp8": "fp8_per_tensor",
+    "int8": None,
+    "block": "fp8",
+}  # int8: FlashPatch describes it to vLLM
+BLOCK = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "weight_block_size": [128, 128],
+}
+"""As verl's ``rollout.quantization=fp8`` opens an engine."""
 BATCHES, PROMPT, TOKENS = ((1, 4), 16, 4) if device.IS_FAKE else ((1, 64, 256), 16, 256)
 ROUNDS = 4  # the first is not counted
 BUCKET = 512 << 20
@@ -136,6 +148,8 @@ def opened(root: Path, precision: str, how: dict[str, Any]) -> vllm.LLM:
         "kv_cache_memory_bytes": (16 << 20) if device.IS_FAKE else 6 * GIB,
     }
     del arguments["max_logprobs"]
+    if precision == "block":
+        arguments["hf_overrides"] = {"quantization_config": BLOCK}
     return vllm.LLM(
         str(configured(root)), load_format="dummy", quantization=PRECISIONS[precision], **arguments
     )

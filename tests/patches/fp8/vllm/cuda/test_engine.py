@@ -23,6 +23,7 @@ DISCARD = "graphs:sleep2:wake-weights:buckets:wake-cache"
 RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
 DEVICES = "FAKE_CUDA_DEVICES"
 WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # another process
+VERL = {**WORKER, "VERL_DISABLE_TRITON_FP8": "1"}
 # what older ones run on the first by default
 FIRST_RUNNER = ("moe_fp8", "alibi") if version_of("vllm") < Version("0.33") else ()
 PROCESSES: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
@@ -32,11 +33,7 @@ PROCESSES: list[tuple[int, dict[str, str], tuple[str, ...]]] = [
     (90, {RUNNER: "0"}, ("fp8:graphs:reload", "bf16:buckets")),
     (90, WORKER, ("fp8:graphs:reload",)),
     (90, WORKER, ("fp8_ipc:graphs:ipc",)),
-    *(
-        (90, {**WORKER, "VERL_DISABLE_TRITON_FP8": "1"}, (f"{case}_verl:graphs:verl",))
-        for case in ("bf16", "fp8", "block_kv")
-        if find_spec("verl")
-    ),
+    *((90, VERL, (f"{case}_verl:graphs:verl",)) for case in ("bf16", "fp8", "block_kv") if find_spec("verl")),
     (90, {DEVICES: "2"}, ("bf16_tp2:graphs:reload", "fp8_tp2:graphs:buckets")),
     (80, {"FAKE_CUDA_FILL": "127"}, (f"fp8:{DISCARD}",)),  # memory comes back full of finite garbage
     (90, {"FAKE_CUDA_FILL": "127"}, (f"block_kv:{DISCARD}",)),
@@ -114,6 +111,16 @@ def test_an_updated_engine_answers_as_a_fresh_one(lane, index: int, name: str) -
         assert got["moved"] and not is_equal
     else:
         assert not got["moved"] and not stored and is_equal
+
+
+LACKING = Run("engine", "update", 90, ("block_kv_verl:graphs:verl-lacking",), tuple(VERL.items()))
+
+
+@pytest.mark.skipif(find_spec("verl") is None, reason="verl's sender is not here")
+@pytest.mark.runs(LACKING)
+def test_a_sync_that_lacks_a_weight_under_verls_own_fp8_is_an_error(lane) -> None:
+    """Stock verl goes on with the old weight: `make test-gpu FAKE=1 CASES=peer`."""
+    assert "failed in a weight update" in lane.result(LACKING)["block_kv_verl:graphs:verl-lacking"]["error"]
 
 
 def asleep(case: str) -> int:
