@@ -189,6 +189,7 @@ class RankConsensus:
     def _wait(self, store: dist.Store, members: list[int], answer: list[Any], round_: int) -> Verdict:
         deadline = time.monotonic() + TIMEOUT
         while True:
+            newest = self._newest(store)  # before the answers: who has answered may have gone on since
             answers = [self._key(members, round_, rank) for rank in members]
             late = [place for place, key in enumerate(answers) if not store.check([key])]
             if not late:
@@ -198,7 +199,6 @@ class RankConsensus:
                 reason = f"ranks {late} did not come to an agreement within {TIMEOUT:.0f} s"
             if reason is not None:
                 return reason, [], True
-            newest = self._newest(store)
             if newest > self.update:  # the others have given this update up
                 if self._round > 1 or (self._round == 1 and round_ == 0):
                     return "another rank has begun another update", [], True

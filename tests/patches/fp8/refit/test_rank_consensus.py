@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 RANK = '''
-import faulthandler, os, sys
+import faulthandler, os, sys, time
 faulthandler.dump_traceback_later(float(os.environ["HANGS"]), exit=True)
 import torch, torch.distributed as dist
 
@@ -193,6 +193,17 @@ for number in range(12):
         before = kept()
 say(kept() <= before)
 
+say("#twice")
+dist.barrier()
+if rank == 1:  # looks before the others have answered, and goes on once they are ahead
+    reason = consensus._given_up
+    consensus._given_up = lambda *args: time.sleep(0.6) or reason(*args)
+else:
+    time.sleep(0.2)
+for _ in range(2):
+    consensus.begin()
+    say(consensus.agree_on_commit(None), consensus.update)
+
 say("#late")
 rank_consensus.TIMEOUT = float(os.environ["PATIENCE"])
 dist.barrier()
@@ -281,6 +292,12 @@ def test_a_reader_that_draws_together_meets_no_agreement(said):
 
 def test_keys_of_old_updates_are_deleted(said):
     assert said["keys"] == 3 * [["True"]]
+
+
+def test_a_rank_that_sees_an_agreement_after_the_others_have_begun_the_next_takes_part_in_both(said):
+    """An adapter is agreed on twice in one call."""
+    first, *others = said["twice"]
+    assert [line.split()[0] for line in first] == ["None", "None"] and others == [first, first]
 
 
 def test_a_rank_that_comes_too_late_hears_that_the_others_gave_up(said):
