@@ -2,28 +2,34 @@
 
 import itertools
 import os
-from types import SimpleNamespace
 from typing import Any
 
 import wrapt
 
-RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
-
 
 def install() -> None:
     if out := os.environ.get("LAB_SERVED"):
-        for name in RUNNERS:
-            wrapt.when_imported(name)(lambda module: note(module.GPUModelRunner, out))
+        wrapt.when_imported("vllm.v1.worker.gpu_worker")(lambda module: note(module.Worker, out))
 
 
-def note(runner: type, out: str) -> None:
-    """Let the runner append by number of its syncs what `engine.told` says of it."""
-    original, syncs = runner.post_kv_cache_wake_up, itertools.count()
+def note(kind: type, out: str) -> None:
+    """Let each worker append by number of its syncs what `engine.told` says of it.
 
-    def noted(self: Any) -> None:
-        from cuda_lab import engine, results
+    The worker's own attribute is another, not its class's: that is FlashPatch's, which takes no target that others hold.
+    """
+    started = kind.init_device
 
-        original(self)
-        results.add(out, str(next(syncs)), engine.told(SimpleNamespace(model_runner=self)))
+    def init_device(self: Any) -> None:
+        started(self)
+        woken, syncs = self.wake_up, itertools.count()
 
-    runner.post_kv_cache_wake_up = noted
+        def wake_up(tags: list[str] | None = None) -> None:
+            from cuda_lab import engine, results
+
+            woken(tags)
+            if tags is None or "kv_cache" in tags:
+                results.add(out, str(next(syncs)), engine.told(self))
+
+        self.wake_up = wake_up
+
+    kind.init_device = init_device
