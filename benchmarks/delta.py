@@ -18,12 +18,12 @@ import multiprocessing
 import time
 from importlib.util import find_spec
 from multiprocessing.connection import Connection
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import quick
 import torch
+import turns
 
 from flashpatch.commands.report import Table, emit
 
@@ -58,7 +58,7 @@ def main() -> None:
         for one in found
     ]
     columns = ("sent", "MB", "seconds", "share", "time", "find", "check", "pays below")
-    title = f"One sync of {args.weights} million bf16 weights, {_cpu()}, {args.threads} thread(s)"
+    title = f"One sync of {args.weights} million bf16 weights, {turns.cpu()}, {args.threads} thread(s)"
     emit(found, [Table(title, columns, rows)], args.json)
 
 
@@ -93,13 +93,6 @@ def _row(share: float | None, mine: list[dict[str, float]], plain: list[dict[str
 
 def _ratio(values: list[float], digits: int) -> str:
     return f"{median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU"
-    )
 
 
 class Sides:

@@ -27,6 +27,7 @@ from pathlib import Path
 from statistics import median
 
 import quick
+import turns
 
 TREE = Path(__file__).resolve().parents[1]
 EXAMPLE = TREE / "examples" / "verl_cpu"
@@ -150,14 +151,6 @@ def first_step(world: Path, precision: str, settings: list[str]) -> Usage:
     return usage
 
 
-def processor() -> str:
-    """The processor's name, its vector and matrix extensions, and the cores this process may use."""
-    text = Path("/proc/cpuinfo").read_text()
-    name = next(line.split(":")[1].strip() for line in text.splitlines() if line.startswith("model name"))
-    extras = [flag for flag in ("avx2", "avx512f", "avx512_bf16", "amx_tile") if f" {flag}" in text]
-    return f"{name} ({', '.join(extras)}), {len(os.sched_getaffinity(0))} cores"
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -176,7 +169,7 @@ def main() -> None:
         "as verl starts it": [*helpers, "+ray_kwargs.ray_init.include_dashboard=True"],
         "as cpu starts it": [],
     }
-    print(processor())
+    print(turns.cpu())
     seen: dict[str, list[Usage]] = {name: [] for name in kinds}
     for _ in range(given.runs):
         for name, settings in kinds.items():
