@@ -208,15 +208,20 @@ class Recorder:
         while last is not None:
             steps, ended, last = self._collect()
             try:
-                with torch.no_grad():
-                    if steps:
-                        self._store(steps)
-                    for request, tokens, prompt in ended:
-                        self._offer(request, tokens, prompt)
+                if steps:
+                    self._store(steps)
             except Exception as error:
                 self._fault(error)
                 for request in dict.fromkeys(one for step in steps for one in step.batch.requests):
                     self._give_up(request, str(error))
+            for request, tokens, prompt in ended:
+                pages, request.pages = request.pages, []
+                try:
+                    self._offer(request, pages, tokens, prompt)
+                except Exception as error:
+                    self._fault(error)
+                    self._give_up(request, str(error))
+                    self._buffers.release_pages(pages)
             passed = isinstance(last, threading.Event)
             self._report(now=passed or last is None)
             if passed:
@@ -250,9 +255,8 @@ class Recorder:
             for step in steps:
                 step.release()
 
-    def _offer(self, request: Request, tokens: Sequence[int], prompt: int) -> None:
+    def _offer(self, request: Request, pages: list[int], tokens: Sequence[int], prompt: int) -> None:
         buffers, total, first = self._buffers, len(tokens), request.window.first
-        pages, request.pages = request.pages, []
         tokens = tokens[first : first + min(self.window, len(pages) * PAGE)]
         n, last = len(tokens), first + len(tokens) == total
         known = numpy.zeros(n, dtype=bool)

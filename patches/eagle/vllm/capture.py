@@ -38,7 +38,7 @@ class Capture:
 
     Attributes:
         recorder: None in ranks for which another one records, and when capture is off.
-        version: 0 for the weights the engine was opened with, one more after each update.
+        version: 0 for the weights the engine was opened with, one more after each update or adapter.
     """
 
     def __init__(self, model: Any, recorder: Recorder | None) -> None:
@@ -56,11 +56,18 @@ class Capture:
 
         self._wrapped = model.load_weights = load_weights
 
-    def before_step(self) -> None:
-        """Count a policy version if weights were loaded since the last step."""
-        if self._changed:
-            self._changed = False
-            self.version += 1
+    def before_step(self, step: Any) -> None:
+        """Note the version of the policy that a step computes on.
+
+        Where the weights are followed the step says it, with the adapters that came: weights may be loaded long before they
+        count. Else it is one more if any were loaded since the last step.
+        """
+        version = self.version + self._changed
+        if hasattr(step, "flashpatch_version"):
+            version = step.flashpatch_version + step.flashpatch_adapters
+        self._changed = False
+        if version != self.version:
+            self.version = version
             ledger.note(eagle_policy=self.version)
             if self.recorder is not None:
                 self.recorder.version = self.version
@@ -136,7 +143,7 @@ def execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: A
             tokens = getattr(scheduler_output, scheduler.FINISHED, {})
             capture.recorder.finish({name: tokens.get(name) for name in scheduler_output.finished_req_ids})
         if scheduler_output.total_num_scheduled_tokens:
-            capture.before_step()
+            capture.before_step(scheduler_output)
     return original(self, scheduler_output, *args, **kwargs)
 
 
@@ -191,6 +198,20 @@ def sample_tokens_v2(original, self, *args: Any, **kwargs: Any):
         lengths = batch.num_scheduled_tokens.tolist()
         inputs = batch.input_ids, batch.positions
         recorder.step(batch.req_ids, lengths, *inputs, state.hidden_states, state.aux_hidden_states)
+    return original(self, *args, **kwargs)
+
+
+@patches.wrap(
+    "vllm.v1.worker.gpu_worker:Worker.shutdown",
+    evidence="optional",
+    why="A recorder's threads and memory would outlive its engine, and its last samples would be lost.",
+)
+def worker_shutdown(original, self, *args: Any, **kwargs: Any):
+    """Store what was captured, and end the recorder, as the engine ends."""
+    runner = getattr(self, "model_runner", None)
+    capture = _captures.pop(runner) if runner in _captures else None
+    if capture is not None:
+        capture.close()
     return original(self, *args, **kwargs)
 
 

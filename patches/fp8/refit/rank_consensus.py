@@ -200,7 +200,7 @@ class RankConsensus:
             if reason is not None:
                 return reason, [], True
             if newest > self.update:  # the others have given this update up
-                if self._round > 1 or (self._round == 1 and round_ == 0):
+                if newest > self.update + 1 or self._round > 1 or (self._round == 1 and round_ == 0):
                     return "another rank has begun another update", [], True
                 self._join(store, newest)
                 self._round = round_

@@ -195,6 +195,20 @@ def test_without_memory_requests_are_given_up_and_the_rest_goes_on(tmp_path):
     assert recorder.counts["lost"] == 1 and len(recorder._buffers._free) == 2
 
 
+def test_a_step_that_cannot_be_stored_costs_its_requests_alone(tmp_path, monkeypatch):
+    recorder = new_recorder(tmp_path, tokens=256)
+    zeros = torch.zeros(200, dtype=torch.int64)
+    recorder.step(["a"], [200], zeros, torch.arange(200), torch.ones(200, WIDTH))
+    recorder.flush()
+    with monkeypatch.context() as broken:
+        broken.delattr(recorder._buffers.__class__, "file")
+        recorder.step(["b"], [3], zeros[:3], torch.arange(3), torch.ones(3, WIDTH))
+        recorder.finish({"a": ([0] * 201, 1)})  # with the step that fails
+        recorder.flush()
+    assert [found.request for found in kept(recorder)] == ["a"] and "file" in recorder.problem
+    assert recorder.counts["lost"] == 1 and len(recorder._buffers._free) == 2
+
+
 def test_nothing_is_raised_into_the_engine(tmp_path, caplog):
     recorder = new_recorder(tmp_path)
     recorder.step(["a", "b"], [3], None, None, None)

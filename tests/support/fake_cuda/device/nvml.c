@@ -48,7 +48,7 @@ int nvmlSystemGetCudaDriverVersion_v2(int *out) { return *out = CUDA_VERSION_REP
 int nvmlDeviceGetHandleByPciBusId_v2(const char *bus, void **out) {
   unsigned slot = 4; /* as cudaDeviceGetPCIBusId names the first */
   sscanf(bus, "%*x:%*x:%x", &slot);
-  return nvmlDeviceGetHandleByIndex_v2(slot - 4, out);
+  return nvmlDeviceGetHandleByIndex_v2(slot < 4 ? slot : slot - 4, out); /* torch 2.14 asks by properties, where all are 0 */
 }
 int nvmlDeviceGetNvLinkRemoteDeviceType(void *device, unsigned link, void *out) { return NOT_SUPPORTED; }
 int nvmlDeviceGetNvLinkRemotePciInfo_v2(void *device, unsigned link, void *out) { return NOT_SUPPORTED; }
