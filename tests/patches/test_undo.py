@@ -27,7 +27,7 @@ def needed(id: str) -> list[str]:
 
 
 def check(family: str, framework: str, folder) -> dict:
-    first = WITHOUT if framework == "verl" and family != "cpu" else ()
+    first = WITHOUT if framework != "sglang" and find_spec("verl") and family != "cpu" else ()
     arguments = [str(SUPPORT / "undo_lab.py"), family, *first]
     done = warm.run(MODULES[framework], arguments, env=cpu_lab.environment(folder), cwd=folder, timeout=600)
     assert done.returncode == 0, cpu_lab.tail(done)

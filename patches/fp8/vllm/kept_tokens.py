@@ -28,7 +28,7 @@ HELD: ContextVar[list[numpy.ndarray] | None] = ContextVar("flashpatch_kept_token
 ).wrap(
     "vllm.v1.engine.async_llm:AsyncLLM.generate",
     relies_on=("vllm.sampling_params:SamplingParams.clone", "vllm.sampling_params:SamplingParams.top_k"),
-    tested=("0.24.0", "0.31.0", "0.32.0"),
+    tested=("0.24.0", "0.29.0", "0.31.0", "0.32.0"),
 )
 def generate(
     original, self, prompt: Any, sampling_params: Any, request_id: str, **more: Any
