@@ -164,6 +164,27 @@ def assigned(entries: Sequence[Entry], rank: int) -> Entry:
     return entries[rank % len(entries)]
 
 
+def check_quantized(model: Any, quantization: str | None, kinds: tuple[type, type], patch: str) -> None:
+    """Refuse an engine whose quantization left every linear layer as it was.
+
+    Args:
+        model: of the engine.
+        quantization: the engine's name of it, None for none.
+        kinds: the engine's classes of linear layers, and of the method of those that are not quantized.
+        patch: id of the patch that asks.
+
+    Raises:
+        PatchError: not one linear layer follows the quantization.
+    """
+    linear = [one for one in model.modules() if isinstance(one, kinds[0])] if quantization else []
+    if linear and all(isinstance(one.quant_method, kinds[1]) for one in linear):
+        raise PatchError(
+            f"quantization={quantization!r} leaves all {len(linear)} linear layers of {type(model).__name__} unquantized",
+            patch=patch,
+            advice="Choose another scheme; vLLM has fp8_per_channel.",
+        )
+
+
 def _number(environ: Mapping[str, str], name: str) -> int:
     written = environ.get(name, "")
     if not (written.isascii() and written.isdecimal() and len(written) < 10):

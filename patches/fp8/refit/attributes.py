@@ -25,7 +25,7 @@ class Attributes:
     def __init__(self, model: torch.nn.Module) -> None:
         self._tables: dict[int, tuple[Any, dict]] = {}
         self._registered: set[int] = set()
-        for container in layer_state.held_containers(model):
+        for container in layer_state.held_containers(model.modules()):
             if isinstance(container, torch.nn.Module):
                 for table in (container._parameters, container._buffers):
                     self._registered.add(id(table))

@@ -19,9 +19,8 @@ def compare(
     before: Snapshot,
     after: Snapshot,
     initial: Mapping[int, int],
-    kept_alive: list[torch.Tensor],
     plan: Plan,
-) -> Plan:
+) -> None:
     """Plan to bring into a live layer what post-processing has made of fresh values.
 
     Args:
@@ -31,8 +30,6 @@ def compare(
         before: their state with fresh values, before post-processing.
         after: the same after post-processing.
         initial: identity of buffers that were shown at their initial values -> writes to them before.
-        kept_alive: when the plan is applied, its contents become the fresh tensors that a foreign resource may
-            point into; hold them until the next update.
         plan: without steps yet.
 
     Raises:
@@ -71,20 +68,19 @@ def compare(
         if identity not in before.contents or identity not in live.contents:
             continue  # made by the post-processing: reached through the attribute that holds it
         old, running = before.contents[identity][1], live.contents[identity][1]
+        if not (fresh or running):
+            continue  # most are empty tables of hooks
         if isinstance(fresh, dict):
-            if fresh or running:  # most are empty tables of hooks
-                for one, now, was in tables(container, fresh, old):
-                    pair_into(container, one, was, now, running[one] if one else running)
+            for one, now, was in tables(container, fresh, old):
+                used = running[one] if one else running
+                if now or used:
+                    pair_into(container, one, was, now, used)
         elif any(a is not b for a, b in zip(old, fresh)) or len(old) != len(fresh):
             plan.contents(container, running, fresh, name)
-    fresh_tensors = _tensors(after)
-    plan.fresh = frozenset(map(id, fresh_tensors))
-    plan.replace(kept_alive, fresh_tensors if plan.owns_resources else [])
-    return plan
 
 
-def _tensors(snapshot: Snapshot) -> list[torch.Tensor]:
-    """The parameters and tensor attributes of a snapshot's modules."""
+def module_tensors(snapshot: Snapshot) -> list[torch.Tensor]:
+    """Return the parameters and tensor attributes of a snapshot's modules."""
     found = []
     for container, contents in snapshot.contents.values():
         if isinstance(container, torch.nn.Module):

@@ -151,16 +151,6 @@ class Plan:
                 f"{where} exists with some weights only, and the engine runs graphs or compiled code"
             )
 
-    def replace(self, items: list, new: list) -> None:
-        """Plan to replace what a list holds."""
-
-        def replace() -> Undo:
-            before = items.copy()
-            items[:] = new
-            return lambda: items.__setitem__(slice(None), before)
-
-        self._steps.append(replace)
-
     def hold_back(self, log: WriteLog) -> None:
         """Undo what post-processing has written into live tensors, and plan to write it again."""
         written = {id(tensor): (tensor, tensor.clone()) for tensor, _ in log.writes}

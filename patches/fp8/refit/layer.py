@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
 
 from flashpatch.patches.fp8.precision.readings import Readings
 from flashpatch.patches.fp8.refit.attributes import Derived
-from flashpatch.patches.fp8.refit.compare import compare
+from flashpatch.patches.fp8.refit.compare import compare, module_tensors
 from flashpatch.patches.fp8.refit.errors import REPORT, update_error
 from flashpatch.patches.fp8.refit.fold import LayoutChanged, Plan
 from flashpatch.patches.fp8.refit.layer_state import LayerState, Snapshot
@@ -43,9 +43,9 @@ class Layer:
         self.opened_in = 0  # number of the load call that first wrote to it in this update
         self.processed_in = 0  # and of the one that completed it; 0: not yet
         self.released_in = 0  # and of the one whose loader holds staged tensors without memory
-        self._tables: list[tuple[torch.nn.Module, dict, dict]] = []  # its parameters and buffers, staged
-        self._live_tables: list[tuple[torch.nn.Module, dict, dict]] = []  # while staged tensors are shown
-        self._pristine = Snapshot()
+        self.tables: list[tuple[torch.nn.Module, dict, dict]] = []  # its parameters and buffers, staged
+        self.live_tables: list[tuple[torch.nn.Module, dict, dict]] = []  # while staged tensors are shown
+        self.pristine = Snapshot()  # without parameters and buffers
         # between the first load and its post-processing, without tensors
         self._loaded: Snapshot | None = None
         self._derived = Derived()
@@ -92,9 +92,9 @@ class Layer:
 
     def record_pristine_state(self, state: LayerState) -> None:
         """Record the Python state before the first load, without tensors: `params` describe those."""
-        self._pristine = state.capture(self.modules)
+        self.pristine = state.capture(self.modules)
         for module in self.modules:
-            contents = self._pristine.contents[id(module)][1]
+            contents = self.pristine.contents[id(module)][1]
             for table in (contents["_parameters"], contents["_buffers"]):
                 table.update(dict.fromkeys(table))
 
@@ -109,12 +109,12 @@ class Layer:
             if param.expected is not None and param.expected.covered:
                 param.loaded = param.copy_small(held[id(param)])
         if all(param.live() is held[id(param)] for param in self.params):
-            self._loaded = state.capture(self.modules).without_tensors(self._pristine)
+            self._loaded = state.capture(self.modules).without_tensors(self.pristine)
 
     def learn_derived(self, state: LayerState) -> None:
         """Learn what the first post-processing, just over, has set."""
         attributes = {(id(param.module), param.key): param.attributes for param in self.params}
-        self._derived.learn(state.capture(self.modules), self._loaded or self._pristine, attributes)
+        self._derived.learn(state.capture(self.modules), self._loaded or self.pristine, attributes)
         self._loaded = None
 
     def derived_later(self, state: LayerState) -> list[str]:
@@ -122,7 +122,7 @@ class Layer:
         now = state.capture(self.modules).contents
         return [
             f"{self.name}.{key}"
-            for identity, (_, before) in self._pristine.contents.items()
+            for identity, (_, before) in self.pristine.contents.items()
             if isinstance(before, dict) and identity in now
             for key, value in before.items()
             if value is None and isinstance(now[identity][1].get(key), float)
@@ -136,14 +136,9 @@ class Layer:
             if self.deferred or ("scale" in param.key and "weight" not in param.key)
         ]
 
-    def pristine_tensors(self) -> Iterator[torch.Tensor]:
-        """Yield the tensors that the constructor left beside parameters and buffers."""
-        return self._pristine.tensors()
-
     def reset(self) -> None:
         """Drop everything staged and start over."""
         self.released_in = 0
-        self._tables = []
         self.forget()
         self.release()
 
@@ -161,6 +156,7 @@ class Layer:
         Args:
             needed: identities of tensors that a plan still brings into the live layer.
         """
+        self.tables = []
         staged: dict[SharedStorage, set[int]] = {}
         for param in self.params:
             if param.tensor is not None:
@@ -171,51 +167,17 @@ class Layer:
         for storage, tensors in staged.items():
             if not tensors & (adopted | needed):
                 storage.free(held_by=len(tensors))
-        self._tables = []
         for param in self.params:
             param.reset()
 
-    def show_staged(self) -> None:
-        """Put empty tensors to load into in place of the live ones; the tables of these are set aside untouched."""
-        if not self._tables:  # every bucket shows every layer: what a bucket before it showed is shown again
-            parameters = {
-                id(m): self._pristine.contents[id(m)][1]["_parameters"].copy() for m in self.modules
-            }
-            buffers: dict[int, dict] = {id(m): {} for m in self.modules}
-            for param, staged in self._staged(shown=True):
-                (buffers if param.is_buffer else parameters)[id(param.module)][param.key] = staged
-            self._tables = [(m, parameters[id(m)], buffers[id(m)]) for m in self.modules]
-        for module, staged_parameters, staged_buffers in self._tables:
-            state = vars(module)
-            self._live_tables.append((module, state["_parameters"], state["_buffers"]))
-            state["_parameters"] = staged_parameters.copy()
-            state["_buffers"] = {**state["_buffers"], **staged_buffers}
-
-    def live_tables(self) -> Iterator[tuple[torch.nn.Module, dict, dict]]:
-        """Yield each module with its parameters and buffers in use, also while staged tensors are shown."""
-        yield from self._live_tables or ((m, m._parameters, m._buffers) for m in self.modules)
-
-    def check_staged(self) -> None:
-        """Check that the loader has written to the staged tensors and not replaced them.
-
-        Raises:
-            PatchError: names a tensor that was replaced; what was loaded into its place would be lost.
-        """
-        for param in self.params if self._live_tables else ():
-            staged = param.tensor
-            if staged is None:
-                continue
-            if param.live() is not staged or staged.untyped_storage()._cdata != param.storage.identity:
-                raise update_error(
-                    f"{param.name} was replaced by the weight loader instead of written to", REPORT
-                )
-
-    def show_live(self) -> None:
-        """Put back exactly what was there before `show_staged`; nothing if that has been done."""
-        for module, parameters, buffers in self._live_tables:
-            state = vars(module)
-            state["_parameters"], state["_buffers"] = parameters, buffers
-        self._live_tables.clear()
+    def stage(self) -> None:
+        """Make empty tensors to load into, and tables that show them."""
+        tables = {
+            id(m): (m, self.pristine.contents[id(m)][1]["_parameters"].copy(), {}) for m in self.modules
+        }
+        for param, staged in self._staged(shown=True):
+            tables[id(param.module)][1 + param.is_buffer][param.key] = staged
+        self.tables = list(tables.values())
 
     def prepare(self, readings: Readings, left_out: bool = False) -> None:
         """Check and complete what was loaded, before ranks go on together.
@@ -227,8 +189,8 @@ class Layer:
         Raises:
             PatchError: the values hold NaN or Inf, as far as that is known now, or were not written into the staged tensors.
         """
-        self.check_staged()
-        self.show_live()
+        check_staged([self])
+        show_live([self])
         for param in self.params:
             if self._is_staged(param):
                 param.fill(param.live(), left_out)
@@ -262,34 +224,39 @@ class Layer:
         Raises:
             PatchError: the values do not fit the storage in use.
         """
-        live = state.capture(self.modules)
+        as_built = self.pristine.holds(self.modules)
+        live = self.pristine.with_tables_of(self.modules) if as_built else state.capture(self.modules)
         try:
             initial = self._restore_pristine()
-            before = self._pristine.with_tables_of(self.modules)
+            before = self.pristine.with_tables_of(self.modules)
             for module in self.modules:
                 process(module)
-            after = state.capture(self.modules)
+            after = before if as_built and before.holds() else state.capture(self.modules)
         finally:
             live.restore()
+        if after is before and (plan := self.plan_values(compiled)) is not None:
+            return plan
         with self._refusing_layouts():
-            kept_alive = self._kept_alive if self.borrows else []
             plan = self._new_plan(compiled)
-            return compare(self.name, self.modules, live, before, after, initial, kept_alive, plan)
+            compare(self.name, self.modules, live, before, after, initial, plan)
+        fresh = module_tensors(after)
+        plan.fresh = frozenset(map(id, fresh))
+        plan.assign(vars(self), "_kept_alive", fresh if self.borrows and plan.owns_resources else [])
+        return plan
 
-    def plan_unprocessed(self) -> Plan | None:
-        """Plan the way of the loaded values into the live layer if post-processing does nothing to them, else None.
+    def plan_values(self, compiled: bool = False) -> Plan | None:
+        """Plan the way of each staged tensor into its own live one, as post-processing has done nothing; None if one has none.
 
         Raises:
             PatchError: the values do not fit the storage in use.
         """
         pairs = [(param.live(), param.stage(), param.name) for param in self.params if self._is_staged(param)]
-        if self.processed or self.waits or any(live is None for live, _, _ in pairs):
+        if any(live is None for live, _, _ in pairs):
             return None
-        plan = self._new_plan()
+        plan = self._new_plan(compiled)
         with self._refusing_layouts():
             for live, staged, name in pairs:
                 plan.pair(live, staged, name)
-        plan.fresh = frozenset(id(staged) for _, staged, _ in pairs)
         return plan
 
     def _new_plan(self, compiled: bool = False) -> Plan:
@@ -328,7 +295,7 @@ class Layer:
             not counted, so that these are left out.
         """
         buffers = [module._buffers.copy() for module in self.modules]
-        self._pristine.restore()
+        self.pristine.restore()
         for module, live in zip(self.modules, buffers):
             for key, value in live.items():
                 if key in module._buffers:
@@ -344,3 +311,46 @@ class Layer:
             table = param.module._buffers if param.is_buffer else param.module._parameters
             table[param.key] = staged
         return initial
+
+
+def show_staged(layers: Iterable[Layer]) -> None:
+    """Put staged tensors in place of the live ones, whose tables are set aside untouched.
+
+    Every bucket shows every layer, as a loader may ask for any tensor: this makes no call for a layer.
+    """
+    for layer in layers:
+        for module, parameters, buffers in layer.tables:
+            state = module.__dict__
+            layer.live_tables += [(module, state["_parameters"], state["_buffers"])]
+            state["_parameters"] = {**parameters}
+            state["_buffers"] = {**state["_buffers"], **buffers}
+
+
+def check_staged(layers: Iterable[Layer], memory: bool = True) -> None:
+    """Check that loaders have written to the tensors that they are shown and not replaced them, nor their ``memory``.
+
+    Raises:
+        PatchError: names a tensor that was replaced; what was loaded into its place would be lost.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        for layer in layers:
+            for param in layer.params:
+                staged = param.tensor
+                if staged is None:
+                    continue
+                table = param.module.__dict__["_buffers" if param.is_buffer else "_parameters"]
+                if (layer.live_tables and (param.key not in table or table[param.key] is not staged)) or (
+                    memory and staged.untyped_storage()._cdata != param.storage.identity
+                ):
+                    raise update_error(
+                        f"{param.name} was replaced by the weight loader instead of written to", REPORT
+                    )
+
+
+def show_live(layers: Iterable[Layer]) -> None:
+    """Put back exactly what was there before `show_staged`; nothing where that has been done."""
+    for layer in layers:
+        for module, parameters, buffers in layer.live_tables:
+            state = module.__dict__
+            state["_parameters"], state["_buffers"] = parameters, buffers
+        layer.live_tables = []

@@ -9,8 +9,10 @@ no tensor is copied) and `Snapshot.restore` writes them back into the same conta
 from __future__ import annotations
 
 import functools
+import operator
 import types
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -43,6 +45,7 @@ _LEAVES = (
     types.BuiltinFunctionType,
 )
 
+_DICTIONARIES = (dict, OrderedDict)  # most are empty tables of hooks, for which no further call is made
 
 TABLES = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
 """A module's own tables, beside its ordinary attributes."""
@@ -97,6 +100,19 @@ class Snapshot:
             snapshot.add(module)
         return snapshot
 
+    def holds(self, free: Iterable[torch.nn.Module] = ()) -> bool:
+        """Whether every container holds just what it held; of ``free`` modules, the mode and the values of parameters aside."""
+        free = set(map(id, free))
+        for identity, (container, contents) in self.contents.items():
+            if container.__class__ in _DICTIONARIES and not (container or contents):
+                continue
+            now, is_free = read(container), identity in free
+            if not _same(now, contents, _kind(container) is torch.nn.Module, is_free):
+                return False
+            if is_free and now["_parameters"].keys() != contents["_parameters"].keys():
+                return False
+        return True
+
     def without_tensors(self, earlier: Snapshot) -> Snapshot:
         """Return the attributes in this snapshot, for tensors, of which it would keep the memory, those ``earlier``."""
         snapshot = Snapshot()
@@ -121,7 +137,7 @@ class Snapshot:
     def restore(self) -> None:
         """Write every container's contents back, in place."""
         for container, contents in self.contents.values():
-            if contents or container.__class__ is not dict or container:  # most are empty tables of hooks
+            if contents or container or container.__class__ not in _DICTIONARIES:
                 write(container, contents)
 
 
@@ -137,6 +153,20 @@ def read(container: Any) -> Any:
         for table in TABLES:
             contents[table] = contents[table].copy()
     return contents
+
+
+def _same(now: Any, before: Any, is_module: bool = False, is_free: bool = False) -> bool:
+    """Whether two results of `read` are the same objects under the same keys."""
+    if not isinstance(before, dict):
+        return len(now) == len(before) and all(map(operator.is_, now, before))
+    if now.keys() != before.keys():
+        return False
+    for key in before:
+        if now[key] is before[key] or (is_free and key in ("_parameters", "training")):
+            continue
+        if not (is_module and key in TABLES and _same(now[key], before[key])):
+            return False
+    return True
 
 
 def write(container: Any, contents: Any) -> None:
@@ -214,23 +244,40 @@ def holds_state(value: Any) -> bool:
 _IMMUTABLE = (tuple, functools.partial, types.MethodType)
 
 
-def held_containers(model: torch.nn.Module) -> Iterator[Any]:
-    """Yield a model's modules and the containers that they hold, at any depth."""
-    modules = list(model.modules())
-    seen = set(map(id, modules))
+def held_containers(
+    modules: Iterable[torch.nn.Module],
+    fixed: Collection[int] = frozenset(),
+    shared: Collection[int] = frozenset(),
+) -> list[Any]:
+    """Return modules and the containers that they hold, at any depth, but for those of identities ``fixed`` or ``shared``."""
+    found: list[Any] = []
+    known = _known  # the innermost loop of an update: no call for a value that holds nothing
     stack = [(module, 0) for module in modules]
+    seen = {id(module) for module, _ in stack}
     while stack:
         container, depth = stack.pop()
-        yield container
+        found.append(container)
+        if depth == _DEPTH:
+            continue
         for value in children(container):
-            if depth < _DEPTH and id(value) not in seen and holds_state(value):
-                seen.add(id(value))
+            kind = known[type(value)] if type(value) in known else _find_kind(value)
+            if kind is _NOTHING:
+                continue
+            identity = id(value)
+            if identity in seen or identity in fixed or identity in shared:
+                continue
+            if kind is dict and not value:
+                seen.add(identity)
+                found.append(value)
+            elif holds_state(value):
+                seen.add(identity)
                 stack.append((value, depth + 1))
+    return found
 
 
 def held_tensors(model: torch.nn.Module) -> Iterator[torch.Tensor]:
     """Yield the tensors that a model's modules hold beside their parameters and buffers, at any depth."""
-    for container in held_containers(model):
+    for container in held_containers(model.modules()):
         yield from (value for value in children(container) if isinstance(value, torch.Tensor))
 
 
@@ -255,47 +302,16 @@ class LayerState:
         """Search for what several layers share; what was found shared before stays so."""
         first: dict[int, int] = {}
         for index, modules in enumerate(layers):
-            for container in self._walk(modules):
+            for container in held_containers(modules, self._fixed, self._shared):
                 if first.setdefault(id(container), index) != index:
                     self._shared[id(container)] = container
-
-    def containers(self, modules: list[torch.nn.Module]) -> list[Any]:
-        """Return the containers that belong to ``modules``, the modules included."""
-        walk, known = self._walk(modules), _known
-        return [one for one in walk if (known.get(type(one)) or _find_kind(one)) not in _IMMUTABLE]
 
     def capture(self, modules: list[torch.nn.Module]) -> Snapshot:
         """Copy the contents of all containers of ``modules``."""
         snapshot = Snapshot()
-        for container in self.containers(modules):
-            if container.__class__ is dict and not container:  # as most tables of hooks are: no further call
+        for container in held_containers(modules, self._fixed, self._shared):
+            if container.__class__ in _DICTIONARIES and not container:
                 snapshot.contents[id(container)] = (container, {})
-            else:
+            elif _kind(container) not in _IMMUTABLE:
                 snapshot.add(container)
         return snapshot
-
-    def _walk(self, modules: list[torch.nn.Module]) -> list[Any]:
-        """Return the containers that belong to ``modules``, the modules included."""
-        found: list[Any] = []
-        known = _known  # the innermost loop of an update: few calls for a value that holds nothing
-        seen, fixed, shared = {id(module) for module in modules}, self._fixed, self._shared
-        stack = [(module, 0) for module in modules]
-        while stack:
-            container, depth = stack.pop()
-            found.append(container)
-            if depth == _DEPTH:
-                continue
-            for value in children(container):
-                kind = known.get(type(value))
-                if kind is _NOTHING:
-                    continue
-                identity = id(value)
-                if identity in seen or identity in fixed or identity in shared:
-                    continue
-                if kind is dict and not value:
-                    seen.add(identity)
-                    found.append(value)
-                elif holds_state(value):
-                    seen.add(identity)
-                    stack.append((value, depth + 1))
-        return found

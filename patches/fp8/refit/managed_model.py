@@ -141,8 +141,8 @@ class ManagedModel:
         self._layer_state.find_shared([layer.modules for layer in self.layers])
         for layer in self.layers:
             layer.learn_derived(self._layer_state)
-        self._update.note_joined_layers()
-        pristine = (tensor for layer in self.layers for tensor in layer.pristine_tensors())
+        self._update.joined.note(self.layers)
+        pristine = (tensor for layer in self.layers for tensor in layer.pristine.tensors())
         self._hooks.phase = "commit"
         self._constants = [weakref.ref(tensor) for tensor in (*held_tensors(self._model), *pristine)]
         self.state = "ready"
@@ -152,7 +152,7 @@ class ManagedModel:
         fixed = release_removed(self._model, self.layers)
         if fixed is not None:
             self._layer_state.set_fixed(fixed)
-            self._update.note_joined_layers()
+            self._update.joined.note(self.layers)
 
     def begin(self) -> None:
         """Open a fresh update, dropping what an unfinished one had staged.
@@ -205,9 +205,10 @@ class ManagedModel:
         self.state = "broken"
         self.error = f"the weights were discarded ({by}) and no complete update has come since"
 
-    def parameters(self) -> list[torch.Tensor]:
-        """Return the live parameters."""
-        return list(self._model.parameters())
+    def brought(self) -> list[torch.Tensor]:
+        """Return the live parameters that share no memory with any that no checkpoint brings: an update brings them back."""
+        left_out = {tensor.untyped_storage()._cdata for tensor in self.never_loaded()}
+        return [one for one in self._model.parameters() if one.untyped_storage()._cdata not in left_out]
 
     def never_loaded(self) -> list[torch.Tensor]:
         """Return the live parameters that no checkpoint brings: no update brings them back either."""
@@ -284,7 +285,7 @@ class ManagedModel:
         if self.state != "open" or ended is not None or self._anew:
             self._begin(session=False)
         with self._failing(names), torch.no_grad(), self._events.loading(), self._update.in_order():
-            result = self._update.load(original, names, self.constants(), **kwargs)
+            result = self._update.load(original, names, self.constants, **kwargs)
         self._left_out |= bool(partial)
         if not self._update.session and self.adapter.consensus.update is None:
             self._close_if_empty()  # a tied tensor that is sent again after the commit is no update

@@ -70,7 +70,7 @@ class ModelHooks:
             id(container)
             for module in self._model.modules()
             if not tables.isdisjoint((id(module._parameters), id(module._buffers)))
-            for held in layer_state.held_containers(module)
+            for held in layer_state.held_containers(module.modules())
             for container in (held, getattr(held, "_parameters", None), getattr(held, "_buffers", None))
         }
         modules = set(map(id, self._model.modules()))

@@ -332,9 +332,10 @@ def storage_table(
 ) -> dict[int, list[PristineParam]]:
     """Map storage identity to the parameters whose tensor, given with each, lives there."""
     table: dict[int, list[PristineParam]] = {}
-    for param, tensor in placed:
-        if tensor is not None:
-            table.setdefault(tensor.untyped_storage()._cdata, []).append(param)
+    with torch._C.DisableTorchFunctionSubclass():
+        for param, tensor in placed:
+            if tensor is not None:
+                table.setdefault(tensor.untyped_storage()._cdata, []).append(param)
     return table
 
 

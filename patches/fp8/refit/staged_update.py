@@ -22,7 +22,7 @@ from flashpatch.patches.fp8.precision.readings import Readings
 from flashpatch.patches.fp8.refit.errors import update_error
 from flashpatch.patches.fp8.refit.fold import Plan, Undo
 from flashpatch.patches.fp8.refit.joined_layers import JoinedLayers
-from flashpatch.patches.fp8.refit.layer import Layer
+from flashpatch.patches.fp8.refit.layer import Layer, check_staged, show_live, show_staged
 from flashpatch.patches.fp8.refit.layer_state import LayerState
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.name_order import NameOrder
@@ -57,6 +57,7 @@ class StagedUpdate:
         verdict: the error that all ranks agreed on; None while there is none.
         session: opened by name, so that only its end ends it and a tensor may come again.
         names: what came, and whether it is one update where nobody says so. Outlives `drop`.
+        joined: which layers share memory since the first load.
     """
 
     def __init__(
@@ -79,14 +80,17 @@ class StagedUpdate:
         self._wide = wide
         self._plans: dict[Layer, Plan] = {}
         self._preserved: set[Layer] = set()  # layers that outlived a sleep of level 2
-        self._joined = JoinedLayers(type(model).__name__)
+        self.joined = JoinedLayers(type(model).__name__)
         self._tied = TiedHead(model, layers)
         self._new = False  # whether a layer was given what it does not hold already
         self._queue: list[Layer] = []
-        self._constants: list[torch.Tensor] = []
+        self._log: WriteLog | None = None  # watches tensors beside parameters and buffers
         self._call = 0  # number of the load_weights call under way
         self._accessible: dict[int, bool] = {}  # storages known to have memory, see `WriteTracker`
-        self._pins: list[StorageWeakRef] = []  # what this call has let go of, whose identity its loader knows
+        self._owner: dict[int, Layer] = {}  # identity of a parameter -> its layer
+        self._table: dict[int, list[PristineParam]] = {}  # storage identity -> what is staged there
+        self._pins: list[StorageWeakRef] = []  # what a call has let go of, whose identity its loader knows
+        self._unwritten = False  # whether a tensor came in this call of which nothing was written
         self._late: list[tuple[PristineParam, torch.Tensor, str]] = []  # writes to layers of earlier calls
         self._stream = streams.current(adapter.device)  # on which this update began
         self.mixed = self.discarded = self.session = False
@@ -109,9 +113,11 @@ class StagedUpdate:
         ended, self._stream = self._stream, streams.current(self._adapter.device)
         self._stream.wait_stream(ended)
         planned = bool(self._plans) and self._adapter.device.type != "cpu"
-        for one in (self._plans, self._queue, self.names, self._scales, self._readings):
+        kept = (self._plans, self._queue, self._owner, self._table, self.names, self._scales, self._readings)
+        for one in kept:
             one.clear()
-        self._joined.restart()
+        self._log = None
+        self.joined.restart()
         self._tied.restart()
         self._new = False
         self._call = 0
@@ -125,10 +131,6 @@ class StagedUpdate:
         kept = {id(tensor) for tensor in tensors}
         self._preserved = {layer for layer in self._layers if kept and layer.consists_of(kept)}
 
-    def note_joined_layers(self) -> None:
-        """Note which layers have come to share memory in the first load: an engine may tie what is equal."""
-        self._joined.note(self._layers)
-
     def note_mixture(self) -> None:
         """Before an unfinished update is dropped: note that layers of it may be in place already."""
         self.mixed |= self._atomic == "layer" and any(layer.released_in for layer in self._layers)
@@ -136,7 +138,7 @@ class StagedUpdate:
     def missing(self, partial: bool) -> list[str]:
         """Return names that a complete update would still have to bring; ``partial``: layers left out whole are fine."""
         partial = partial and not self.discarded and not self.mixed
-        followers = self._joined.followers(self._layers)
+        followers = self.joined.followers(self._layers)
         present = self._preserved.union(followers)
         waiting = [
             layer
@@ -148,27 +150,27 @@ class StagedUpdate:
         return self._tied.waiting + missing + queued
 
     def load(
-        self, original: Callable, names: NamedWeights, constants: list[torch.Tensor], **kwargs: Any
+        self, original: Callable, names: NamedWeights, constants: Callable[[], list], **kwargs: Any
     ) -> Any:
         """Run the model's ``load_weights`` on staged tensors; process the layers that this call completes.
 
         Args:
             original: the model's ``load_weights``.
             names: the weights.
-            constants: tensors beside parameters and buffers that must not be written either.
+            constants: returns tensors beside parameters and buffers that must not be written either.
         """
         self._call += 1
-        self._constants = constants
+        self._unwritten = False
+        self._log = self._log or WriteLog(constants())
         touched: dict[Layer, None] = {}  # layers written since they were last looked at, in order
         with ExitStack() as stack:
             stack.callback(self._show_live)
-            for layer in self._layers:
-                layer.show_staged()
+            self._stage()
+            show_staged(self._layers)
             stack.enter_context(self._tracker(names, touched))
             result = original(self._pass_on(names, touched), **kwargs)
             self._queue_complete(touched)
-            for layer in self._layers:
-                layer.check_staged()
+            check_staged(self._layers, memory=self._unwritten)
         self._process_queue(last=True)
         self._readings.check()
         self.mixed |= self._tied.alone
@@ -185,14 +187,15 @@ class StagedUpdate:
             PatchError: something is missing, on this rank or another.
         """
         left_out = not missing and bool(self.missing(partial=False))
+        check_staged(self._layers)
         by_turn = sorted(self._layers, key=lambda layer: layer.deferred)
         last = [layer for layer in by_turn if layer.comes_last(left_out)]
         for layer in last:
             layer.prepare(self._readings, left_out)
         self._readings.read()
-        for came in (self._joined, self._tied):
+        for came in (self.joined, self._tied):
             came.compare()
-        followers = self._joined.followers(self._layers)
+        followers = self.joined.followers(self._layers)
         for layer in last:
             self._scales.note(layer)
         incomplete = f"the update is incomplete: {listed(missing)} did not come" if missing else None
@@ -220,24 +223,31 @@ class StagedUpdate:
         self._scales.keep()
         self._tied.keep()
 
-    def _show_live(self) -> None:
-        for layer in self._layers:
-            layer.show_live()
-        self._late.clear()
+    def _stage(self) -> None:
+        """Stage what is not staged yet, and note whose memory is where."""
+        for pin in self._pins:
+            self._table.pop(pin.cdata, None)
         self._pins.clear()
+        for layer in self._layers:
+            if not layer.tables:
+                layer.stage()
+                self._owner |= {id(param): layer for param in layer.params}
+                self._table |= storage_table((param, param.tensor) for param in layer.params)
+
+    def _show_live(self) -> None:
+        show_live(self._layers)
+        self._late.clear()
 
     def _tracker(self, names: NamedWeights, touched: dict[Layer, None]) -> WriteTracker:
-        owner = {id(param): layer for layer in self._layers for param in layer.params}
-
         def on_access(param: PristineParam, read: bool) -> bool:
-            if owner[id(param)].released_in == self._call:
+            if self._owner[id(param)].released_in == self._call:
                 raise self._error(
                     f"{names.current or param.name} came twice in one update", "Send each tensor once."
                 )
             return param.allocate(read)
 
         def on_write(param: PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
-            layer = owner[id(param)]
+            layer = self._owner[id(param)]
             if layer.processed_in or (layer in self._queue and layer.opened_in != self._call):
                 if not self.session:
                     self._restart(names.current or param.name)
@@ -250,16 +260,13 @@ class StagedUpdate:
             touched[layer] = None
             self._wide.note(names, param, source)
 
-        table = storage_table((param, param.tensor) for layer in self._layers for param in layer.params)
         self._accessible.clear()
-        return WriteTracker(table, on_write, on_access, self._live_storages, self._accessible)
+        return WriteTracker(self._table, on_write, on_access, self._live_storages, self._accessible)
 
     def _live_storages(self) -> dict[int, str]:
         """Return storage identity to name, for every parameter and buffer in use with memory of its own, and other tensors."""
-        storages = {
-            tensor.untyped_storage()._cdata: "a tensor that is no parameter" for tensor in self._constants
-        }
-        live = {id(module): tables for layer in self._layers for module, *tables in layer.live_tables()}
+        storages = dict.fromkeys(self._log.watched, "a tensor that is no parameter")
+        live = {id(module): tables for layer in self._layers for module, *tables in layer.live_tables}
         for path, module in self._model.named_modules():
             for table in live.get(id(module), (module._parameters, module._buffers)):
                 for key, tensor in table.items():
@@ -273,6 +280,7 @@ class StagedUpdate:
                 self._restart(names.current)
             self.names.add(names.current, self._call)
             yield item
+            self._unwritten |= not touched
             self._tied.note(*item, last=not self.session)
             self._queue_complete(touched)
             # Drawing the next tensor may be a collective. So ranks meet at a number of tensors, whatever order they come in.
@@ -289,8 +297,10 @@ class StagedUpdate:
         """Process the layers that are complete on every rank; ``last``: at the end of a call, until all ranks are, and
         those too that an earlier call opened: until then a tensor of them may come again."""
         while self._queue or self._adapter.consensus.ranks > 1:
+            queue = [layer for layer in self._queue if last or layer.opened_in == self._call]
+            if not queue and not last and self._adapter.consensus.ranks == 1:
+                break
             with _disable_current_modes():
-                queue = [layer for layer in self._queue if last or layer.opened_in == self._call]
                 for layer in queue:
                     layer.prepare(self._readings)
                 if last:
@@ -323,13 +333,17 @@ class StagedUpdate:
 
     def _plan(self, layer: Layer) -> Plan:
         """Post-process what was loaded into a layer; return the way into the live layer."""
-        log = WriteLog(self._constants) if self._atomic == "model" else None
+        log = self._log if self._atomic == "model" else None
+
+        # as outside of any, where engines process; a mode of torch's would see every call of its functions
+        host = torch.device("cpu")
+        home = nullcontext() if torch.get_default_device() == host else host
 
         def process(module: torch.nn.Module) -> None:
-            with log or nullcontext(), torch.device("cpu"):  # as outside of any, where engines process
+            with log or nullcontext(), home:
                 self._adapter.process(module)
 
-        plan = layer.plan_unprocessed()
+        plan = None if layer.processed or layer.waits else layer.plan_values()
         if plan is None:
             self._ask_errors(layer)
             self._readings.launch()
@@ -337,7 +351,7 @@ class StagedUpdate:
                 plan = layer.process(self._layer_state, process, self._adapter.compiled())
             if log is not None:
                 plan.hold_back(log)
-        self._new |= not self._joined.check(layer, plan, last=not self.session)
+        self._new |= not self.joined.check(layer, plan, last=not self.session)
         layer.processed_in = self._call or 1
         return plan
 
@@ -349,7 +363,7 @@ class StagedUpdate:
 
     def _forget(self, layer: Layer) -> None:
         layer.forget()
-        self._joined.forget(layer)
+        self.joined.forget(layer)
         self._scales.forget(layer)
         self._plans.pop(layer, None)
         self._queue = [one for one in self._queue if one is not layer]
@@ -360,16 +374,15 @@ class StagedUpdate:
         self._adapter.consensus.begin()  # as a rank on which the last one was in doubt does
         self.note_mixture()
         self.names.restart(name, self._call, not self.missing(partial=False))
-        self._joined.restart()
+        self.joined.restart()
         self._tied.restart(self.names.came)
         self._new = False
-        owner = {id(param): layer for layer in self._layers for param in layer.params}
         for layer in self._layers:
             if layer.opened_in != self._call:
                 self._forget(layer)
         late, self._late = self._late, []
         for param, view, written_by in late:
-            layer = owner[id(param)]
+            layer = self._owner[id(param)]
             if layer.released_in != self._call:
                 layer.opened_in = self._call
                 param.coverage.add(view, written_by)

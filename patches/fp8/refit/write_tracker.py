@@ -214,23 +214,25 @@ class WriteLog(_Mode):
         tensors: whose memory is watched.
 
     Attributes:
+        watched: identity of a storage to a tensor in it.
         writes: each tensor that was written to, a view perhaps, and a copy of what it held before, in order.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         super().__init__()
         self.writes: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._watched = {storage_identity(tensor) for tensor in tensors}
+        self.watched = {storage_identity(tensor): tensor for tensor in tensors}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         written = written_arguments(func)
         for key, arg in (*enumerate(args), *(kwargs or {}).items()) if written else ():
             for tensor in tensors_in(arg) if key in written else ():
-                if storage_identity(tensor) in self._watched:
+                if storage_identity(tensor) in self.watched:
                     self.writes.append((tensor, tensor.clone()))
         return func(*args, **(kwargs or {}))
 
     def undo(self) -> None:
-        """Write everything back."""
-        for tensor, before in reversed(self.writes):
+        """Write everything back, and forget it."""
+        while self.writes:
+            tensor, before = self.writes.pop()
             tensor.copy_(before)

@@ -81,10 +81,7 @@ def release(
     """
     from flashpatch.patches.fp8.refit.host_copies import HostCopies
 
-    unloaded = [tensor for owner in owners["target"] for tensor in owner.never_loaded()]
-    updated = {id(tensor) for owner in owners["target"] for tensor in owner.parameters()}
-    updated -= {id(tensor) for tensor in unloaded}
-    policy = [tensor for owner in owners["target"] for tensor in owner.parameters() if id(tensor) in updated]
+    policy = [tensor for owner in owners["target"] for tensor in owner.brought()]
     for role in ROLES:
         for owner in () if kept[role] else owners[role]:
             if owner not in _copies:  # else it is away already, and there is nothing to copy

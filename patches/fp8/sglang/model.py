@@ -11,6 +11,7 @@ from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.refit import model_registry, update_events
 from flashpatch.patches.fp8.refit.errors import ASLEEP
 from flashpatch.patches.fp8.sglang.engine_args import INT8
@@ -125,32 +126,16 @@ def end_first_load(runner: Any, patch: str) -> None:
     """End the first load of a model runner's model, and check that the policy is quantized as asked for.
 
     Raises:
-        PatchError: see `check_quantized`; it names ``patch``.
-    """
-    model_registry.end_first_loads()
-    model = runner.model
-    if model_registry.get(model) is not None and not runner.is_draft_worker:
-        check_quantized(model, runner.model_config.quantization, patch)
-        ledger.note(quantization=runner.model_config.quantization)
-
-
-def check_quantized(model: Any, quantization: str | None, patch: str) -> None:
-    """Refuse an engine whose quantization left every linear layer as it was.
-
-    Raises:
-        PatchError: a quantization is set and not one linear layer follows it.
+        PatchError: see `fleet.check_quantized`; it names ``patch``.
     """
     from sglang.srt.layers.linear import LinearBase
     from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
-    linear = [m for m in model.modules() if isinstance(m, LinearBase)] if quantization else []
-    if linear and all(isinstance(m.quant_method, UnquantizedLinearMethod) for m in linear):
-        raise PatchError(
-            f"quantization={quantization!r} leaves all {len(linear)} linear layers of "
-            f"{type(model).__name__} unquantized",
-            patch=patch,
-            advice="Choose another quantization.",
-        )
+    model_registry.end_first_loads()
+    quantization = runner.model_config.quantization
+    if model_registry.get(runner.model) is not None and not runner.is_draft_worker:
+        fleet.check_quantized(runner.model, quantization, (LinearBase, UnquantizedLinearMethod), patch)
+        ledger.note(quantization=quantization)
 
 
 @patches.wrap(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flashpatch import engine, ledger
-from flashpatch.decorate import Patches
+from flashpatch.decorate import Patches, Shared
 from flashpatch.patches._shared.context import having
 from flashpatch.patches._shared.tally import count
 from flashpatch.patches.fp8.refit import model_registry
@@ -18,6 +18,14 @@ from flashpatch.patches.fp8.refit import model_registry
 REMOVE_WHEN = "SGLang's flash_rl covers every model, int8, and buckets that cut a fused layer."
 
 LAUNCH = "sglang.srt.entrypoints.engine:Engine._launch_scheduler_processes"
+LAUNCHED: Shared = {
+    "relies_on": "scheduler_procs",
+    "params": "server_args",
+    "evidence": "optional",
+    "when": "child=engine-core",
+    "scope": "driver",
+    "why": "A process that never loaded FlashPatch writes nothing, so its parent records that it is expected.",
+}
 SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 ABORT = (
     f"{SCHEDULER}.abort_request",
@@ -30,16 +38,7 @@ _known: weakref.WeakKeyDictionary[Any, Callable[[Any], bool]] = weakref.WeakKeyD
 patches = Patches("fp8", "sglang>=0.5.21", scope="engine-core", remove_when=REMOVE_WHEN)
 
 
-@patches.wrap(
-    LAUNCH,
-    relies_on="scheduler_procs",
-    params="server_args",
-    evidence="optional",
-    when="child=engine-core",
-    scope="driver",
-    why="A process that never loaded FlashPatch writes nothing, so its parent records that it is expected.",
-    remove_when="never: this is the evidence itself.",
-)
+@patches.wrap(LAUNCH, **LAUNCHED, remove_when="never: this is the evidence itself.")
 def launch_scheduler_processes(original, cls, *args: Any, **kwargs: Any):
     """After the start, write an expected row with the child's pid and start time."""
     result = original(cls, *args, **kwargs)

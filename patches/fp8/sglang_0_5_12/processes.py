@@ -11,15 +11,7 @@ from flashpatch.patches.fp8.sglang_0_5_12.record import as_newer, for_old_sglang
 
 patches = for_old_sglang(scope="engine-core")
 
-patches.wrap(
-    schedulers.LAUNCH,
-    relies_on="scheduler_procs",
-    params="server_args",
-    evidence="optional",
-    when="child=engine-core",
-    scope="driver",
-    why=patches.of(schedulers.launch_scheduler_processes).why,
-)(schedulers.launch_scheduler_processes)
+patches.wrap(schedulers.LAUNCH, **schedulers.LAUNCHED)(schedulers.launch_scheduler_processes)
 
 
 @patches.wrap(

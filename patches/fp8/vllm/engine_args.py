@@ -60,23 +60,11 @@ def create_engine_config(original, self, *args: Any, **kwargs: Any):
 
 
 def check_quantized(model: torch.nn.Module, model_config: Any) -> None:
-    """Refuse an engine whose quantization left every linear layer as it was.
-
-    Raises:
-        PatchError: a quantization is set and not one linear layer follows it.
-    """
+    """Refuse an engine whose quantization left every linear layer as it was."""
     from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 
-    if model_config.quantization is None:
-        return
-    linear = [m for m in model.modules() if isinstance(m, LinearBase)]
-    if linear and all(isinstance(m.quant_method, UnquantizedLinearMethod) for m in linear):
-        raise PatchError(
-            f"quantization={model_config.quantization!r} leaves all {len(linear)} linear layers of "
-            f"{type(model).__name__} unquantized",
-            patch=Patches.of(create_engine_config).id,
-            advice="Choose another scheme, for example fp8_per_channel.",
-        )
+    patch, kinds = Patches.of(create_engine_config).id, (LinearBase, UnquantizedLinearMethod)
+    fleet.check_quantized(model, model_config.quantization, kinds, patch)
 
 
 def _choose(args: Any, options: Any) -> None:

@@ -124,7 +124,7 @@ class ExecutorDoor:
 
 
 def refuse(vllm_config: Any, method: Any, args: tuple, kwargs: Mapping[str, Any]) -> None:
-    """Refuse the calls of vLLM's own that write past ``load_weights``, or discard what no update brings back.
+    """Refuse the calls of vLLM's own that discard what no update brings back.
 
     Raises:
         PatchError: names the call, and what to call instead.
@@ -143,11 +143,4 @@ def refuse(vllm_config: Any, method: Any, args: tuple, kwargs: Mapping[str, Any]
             patch="fp8.vllm.collective_rpc",
             target="vllm.v1.worker.gpu_worker:Worker.discard",
             advice="Call sleep(level=2), which keeps that on the host.",
-        )
-    if method == "start_weight_update" and False in (*args[:1], kwargs.get("is_checkpoint_format")):
-        raise PatchError(
-            "start_weight_update(is_checkpoint_format=False) copies into the parameters in use, past load_weights",
-            patch="fp8.vllm.collective_rpc",
-            target="vllm.v1.worker.gpu_worker:Worker.start_weight_update",
-            advice="Send weights in the checkpoint's format.",
         )

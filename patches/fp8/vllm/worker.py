@@ -231,10 +231,6 @@ def _copy_to_host(models: list[model_registry.ManagedModel]) -> HostCopies:
     from flashpatch.patches.fp8.refit.host_copies import HostCopies
 
     targets = [model for model in models if model.adapter.role == "target"]
-    kept = [tensor for model in targets for tensor in model.never_loaded()]
-    unloaded = {tensor.untyped_storage()._cdata for tensor in kept}
-    loaded = (tensor for model in targets for tensor in model.parameters())
-    come_again = [tensor for tensor in loaded if tensor.untyped_storage()._cdata not in unloaded]
-    kept += [tensor for model in targets for tensor in model.constants()]
+    kept = [tensor for model in targets for tensor in (*model.never_loaded(), *model.constants())]
     kept += [tensor for model in models if model not in targets for tensor in model.tensors()]
-    return HostCopies(kept, without=come_again)
+    return HostCopies(kept, without=[tensor for model in targets for tensor in model.brought()])

@@ -187,9 +187,14 @@ def test_a_loader_that_replaces_parameters_instead_of_writing_to_them(atomic):
         for _, tensor in weights:
             engine.model.layers[0].down.weight = torch.nn.Parameter(tensor, requires_grad=False)
 
-    for loader in (by_data, by_parameter):
+    def beside_another(weights):  # which only the end of the update finds
+        engine.model.load_weights([("layers.0.norm.weight", torch.ones(4))])
+        by_data(weights)
+
+    for loader in (by_data, by_parameter, beside_another):
         with pytest.raises(PatchError, match=r"layers.0.down.weight .*replace"):
             engine.managed.load(loader, [("layers.0.down.weight", torch.ones(4, 4))])
+            assert loader is beside_another and not engine.managed.finish(partial=True)
         engine.update(B)
         assert toys.same_answers(engine.model, toys.fresh("bare", B))
 

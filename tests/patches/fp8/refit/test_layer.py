@@ -37,6 +37,14 @@ def test_a_parameter_that_the_engine_has_taken_away_is_put_back_as_by_a_snapshot
     assert torch.equal(norm.weight, dict(B)["layers.0.norm.weight"])
 
 
+def test_what_post_processing_leaves_as_built_is_not_compared(atomic, monkeypatch):
+    engine, compared, compare = toys.engine("bare", atomic=atomic), [], layer.compare
+    monkeypatch.setattr(layer, "compare", lambda name, *a: compared.append(name) or compare(name, *a))
+    engine.update(B)
+    assert toys.same_answers(engine.model, toys.fresh("bare", B))
+    assert compared and not any("down" in name for name in compared)
+
+
 @pytest.mark.parametrize("borrows", [True, False])
 def test_only_what_a_handle_may_point_into_stays_in_memory(borrows, atomic):
     engine = toys.engine("handled", atomic=atomic, borrows=lambda module: borrows)

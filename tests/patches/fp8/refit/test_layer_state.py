@@ -47,16 +47,29 @@ def test_everything_is_put_back_in_place():
     held = {key: value for key, value in vars(layer).items()}
     parameters, weight = layer._parameters, layer.weight
     snapshot = LayerState([[layer]], []).capture([layer])
-    layer.kernel.value[:] = [two, two]
-    layer.kernel.extra = two
-    layer.call.__closure__[0].cell_contents = two
-    layer.table["a"].clear()
-    layer.many.add(3)
-    layer.deep[1].append(two)
-    layer.part.func.__closure__[0].cell_contents = two
-    layer.method.__self__.value = two
-    layer.weight = nn.Parameter(two)
-    layer.buffer = two
+    for change in (
+        lambda: layer.kernel.value.__setitem__(slice(None), [two, two]),
+        lambda: setattr(layer.kernel, "extra", two),
+        lambda: setattr(layer.call.__closure__[0], "cell_contents", two),
+        lambda: layer.table["a"].clear(),
+        lambda: layer.many.add(3),
+        lambda: layer.deep[1].append(two),
+        lambda: setattr(layer.part.func.__closure__[0], "cell_contents", two),
+        lambda: setattr(layer.method.__self__, "value", two),
+        lambda: layer._parameters.update(weight=two),
+        lambda: layer._parameters.update(more=None),
+        lambda: layer._buffers.update(buffer=two),
+        lambda: layer._non_persistent_buffers_set.add("buffer"),
+        lambda: setattr(layer, "call", None),
+        lambda: setattr(layer, "new", None),
+        layer.eval,
+    ):
+        assert snapshot.holds() and snapshot.holds([layer])
+        change()
+        values_alone = layer._parameters.keys() == {"weight"} and (layer.weight is two or not layer.training)
+        assert not snapshot.holds() and snapshot.holds([layer]) == values_alone
+        snapshot.restore()
+    layer.kernel.value[:], layer.weight = [two], nn.Parameter(two)
     layer.call, layer.new = None, two
     snapshot.restore()
     assert {key: value for key, value in vars(layer).items()} == held
@@ -84,14 +97,14 @@ def test_an_empty_cell_stays_empty():
 def test_what_layers_share_belongs_to_none():
     shared, own = Kernel(1), Kernel(2)
     a, b = module(kernel=shared, own=own), module(kernel=shared)
-    containers = list(LayerState([[a], [b]], []).containers([a]))
+    containers = [c for c, _ in LayerState([[a], [b]], []).capture([a]).contents.values()]
     assert any(c is own for c in containers) and not any(c is shared for c in containers)
 
 
 def test_cycles_end():
     layer = module(kernel=Kernel(None))
     layer.kernel.value = {"back": layer.kernel, "up": [layer]}
-    containers = list(LayerState([[layer]], []).containers([layer]))
+    containers = layer_state.held_containers([layer])
     assert len({id(c) for c in containers}) == len(containers)
 
 
