@@ -8,10 +8,11 @@ from typing import Any
 
 from random_models import SIZES, Size, configure
 
+PART = dict(layers=2, vocab=15206) if os.environ.get("FAKE_CUDA") else dict(layers=28, vocab=152064)
 MODELS = {
     "steps": Size("steps", hidden=128, intermediate=256, layers=2, heads=2, kv_heads=1, vocab=512),
-    # Two of Qwen2.5-7B's 28 layers, and a tenth of its vocabulary.
-    "7B": Size("7B", hidden=3584, intermediate=18944, layers=2, heads=28, kv_heads=4, vocab=15206),
+    # Qwen2.5-7B; on the fake device two of its layers, and a tenth of its vocabulary.
+    "7B": Size("7B", hidden=3584, intermediate=18944, heads=28, kv_heads=4, **PART),
     "half": Size("half", hidden=1792, intermediate=9472, layers=2, heads=14, kv_heads=2, vocab=7603),
     "moe": SIZES[-1],
 }

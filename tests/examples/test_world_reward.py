@@ -75,13 +75,3 @@ def test_the_verification_accepts_what_examples_show_and_nothing_malformed(name:
         assert _score(f"{entry['answer']}<|im_end|>", entry) == 1
         assert {_score(text, entry) for text in WRONG} == {0}
         assert {_score(text, entry) for text in PERHAPS} <= {0, 1}
-
-
-@pytest.mark.full
-@pytest.mark.skipif(not HAS_TASKS, reason="reasoning-gym is not installed")
-@pytest.mark.parametrize(
-    ("answer", "score"), [("2*3 + 4", 1), ("4 + 3*2", 1), ("(3*2)+4", 1), ("10", 0), ("5+5", 0), ("2*3*4", 0)]
-)
-def test_countdown_has_many_right_answers(answer: str, score: float) -> None:
-    info = _known("countdown", numbers=[2, 3, 4], target=10)
-    assert reward.compute_score("countdown", answer, "2*3 + 4", info) == score

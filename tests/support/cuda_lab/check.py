@@ -78,7 +78,6 @@ class Check:
             "capture": (self.captured, ("graphs", "defaults")),
             "storage": (self.storage, cases.of(self.capability)),
             "job": (self.jobs, ("gsm8k_fp8", "flowrl_7b", "eagle_7b")),
-            "update": (self.update, ("bf16", "fp8", "int8")),
             "tokens": (self.tokens, [name for name in TOKENS if not fake or name != "verl"]),
         }
 
@@ -204,29 +203,6 @@ class Check:
                 f"{', '.join(f'{one:.1f}' for one in got['seconds'])} s a step"
             )
             yield Row(f"job:{name}", "equal" if right else "differs", detail)
-
-    def update(self, names: list[str]) -> Iterator[Row]:
-        """The seconds of an update against vLLM's reload from the same tensors, and the memory that each reserves."""
-        for name in names:
-            said = []
-            ways = (
-                ("stock", "fresh", {}),
-                ("ours", "update", {}),
-                ("at once", "update", {"ATOMIC": "model"}),
-            )
-            for way, mode, more in ways:
-                if name == "int8":  # stock has it for checkpoints alone
-                    more = {**more, "FLASHPATCH": "int8"}
-                if name == "int8" and way == "stock":
-                    continue
-                for _, got in self.stream("speed", mode, [f"{name}:update"], **more):
-                    said.append(
-                        f"{way}: {got['error'][:150]}"
-                        if "error" in got
-                        else f"{way} {got['seconds']:.2f} s, {got['peak']:.2f} GiB more at most, {got['held']:.2f} kept"
-                    )
-            if said:
-                yield Row(f"update:{name}", "measured", "; ".join(said))
 
     def tokens(self, names: list[str]) -> Iterator[Row]:
         plain: dict[Any, Any] = {}

@@ -1,6 +1,6 @@
-"""Measure an engine with the shapes of a 7B on a CUDA device: an update, and tokens per second.
+"""Measure an engine with the shapes of a 7B on a CUDA device: tokens per second.
 
-    python -m cuda_lab.speed fresh|update CHECKPOINTS OUT PRECISION:update|PRECISION:tokens|drafter:tokens...
+    python -m cuda_lab.speed fresh|update CHECKPOINTS OUT PRECISION:tokens|drafter:tokens...
 
 `fresh` is stock vLLM, `update` runs with FLASHPATCH set. Weights are drawn on the device, none is on a disk. On the fake device
 the model is tiny and its times mean nothing.
@@ -8,17 +8,13 @@ the model is tiny and its times mean nothing.
 
 import json
 import os
-import statistics
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import vllm
-from vllm.model_executor.model_loader import base_loader
 
 from cuda_lab import device, engine, results
 
@@ -52,66 +48,19 @@ BLOCK = {
 }
 """As verl's ``rollout.quantization=fp8`` opens an engine."""
 BATCHES, PROMPT, TOKENS = ((1, 4), 16, 4) if device.IS_FAKE else ((1, 64, 256), 16, 256)
-ROUNDS = 4  # the first is not counted
-BUCKET = 512 << 20
-OURS = os.environ.get("FLASHPATCH", "0") not in ("", "0")
 GIB = 1 << 30
 
 
 def main(_mode: str, root: str, out: str, *names: str) -> None:
     for name in names:
-        what, _, measured = name.partition(":")
         try:
-            found = MEASURED[measured](Path(root), what)
+            found = tokens(Path(root), name.partition(":")[0])
         except Exception as error:
             traceback.print_exc()
             found = {"error": f"{type(error).__name__}: {error}"[:500]}
         results.add(out, name, found)
     sys.stdout.flush()
     os._exit(0)  # destructors of CUDA libraries find no device
-
-
-def update(root: Path, precision: str) -> dict[str, Any]:
-    """Return the median seconds of an update from the device's own memory, and what it reserves of it, in GiB."""
-    llm = opened(root, precision, {"enforce_eager": True})
-    runner = engine.worker(llm).model_runner
-    policy = [(name, torch.randn(shape, device="cuda").bfloat16() / 50) for name, shape in names(root)]
-    seconds, peaks, held = [], [], []
-    for _ in range(ROUNDS):
-        for _, tensor in policy:
-            tensor.neg_()
-        torch.cuda.empty_cache()
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        start, reserved = time.perf_counter(), torch.cuda.memory_reserved()
-        (in_buckets if OURS else by_vllm)(runner, policy)
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-        peaks.append((torch.cuda.max_memory_reserved() - reserved) / GIB)
-        held.append((torch.cuda.memory_reserved() - reserved) / GIB)
-    return {"seconds": statistics.median(seconds[1:]), "peak": max(peaks[1:]), "held": held[-1]}
-
-
-def in_buckets(runner: Any, policy: list[tuple[str, torch.Tensor]]) -> None:
-    with torch.no_grad():
-        for bucket in buckets(policy):
-            runner.model.load_weights(bucket)
-        base_loader.process_weights_after_loading(runner.model, runner.model_config, runner.device)
-
-
-def by_vllm(runner: Any, policy: list[tuple[str, torch.Tensor]]) -> None:
-    runner.reload_weights(weights_iterator=iter(policy))
-
-
-def buckets(policy: list[tuple[str, torch.Tensor]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    bucket, size = [], 0
-    for name, tensor in policy:
-        if bucket and size + tensor.nbytes > BUCKET:
-            yield bucket
-            bucket, size = [], 0
-        bucket.append((name, tensor))
-        size += tensor.nbytes
-    yield bucket
 
 
 def tokens(root: Path, what: str) -> dict[str, Any]:
@@ -173,17 +122,6 @@ def configured(root: Path) -> Path:
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
-
-def names(root: Path) -> list[tuple[str, torch.Size]]:
-    """Return name and shape of each tensor of the model's checkpoint."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(configured(root)))
-    return [(name, tensor.shape) for name, tensor in model.state_dict().items()]
-
-
-MEASURED: dict[str, Callable[[Path, str], dict[str, Any]]] = {"update": update, "tokens": tokens}
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
