@@ -80,11 +80,6 @@ def options(text: str) -> tuple[str, ...]:
     return tuple(term.key for term in parse(text) if term.key not in _CLAUSES)
 
 
-def is_of_the_job(text: str) -> bool:
-    """Whether what is due by this condition is due once in the job, not in each process."""
-    return any(term.key == JOB for term in parse(text))
-
-
 def hold(text: str, facts: Facts) -> bool:
     """Whether all terms of a condition hold."""
     return all(_holds(term, facts) != term.negated for term in parse(text))

@@ -58,7 +58,7 @@ def due(
     the roles are. Each family's options are filled into ``facts``; ``happened`` are kinds of `EVERYTHING`.
     """
     for patch in records:
-        in_job = conditions.is_of_the_job(patch.when)
+        in_job = any(term.key == conditions.JOB for term in conditions.parse(patch.when))  # due once in it
         acts_here = in_job or (set(roles) & patch.scope if patch.scope else roles)
         is_time = may_be_due(patch) and patch.evidence in ("optional", *happened)
         told = replace(facts, options=options.get(patch.family, {}))

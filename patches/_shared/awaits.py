@@ -16,15 +16,11 @@ from typing import Any
 def caller_awaits() -> bool:
     """Whether a coroutine called the patched function, ignoring FlashPatch's own plain functions in between."""
     frame = sys._getframe(1)
-    while frame is not None and not _is_coroutine(frame):
+    while frame is not None and not frame.f_code.co_flags & inspect.CO_COROUTINE:
         if not frame.f_globals.get("__name__", "").startswith("flashpatch."):
             return False
         frame = frame.f_back
     return frame is not None
-
-
-def _is_coroutine(frame: Any) -> bool:
-    return bool(frame.f_code.co_flags & inspect.CO_COROUTINE)
 
 
 async def resolve(result: Any) -> Any:

@@ -42,4 +42,3 @@ def test_in_words():
     assert said == "precision is fp8 or int8 and f.toy.one was called"
     assert conditions.words("anywhere!=f.toy.two") == "f.toy.two was not called in this job"
     assert conditions.options("precision=fp8 called=f.toy.one kv!=none") == ("precision", "kv")
-    assert conditions.is_of_the_job("anywhere=f.toy.two") and not conditions.is_of_the_job("called=f.toy.two")

@@ -220,14 +220,8 @@ def _recorded(source: Source) -> dict[str, int]:
 
 _MISSING = (
     (("updates",), "Weight updates: none recorded."),
-    (
-        ("syncs",),
-        "Syncs and their phases: none recorded. The families fp8, int8 and bf16 record them under verl.",
-    ),
-    (
-        ("acceptance", "trained"),
-        "Acceptance of drafts: no engine recorded any. The family eagle records it while its bandit runs.",
-    ),
+    (("syncs",), "Syncs and their phases: none recorded; fp8, int8 and bf16 record them under verl."),
+    (("acceptance", "trained"), "Acceptance of drafts: none recorded; eagle does while its bandit runs."),
     (("arms",), "Chosen speculative configurations: none recorded. The family eagle records them."),
     (
         ("mismatch",),

@@ -209,8 +209,7 @@ def sample_tokens_v2(original, self, *args: Any, **kwargs: Any):
 def worker_shutdown(original, self, *args: Any, **kwargs: Any):
     """Store what was captured, and end the recorder, as the engine ends."""
     runner = getattr(self, "model_runner", None)
-    capture = _captures.pop(runner) if runner in _captures else None
-    if capture is not None:
+    if runner in _captures and (capture := _captures.pop(runner)) is not None:
         capture.close()
     return original(self, *args, **kwargs)
 

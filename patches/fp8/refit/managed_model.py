@@ -265,9 +265,8 @@ class ManagedModel:
         with self._hooks.watch_load() as derived:
             result = original(weights, **kwargs)
         if derived:
-            self._unsupported = (
-                f"load_weights of {type(self._model).__name__} derives {listed(derived)} by itself"
-            )
+            kind = type(self._model).__name__
+            self._unsupported = f"load_weights of {kind} derives {listed(derived)} by itself"
         return result
 
     def _load_bucket(
@@ -382,10 +381,9 @@ class ManagedModel:
             known_to_all, update.verdict = error is update.verdict, None
             update.note_mixture()
             update.drop()
+            said = f"{type(error).__name__}: {error}"
             if self.options["atomic"] == "layer" or update.mixed:
-                problem = (
-                    error.problem if isinstance(error, PatchError) else f"{type(error).__name__}: {error}"
-                )
+                problem = error.problem if isinstance(error, PatchError) else said
                 self.state, self.error = "broken", f"the last update failed: {problem}"
                 after = "generation is refused until a complete update"
             else:
@@ -394,7 +392,7 @@ class ManagedModel:
             error.add_note(f"[flashpatch: {PATCH}] weight update abandoned{at}; {after}.")
             self._events.abandoned(error, self.state)
             if not known_to_all:
-                self.adapter.consensus.announce(f"{type(error).__name__}: {error}")
+                self.adapter.consensus.announce(said)
             raise
 
     def _error(self, problem: str, advice: str) -> PatchError:

@@ -71,42 +71,26 @@ async def update(
     """
     result = None
     async for part, told in adapters.parts(self, weights, kwargs, patch):
-        result = await _update(original, self, part, args, told, begin, patch)
-    return result
-
-
-async def _update(
-    original,
-    self,
-    weights: Any,
-    args: tuple,
-    kwargs: dict,
-    begin: Callable[[str], Awaitable[Any]],
-    patch: Patch,
-) -> Any:
-    _refuse(kwargs, patch)
-    sending = WEIGHT_SYNC.begin(kwargs.get("global_steps", args[0] if args else None))
-    sending.adapter = bool(kwargs.get("peft_config") and kwargs.get("base_sync_done"))
-    began, came = time.perf_counter(), relayed(weights)
-    await self._init_server_adapter()
-    with WEIGHT_SYNC.in_sending(sending):
-        if self._engine is not None and not sending.adapter:
-            await begin(sending.id)
-        sending.began = time.perf_counter()
-        if sending.adapter and came:  # verl's own way through an adapter is a plain loop
-            weights = [one async for one in weights]
-        result = await original(self, sending.timed(weights), *args, **kwargs)
-    workers = None if self._engine is None else receipts_of(sending.committed or {})
-    seconds = time.perf_counter() - began
-    WEIGHT_SYNC.keep_receipt(
-        receipts.receipt(
-            sending, self.replica_rank, self.rollout_rank, workers, seconds, self._engine is not None
-        )
-    )
-    if not came:
-        ledger.role("trainer")
-    ledger.note(sync_step=sending.step, sync_seconds=round(sending.send, 4))
-    ledger.event("sent", step=sending.step, seconds=round(sending.send, 6), bytes=sending.bytes)
+        _refuse(told, patch)
+        sending = WEIGHT_SYNC.begin(told.get("global_steps", args[0] if args else None))
+        sending.adapter = bool(told.get("peft_config") and told.get("base_sync_done"))
+        began, came = time.perf_counter(), relayed(part)
+        await self._init_server_adapter()
+        with WEIGHT_SYNC.in_sending(sending):
+            if self._engine is not None and not sending.adapter:
+                await begin(sending.id)
+            sending.began = time.perf_counter()
+            if sending.adapter and came:  # verl's own way through an adapter is a plain loop
+                part = [one async for one in part]
+            result = await original(self, sending.timed(part), *args, **told)
+        called, ranks = self._engine is not None, (self.replica_rank, self.rollout_rank)
+        workers = receipts_of(sending.committed or {}) if called else None
+        seconds = time.perf_counter() - began
+        WEIGHT_SYNC.keep_receipt(receipts.receipt(sending, *ranks, workers, seconds, called))
+        if not came:
+            ledger.role("trainer")
+        ledger.note(sync_step=sending.step, sync_seconds=round(sending.send, 4))
+        ledger.event("sent", step=sending.step, seconds=round(sending.send, 6), bytes=sending.bytes)
     return result
 
 

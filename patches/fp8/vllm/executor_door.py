@@ -117,7 +117,8 @@ class ExecutorDoor:
         core, key = self._core(), self._gate.prefix_key
         if key is not None and core is not None:
             key.check(core.scheduler, scheduler_output.scheduled_new_reqs)
-        worker.stamp(scheduler_output, self._gate.version, self._gate.adapters)
+        scheduler_output.flashpatch_version = self._gate.version  # that the workers are believed to hold
+        scheduler_output.flashpatch_adapters = self._gate.adapters
         if hasattr(core, "get_weight_version"):
             self.labels.append(core.get_weight_version())
         return self._execute(scheduler_output, *args, **kwargs)

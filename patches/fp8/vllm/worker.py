@@ -90,12 +90,6 @@ def model_runner_execute_model(original, self, scheduler_output: Any, *args: Any
     return _on_one_whole_policy(self, original, self, scheduler_output, *args, **kwargs)
 
 
-def stamp(scheduler_output: Any, version: int, adapters: int) -> None:
-    """Let a step take along the version of the policy that its engine core believes its workers hold, and how often adapters came."""
-    scheduler_output.flashpatch_version = version
-    scheduler_output.flashpatch_adapters = adapters
-
-
 def _on_one_whole_policy(runner: Any, original, self, step: Any, *args: Any, **kwargs: Any):
     """Keep updates out of a step; raise if it would compute on weights other than the whole policy it was scheduled for.
 

@@ -1,11 +1,12 @@
 """Run the labs for tests, two processes side by side, begun in the order in which the tests come."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import warm
 
 from cuda_lab import runs
@@ -25,6 +26,15 @@ class Run:
     names: tuple[str, ...]
     more: tuple[tuple[str, str], ...] = ()
     is_new: bool = False
+
+
+def parameters(cases: Callable[[int], Iterable[str]], *runs: Mapping[int, Run]) -> list[Any]:
+    """Return parameters for each case of each capability: both, and marks that name the runs which it needs."""
+    return [
+        pytest.param(at, name, id=f"{name}-{at}", marks=pytest.mark.runs(*(one[at] for one in runs)))
+        for at in runs[0]
+        for name in cases(at)
+    ]
 
 
 class Lane:

@@ -38,11 +38,6 @@ def receipt(
     return {**told, **{name: getattr(sending, name) for name in of_sending}}
 
 
-def unjudged_receipt(sending: Sending) -> dict[str, Any]:
-    """Return the receipt of a sync whose workers commit by another way, which is not checked."""
-    return {"step": sending.step, "id": sending.id, "judged": False}
-
-
 class WorkerVersions:
     """The version that each worker held after the last sync, kept by the driver."""
 

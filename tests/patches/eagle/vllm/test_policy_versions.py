@@ -15,16 +15,10 @@ pytestmark = pytest.mark.vllm
 # --- what runs in the engine's process
 
 
-def begin(worker: Any) -> None:
+def tell(worker: Any, what: str) -> None:
     from flashpatch.patches.fp8.refit import model_registry
 
-    model_registry.get(worker.get_model()).begin()
-
-
-def end(worker: Any) -> None:
-    from flashpatch.patches.fp8.refit import model_registry
-
-    model_registry.get(worker.get_model()).finish()
+    getattr(model_registry.get(worker.get_model()), what)()
 
 
 def followed(a: str, b: str, folders: list[str]) -> dict[str, Any]:
@@ -38,10 +32,10 @@ def followed(a: str, b: str, folders: list[str]) -> dict[str, Any]:
             versions.append([one.version for one in capture._captures.values()])
 
         ask()
-        llm.collective_rpc(begin)
+        llm.collective_rpc(tell, args=("begin",))
         engines.inner_model(llm).load_weights(iter(lora_lab.base(b)))
         ask()  # the old policy still, whose successor is complete but for its end
-        llm.collective_rpc(end)
+        llm.collective_rpc(tell, args=("finish",))
         ask()
         for folder in folders:
             lora_lab.send(llm, folder)

@@ -6,7 +6,7 @@ What this shows and what not: tests/support/fake_cuda/README.md.
 import pytest
 from cuda_lab import runs, sglang_cases, table
 from cuda_lab.compare import compare
-from cuda_lab.lane import Run
+from cuda_lab.lane import Run, parameters
 
 pytestmark = [
     pytest.mark.cuda,
@@ -23,16 +23,7 @@ def of(mode: str, capability: int, **more: str) -> Run:
 FRESH = {capability: of("fresh", capability) for capability in sglang_cases.CAPABILITIES}
 UPDATED = {capability: of("update", capability) for capability in FRESH}
 STOCK = {capability: of("update", capability, FLASHPATCH="0") for capability in FRESH}
-ALL = [
-    pytest.param(
-        capability,
-        name,
-        id=f"{name}-{capability}",
-        marks=pytest.mark.runs(FRESH[capability], UPDATED[capability], STOCK[capability]),
-    )
-    for capability in FRESH
-    for name in sglang_cases.of(capability)
-]
+ALL = parameters(sglang_cases.of, FRESH, UPDATED, STOCK)
 
 
 @pytest.mark.parametrize(("capability", "name"), ALL)

@@ -6,7 +6,7 @@ What this shows and what not: tests/support/fake_cuda/README.md.
 import pytest
 from cuda_lab import cases, mutants, runs, table
 from cuda_lab.compare import compare
-from cuda_lab.lane import Run
+from cuda_lab.lane import Run, parameters
 from installed import version_of
 from packaging.version import Version
 
@@ -24,16 +24,7 @@ def of(mode: str, capability: int, names: tuple[str, ...] = (), **more: str) -> 
 FRESH = {capability: of("fresh", capability) for capability in (80, 89, 90, 100)}
 UPDATED = {capability: of("update", capability) for capability in FRESH}
 STOCK = {capability: of("update", capability, FLASHPATCH="0") for capability in FRESH}
-ALL = [
-    pytest.param(
-        capability,
-        name,
-        id=f"{name}-{capability}",
-        marks=pytest.mark.runs(FRESH[capability], UPDATED[capability], STOCK[capability]),
-    )
-    for capability in FRESH
-    for name in cases.of(capability)
-]
+ALL = parameters(cases.of, FRESH, UPDATED, STOCK)
 AT_ONCE = of("update", 90, cases.AT_ONCE, ATOMIC="model")
 
 
