@@ -99,9 +99,7 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
     problem = "; ".join(judged.problems) if rows else "no process wrote a row under the nonce"
     what = "the probe's processes wrote the nonce and carry what is due"
     proofs.append(Proof(name, what, not problem, problem or f"{len(rows)} processes under {judged.run}"))
-    # those too that are due only on a path that no process took, and ready as soon as its module is imported
-    ready = {one.id for one in family.patches if _is_of_a_path(one) and examine(one).problem is None}
-    idle = _unused(family, rows) | ready
+    idle = _unused(family, rows) | _paths_not_taken(family)
     states = [
         r.state.word for r in reports if r.framework and not (r.state.word == "waiting" and r.id in idle)
     ]
@@ -167,6 +165,11 @@ def _unused(family: Family, rows: list[Row]) -> set[str]:
     used = {id.split(".")[1] for row in rows for id, entry in row.patches.items() if entry["calls"]}
     used &= {patch.framework for patch in family.patches}
     return {patch.id for patch in family.patches if used and patch.framework not in used}
+
+
+def _paths_not_taken(family: Family) -> set[str]:
+    """Return the ids of patches that are due only on a path, and could be installed as soon as its module is imported."""
+    return {patch.id for patch in family.patches if _is_of_a_path(patch) and examine(patch).problem is None}
 
 
 def _is_of_a_path(patch: Patch) -> bool:
