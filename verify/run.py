@@ -160,8 +160,7 @@ def _report(patch: Patch, owner: versions.Installed, rows: list[Row]) -> PatchRe
 
 
 def _unused(family: Family, rows: list[Row]) -> set[str]:
-    """Return the ids of patches for frameworks that the probe did not use, if it used another of the family's: of several it may
-    need only one. Verify the others on a job, with ``--live``."""
+    """Return the ids of patches for frameworks that the probe did not use, if it used another: only ``--live`` verifies those."""
     used = {id.split(".")[1] for row in rows for id, entry in row.patches.items() if entry["calls"]}
     used &= {patch.framework for patch in family.patches}
     return {patch.id for patch in family.patches if used and patch.framework not in used}
