@@ -60,7 +60,7 @@ $(OLD)/.vllm: VLLM := 0.27.1
 $(PINNED)/.vllm: VLLM := 0.24.0
 $(TRAINERS)/.vllm: VLLM := 0.31.0
 
-# An older cuda-python would overwrite files of cuda-bindings.
+# An older cuda-python would overwrite files of cuda-bindings. verl comes to the first without its pins.
 $(CUDA)/.cuda: PACKAGES := vllm==0.33.0 'cuda-python>=13'
 $(PINNED_CUDA)/.cuda: PACKAGES := 'verl[vllm]==0.9.1' 'cuda-python>=13'
 # A newer `kernels` does not import beside the transformers that SGLang pins.
@@ -242,7 +242,7 @@ test-sglang-paired: $(PAIRED_SGLANG)
 
 # vLLM's CUDA branch, see tests/support/fake_cuda/README.md.
 test-cuda: $(CUDA)/.ready
-	$(CUDA)/bin/pytest -m cuda
+	$(CUDA)/bin/pytest -m cuda --timeout 1800
 
 # Jobs of verl, which wait for half of their time, beside the rest.
 test-cuda-0.24: $(PINNED_CUDA)/.ready
@@ -313,6 +313,7 @@ $(PINNED_CUDA)/.cuda $(SGLANG_CUDA)/.cuda: PIP = tests/requirements/pip $(or $(c
 $(CUDA)/.cuda $(PINNED_CUDA)/.cuda $(SGLANG_CUDA)/.cuda: %/.cuda:
 	@echo "[$*] new environment from $(lastword $(PIP)): $(PACKAGES) with CUDA, 9 GB on disk"
 	@$(PIP) $* install $(PACKAGES)
+	@test $* != $(CUDA) || { $(PIP) $* install --no-deps verl==0.9.1 && $(PIP) $* install -r tests/requirements/verl.txt; }
 	@touch $@
 
 $(CUDA)/.ready $(PINNED_CUDA)/.ready $(SGLANG_CUDA)/.ready: %/.ready: %/.cuda $(SOURCES) $(wildcard tests/support/fake_cuda/device/*) tests/support/fake_cuda/build.py

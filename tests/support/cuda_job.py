@@ -15,6 +15,8 @@ from cuda_lab import results, runs
 from cuda_lab.compare import differing
 from fake_cuda.variables import variables
 from gpu_recipes import GPU, recorded
+from installed import version_of
+from packaging.version import Version
 
 HERE = Path(__file__).parent / "fake_cuda"
 
@@ -67,6 +69,8 @@ SMALL = """
 actor_rollout_ref.actor.optim.lr=1e-3 ray_kwargs.ray_init.num_cpus=8
 +actor_rollout_ref.rollout.engine_kwargs.vllm.compilation_config={mode:0,cudagraph_mode:FULL_DECODE_ONLY,cudagraph_capture_sizes:[1,2,4,8,16,32]}
 """.split()
+if version_of("vllm") >= Version("0.33"):  # its warm-up knows no Triton kernel that is interpreted
+    SMALL.append("+actor_rollout_ref.rollout.engine_kwargs.vllm.kernel_config={enable_jit_warmup:False}")
 
 
 def device(**more: str) -> dict[str, str]:

@@ -57,11 +57,8 @@ class Capture:
         self._wrapped = model.load_weights = load_weights
 
     def before_step(self, step: Any) -> None:
-        """Note the version of the policy that a step computes on.
-
-        Where the weights are followed the step says it, with the adapters that came: weights may be loaded long before they
-        count. Else it is one more if any were loaded since the last step.
-        """
+        """Note the version of the policy that a step computes on: where updates and adapters are followed the step says it, for
+        weights may be loaded long before they count; else it is one more if any were loaded since the last step."""
         version = self.version + self._changed
         if hasattr(step, "flashpatch_version"):
             version = step.flashpatch_version + step.flashpatch_adapters

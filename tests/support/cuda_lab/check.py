@@ -145,7 +145,7 @@ class Check:
                 yield _answers(f"verl:{name}", wanted[fresh[name]], got)
 
     def peer(self, names: list[str]) -> Iterator[Row]:
-        """verl's own fp8 (``rollout.quantization``), stock and under FlashPatch: a whole sync, and one that lacks a weight."""
+        """A whole sync, and one that lacks a weight, into verl's own fp8: stock, and under FlashPatch."""
         case, more = (
             "block_kv_verl:graphs",
             {**WORKER, **({"VERL_DISABLE_TRITON_FP8": "1"} if self.fake else {})},

@@ -12,9 +12,6 @@ from vllm_lab import engines, scenario
 pytestmark = pytest.mark.vllm
 
 
-# --- what runs in the engine's process
-
-
 def tell(worker: Any, what: str) -> None:
     from flashpatch.patches.fp8.refit import model_registry
 
@@ -40,11 +37,8 @@ def followed(a: str, b: str, folders: list[str]) -> dict[str, Any]:
         for folder in folders:
             lora_lab.send(llm, folder)
             ask(folder)
-    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("flashpatch-")]
-    return dict(versions=versions, left=[name for name in threads if name.endswith(("recorder", "samples"))])
-
-
-# --- the test
+    ours = ("flashpatch-recorder", "flashpatch-samples")
+    return dict(versions=versions, left=[one.name for one in threading.enumerate() if one.name in ours])
 
 
 def test_a_policy_begins_with_a_commit_or_another_adapter(tmp_path: Path) -> None:

@@ -51,13 +51,16 @@ def test_a_drafter_is_there_after_a_release(name: str, models: Path, tmp_path: P
 
 def test_no_update_while_the_memory_is_away(models: Path, tmp_path: Path) -> None:
     a, b = (lab.checkpoint(models, "llama", seed) for seed in (0, 1))
-    lost = [
+    away = [
         ["begin", {}],
         ["bucket", dict(source=b, only="layers.0")],
         ["release", WEIGHTS],
         ["bucket", dict(source=b, only="layers.1")],
         "end",
         ["resume", WEIGHTS],
+    ]
+    lost = [
+        *away,
         "end",
         "refused",
         ["release", WEIGHTS],
@@ -68,17 +71,8 @@ def test_no_update_while_the_memory_is_away(models: Path, tmp_path: Path) -> Non
         "answers",
     ]
     backup = [
-        "answers",
-        ["begin", {}],
-        ["bucket", dict(source=b, only="layers.0")],
-        ["release", WEIGHTS],
-        ["bucket", dict(source=b, only="layers.1")],
-        "end",
-        ["resume", WEIGHTS],
-        "answers",
-        ["bucket", dict(source=b, without="layers.0")],
-        "end",
-        "answers",
+        *("answers", *away, "answers"),
+        *(["bucket", dict(source=b, without="layers.0")], "end", "answers"),
     ]
     job = dict(model=a, flashpatch="fp8", **SAVER)
     model = dict(job, enable_weights_cpu_backup=True, options={"fp8": dict(atomic="model")})
@@ -89,9 +83,7 @@ def test_no_update_while_the_memory_is_away(models: Path, tmp_path: Path) -> Non
         assert one.done, str(one)
     gone, kept, fresh = (one.steps for one in seen)
     assert not gone[3][0] and not gone[4][0] and "resume it and end the update again" in gone[4][1]
-    assert not gone[6][0] and "memory of its weights is away" in gone[6][1], (
-        "what failed first in the session"
-    )
+    assert not gone[6][0] and "memory of its weights is away" in gone[6][1]  # what failed first in it
     assert "discarded" in gone[7]
     for answer in gone[9], gone[10]:
         assert not answer[0] and "memory of its weights is away" in answer[1]
