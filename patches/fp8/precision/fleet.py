@@ -181,7 +181,7 @@ def check_quantized(model: Any, quantization: str | None, kinds: tuple[type, typ
         raise PatchError(
             f"quantization={quantization!r} leaves all {len(linear)} linear layers of {type(model).__name__} unquantized",
             patch=patch,
-            advice="Choose another scheme; vLLM has fp8_per_channel.",
+            advice="Choose another scheme, with vLLM for example fp8_per_channel.",
         )
 
 
