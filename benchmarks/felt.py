@@ -32,6 +32,7 @@ sys.path.append(str(SUPPORT))
 STEPS = {"off": ("off", "bf16"), "off, fp8": ("off", "fp8")}  # FlashPatch's name, and the engine's precision
 STEPS |= {name: (name, "fp8" if name == "fp8" else "bf16") for name in ("bf16", "fp8", "eagle", "grpo")}
 UPDATES = ["7B bf16", "7B int8", "moe bf16", "7B fp8", "moe fp8", "7B bf16 atomic", "7B fp8 atomic"]
+UPDATES += ["experts bf16", "experts fp8"]
 MIB = 1 << 20
 QUICK = "steps:off,steps:bf16,steps:eagle,update:7B bf16,update:7B int8,sync"
 OWN = {"bf16": 60, "fp8": 60, "eagle": 240, "grpo": 0}

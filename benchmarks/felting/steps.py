@@ -102,10 +102,12 @@ def measured(folder: Path, precision: str, batches: list[int], count: int) -> di
     for batch in batches:
         _ask(llm, batch, 4, 3)
         wall[f"decode {batch}"] = _wall(llm, batch, count)
-        began = _behind()
+        _stored()
         with steps.of(f"decode {batch}", count):
             _ask(llm, batch, 4, count)
-        behind[f"decode {batch}"] = (_behind() - began) / count
+        began = _stored()
+        _ask(llm, batch, 4, count)
+        behind[f"decode {batch}"] = (_stored() - began) / count
     with steps.of("prefill", 12):
         for _ in range(12):
             _ask(llm, PREFILL // LONG, LONG, 1)
@@ -136,15 +138,20 @@ def _wall(llm: Any, batch: int, count: int) -> float:
     return statistics.median(once() for _ in range(3))
 
 
-def _behind() -> float:
-    """Return the microseconds of processor time of FlashPatch's threads so far."""
+def _stored() -> float:
+    """Wait until what was captured is stored; return the microseconds of processor time of FlashPatch's threads so far."""
+    for recorder in _recorders():
+        recorder.flush(60)
     ours = [one.ident for one in threading.enumerate() if one.name.startswith("flashpatch")]
     return sum(time.clock_gettime(time.pthread_getcpuclockid(one)) for one in ours) * 1e6
 
 
 def _lost() -> int:
     """Return how many captured requests were given up, or dropped on their way to the queue."""
+    return sum(one.counts["lost"] + one.writer.counts["dropped"] for one in _recorders() if one.flush(60))
+
+
+def _recorders() -> list[Any]:
     from flashpatch.patches.eagle.vllm import capture
 
-    recorders = [one.recorder for one in capture._captures.values() if one is not None]
-    return sum(one.counts["lost"] + one.writer.counts["dropped"] for one in recorders if one.flush(60))
+    return [one.recorder for one in capture._captures.values() if one is not None]

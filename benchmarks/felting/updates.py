@@ -16,6 +16,8 @@ from felting import counting, models
 
 MIB = 1 << 20
 BUCKETS = {"one call": 1 << 60, "512 MiB": 512 * MIB, "16 MiB": 16 * MIB}
+PARTS = {"one call": 1, "2 buckets": 2, "30 buckets": 30}
+"""How a model of narrow experts is cut: by bytes it would be one bucket."""
 
 
 def measured(folder: Path, model: str, precision: str, ours: bool) -> dict[str, Any]:
@@ -32,7 +34,10 @@ def measured(folder: Path, model: str, precision: str, ours: bool) -> dict[str, 
     layers = (sum(one.nbytes for one in part.parameters(False)) for part in runner.model.modules())
     sent = sum(tensor.nbytes for _, tensor in policy)
     found: dict[str, Any] = {"sizes": dict(sent=sent, tensors=len(policy), layer=max(layers))}
-    for way, limit in BUCKETS.items() if ours else [("reload", 0)]:
+    largest = max(tensor.nbytes for _, tensor in policy)
+    by_number = {way: sent // parts + largest for way, parts in PARTS.items()}
+    cuts = by_number if model == "experts" else BUCKETS
+    for way, limit in cuts.items() if ours else [("reload", 0)]:
 
         def update(around: Any, limit: int = limit) -> Any:
             for _, tensor in policy:

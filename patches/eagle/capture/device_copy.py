@@ -136,16 +136,8 @@ class DeviceCopy:
         # The widest numbers first, so that each part begins at a multiple of its own width.
         there = sorted((name for name in parts if name not in host), key=lambda name: -parts[name].itemsize)
         packed = torch.cat([parts[name].contiguous().view(-1).view(torch.uint8) for name in there])
-        device = torch.get_device_module(hidden.device)
-        if self._stream is None:
-            self._stream = device.Stream()
-        self._stream.wait_stream(device.current_stream())
         pinned = self._pinned_for(packed.numel())
-        with device.stream(self._stream):
-            pinned[: packed.numel()].copy_(packed, non_blocking=True)
-            packed.record_stream(self._stream)
-            event = device.Event()
-            event.record()
+        event = self._copy(packed, pinned[: packed.numel()])
         at = 0
         for name in there:
             part = parts[name]
@@ -153,6 +145,26 @@ class DeviceCopy:
             at += part.nbytes
         rows = Rows(host["ids"], host["positions"], host["hidden"], host.get("auxiliary"))
         return Step(rows, batch, version, event.synchronize, lambda: self._pinned.append(pinned))
+
+    def _copy(self, packed: torch.Tensor, pinned: torch.Tensor) -> Any:
+        """Copy on the stream of copies, once the engine's stream has packed; return the event that follows.
+
+        Streams are set, and named by number: torch's context of a stream asks the environment four times for the device.
+        """
+        device, index = torch.get_device_module(packed.device), packed.get_device()
+        if self._stream is None:
+            self._stream = device.Stream(index)
+        engine = device.current_stream(index)
+        self._stream.wait_stream(engine)
+        event = device.Event()
+        device.set_stream(self._stream)
+        try:
+            pinned.copy_(packed, non_blocking=True)
+            event.record(self._stream)
+        finally:
+            device.set_stream(engine)
+        packed.record_stream(self._stream)
+        return event
 
     def _pinned_for(self, needed: int) -> torch.Tensor:
         for index, pinned in enumerate(self._pinned):

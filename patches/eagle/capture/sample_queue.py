@@ -69,6 +69,7 @@ class SampleWriter:
         self._pid, self._name = os.getpid(), _unique()
         self._sequence = 0
         self._free_slots = self._free_bytes = 0  # known to be free for this writer
+        self._sizes: dict[str, int] = {}  # bytes of the samples that were there when the directory was listed
         self._queue: queue.Queue[tuple[Offered, Callable[[], None] | None] | None] = queue.Queue(waiting)
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -135,29 +136,35 @@ class SampleWriter:
             sample.save(temporary)
 
     def _make_room(self, size: int) -> None:
-        """Delete the oldest samples, and what killed processes left. Far from full, few calls list the
-        directory."""
+        """Delete the oldest samples, and what killed processes left. Few calls list the directory, and none asks twice for a
+        sample's size; for that, a full queue loses an eighth of its samples at once."""
         self._free_slots -= 1
         self._free_bytes -= size
         if self._free_slots > 0 and self._free_bytes > 0:
             return
-        found, total, oldest = [], size, time.time() - LEFT_SECONDS
+        found: dict[str, int] = {}
+        total, oldest = size, time.time() - LEFT_SECONDS
         for entry in os.scandir(self.directory):
+            if entry.name in self._sizes:
+                found[entry.name] = self._sizes[entry.name]
+                continue
             with contextlib.suppress(FileNotFoundError):
-                if _PARTIAL.fullmatch(entry.name):
-                    if entry.stat().st_mtime < oldest:
-                        os.unlink(entry.path)
-                        continue
-                elif _SAMPLE.fullmatch(entry.name):
-                    found.append((entry.name, entry.stat().st_size))
-                total += entry.stat().st_size
-        found.sort(reverse=True)
-        while found and (len(found) >= self.slots or total > self.bytes):
-            name, freed = found.pop()
+                if _SAMPLE.fullmatch(entry.name):
+                    found[entry.name] = entry.stat().st_size
+                elif _PARTIAL.fullmatch(entry.name) and entry.stat().st_mtime < oldest:
+                    os.unlink(entry.path)
+                else:
+                    total += entry.stat().st_size
+        total += sum(found.values())
+        by_age = sorted(found)
+        evicted = len(found) // 8 if len(found) >= self.slots or total > self.bytes else 0
+        while by_age and (evicted > 0 or len(found) >= self.slots or total > self.bytes):
+            name, evicted = by_age.pop(0), evicted - 1
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.directory / name)
                 self.counts["evicted"] += 1
-            total -= freed
+            total -= found.pop(name)
+        self._sizes = found
         # Other engines may write to the same queue: an eighth of what is free is used before it is listed again.
         self._free_slots, self._free_bytes = (self.slots - len(found)) // 8, (self.bytes - total) // 8
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -67,31 +67,30 @@ def owner(model: torch.nn.Module) -> Any:
     return _models[model][1]() if model in _models else None
 
 
-def change_count(runner: Any) -> int:
-    """Return another number after every change of state of any model of ``runner``; 0 if it is None."""
-    return max((model.changes for model in all_models(runner)), default=0) if runner is not None else 0
+# The next five are asked in every step, with the models of one runner: lists, since each item of a generator is a call.
+def change_count(models: Sequence[ManagedModel]) -> int:
+    """Return another number after every change of state of any of ``models``."""
+    return max([model.changes for model in models], default=0)
 
 
-def changed_since(runner: Any, count: int) -> bool:
-    """Whether a model of ``runner`` changed since `change_count` gave ``count``, or has an update open that may end with
-    the next step: a tensor of it that came since does not change the state."""
-    models = all_models(runner) if runner is not None else ()
-    return change_count(runner) != count or any(model.state == "open" for model in models)
+def changed_since(models: Sequence[ManagedModel], count: int) -> bool:
+    """Whether a model changed since `change_count` gave ``count``, or has an update open that may end with the next step: a
+    tensor of it that came since does not change the state."""
+    return max([model.changes for model in models], default=0) != count or "open" in [m.state for m in models]
 
 
-def version(runner: Any) -> int:
-    """Return the version of the policy that a model runner holds, 0 before the first update."""
-    return max((m.version for m in all_models(runner) if m.adapter.role == "target"), default=0)
+def version(models: Sequence[ManagedModel]) -> int:
+    """Return the version of the policy that ``models`` hold, 0 before the first update."""
+    return max([model.version for model in models if model.adapter.role == "target"], default=0)
 
 
-def in_use(runner: Any) -> AbstractContextManager:
-    """Within, no update of a model of ``runner`` goes on in another thread; nothing if it is None."""
-    turns = [managed.turns.step for managed in all_models(runner)] if runner is not None else []
-    if len(turns) == 1:
-        return turns[0]  # every step comes here
+def in_use(models: Sequence[ManagedModel]) -> AbstractContextManager:
+    """Within, no update of any of ``models`` goes on in another thread."""
+    if len(models) == 1:
+        return models[0].turns.step
     with ExitStack() as stack:
-        for turn in turns:
-            stack.enter_context(turn)
+        for managed in models:
+            stack.enter_context(managed.turns.step)
         return stack.pop_all()
 
 
@@ -112,12 +111,12 @@ def end_first_loads(runner: Any = None) -> None:
         managed.release_removed_layers()
 
 
-def first_unservable(runner: Any) -> ManagedModel | None:
-    """Commit complete updates that have no end of their own; return a target of ``runner`` that may not generate, or None.
+def first_unservable(models: Sequence[ManagedModel]) -> ManagedModel | None:
+    """Commit complete updates that have no end of their own; return a target that may not generate, or None.
 
     A drafter's weights decide how many tokens a step yields, never which.
     """
-    for managed in all_models(runner):
+    for managed in models:
         if managed.state != "ready" and not managed.adapter.consensus.stages:
             managed.commit_if_complete()
         if managed.adapter.role == "target" and not managed.may_generate:

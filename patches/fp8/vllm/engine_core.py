@@ -111,7 +111,7 @@ def engine_core_step(original, self):
     if not gate.stepped:
         gate.stepped = True
         ledger.note(steps=1)  # from here on reports expect steps of this engine core's workers
-    with gate.turn, model_registry.in_use(gate.door.runner):
+    with gate.turn, model_registry.in_use(gate.door.models()):
         outputs = gate.replacement_outputs(self)
         if outputs is None:
             result = original(self)

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
 from flashpatch.patches._shared.context import having
+from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.vllm import unsupported, worker
 
 if TYPE_CHECKING:
+    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
     from flashpatch.patches.fp8.vllm.scheduler_gate import SchedulerGate
 
 #: Calls of a step, and others as frequent, none of which writes a weight.
@@ -53,6 +55,10 @@ class ExecutorDoor:
         self._open = False
         self._late = ""  # the call that ran out of time, whose answers may still come
         self._executor.collective_rpc, self._executor.execute_model = self._on_call, self._on_execute
+
+    def models(self) -> Sequence[ManagedModel]:
+        """Return the models of the worker in this process; none if the workers are elsewhere."""
+        return () if self.runner is None else model_registry.all_models(self.runner)
 
     def ask(self, function: Callable[..., Any], args: tuple = ()) -> list[Any]:
         """Return what ``function(worker, *args)`` gives on every rank; it changes nothing that the gate follows."""

@@ -82,7 +82,7 @@ class SchedulerGate:
 
     def replacement_outputs(self, core: Any) -> dict[int, Any] | None:
         """Return the outputs of requests that were ended, in place of a step; None when the step may run."""
-        stale = self._stale or model_registry.changed_since(self.door.runner, self._seen_changes)
+        stale = self._stale or model_registry.changed_since(self.door.models(), self._seen_changes)
         if core.scheduler.has_unfinished_requests() and stale:
             reason = self.check_workers(core, before_step=True)
             if reason is not None:
@@ -136,7 +136,7 @@ class SchedulerGate:
         if problem:
             return f"{problem}. Send the adapter again."
         self.holds = next((one.holds for policies in reports for one in policies if one.role == "lora"), None)
-        self._stale, self._seen_changes = False, model_registry.change_count(self.door.runner)
+        self._stale, self._seen_changes = False, model_registry.change_count(self.door.models())
         if (version, adapters) == (self.version, self.adapters):
             return None
         try:

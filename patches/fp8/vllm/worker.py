@@ -99,15 +99,16 @@ def _on_one_whole_policy(runner: Any, original, self, step: Any, *args: Any, **k
     running = id(runner), id(step)
     if not step.total_num_scheduled_tokens or running in _checked:
         return original(self, step, *args, **kwargs)
-    with model_registry.in_use(runner):
-        broken = model_registry.first_unservable(runner)
+    models = model_registry.all_models(runner)
+    with model_registry.in_use(models):
+        broken = model_registry.first_unservable(models)
         if broken is not None:
             raise PatchError(
                 f"the weights are not one whole policy: {broken.policy().why_refused()}",
                 patch=patches.of(worker_execute_model).id,
                 advice="Send a complete update.",
             )
-        believed, held = getattr(step, "flashpatch_version", 0), model_registry.version(runner)
+        believed, held = getattr(step, "flashpatch_version", 0), model_registry.version(models)
         if held != believed:
             raise PatchError(
                 f"this rank holds version {held} of the policy, and the engine core schedules for version {believed}, "

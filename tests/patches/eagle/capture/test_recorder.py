@@ -2,7 +2,6 @@
 requests are preempted and aborted. The state of a row is a function of all tokens before it, so a row taken
 from a rejected branch shows."""
 
-import contextlib
 import random
 import sys
 import threading
@@ -241,9 +240,10 @@ class Device:
 
     def __init__(self) -> None:
         self.free, self.waits, self.pinned = threading.Event(), 0, 0
-        self.Stream = lambda: SimpleNamespace(wait_stream=lambda other: None)
-        self.Event = lambda: SimpleNamespace(record=lambda: None, synchronize=self.synchronize)
-        self.stream, self.current_stream = contextlib.nullcontext, lambda: None
+        self.streams: list[object] = ["the engine's"]
+        self.Stream = lambda index: SimpleNamespace(wait_stream=lambda other: None)
+        self.Event = lambda: SimpleNamespace(record=lambda stream: None, synchronize=self.synchronize)
+        self.current_stream, self.set_stream = lambda index: self.streams[-1], self.streams.append
 
     def synchronize(self) -> None:
         self.waits += 1
@@ -297,6 +297,7 @@ def test_a_large_batch_of_an_accelerator_is_stored_a_few_times_and_nothing_is_lo
     threading.setprofile(None)
     device.free.set()
     assert recorder.flush(limit(60))
+    assert device.streams[::2] == ["the engine's"] * (steps + 1)
     assert calls["call"] < 2 * requests * steps and device.pinned <= -(-steps // 32), (calls, device.pinned)
     recorder.finish({name: ([*range(steps), 0], 1) for name in names})
     recorder.close(limit(60))

@@ -65,8 +65,26 @@ def test_far_from_full_few_samples_need_a_look_and_the_bound_holds_all_the_same(
             assert 0 < len(looks) < 10
         most = max(most, len(os.listdir(tmp_path)))
     writer.close()
-    assert most <= 64 + 1 and len(SampleReader(tmp_path)) == 64, "one may be under way"
-    assert writer.counts["evicted"] == 150 - 64
+    kept = len(SampleReader(tmp_path))
+    assert most <= 64 + 1 and 64 - 8 <= kept <= 64, "one may be under way"
+    assert writer.counts["evicted"] == 150 - kept
+
+
+def test_a_full_queue_is_listed_by_few_of_the_writes(tmp_path, monkeypatch):
+    """Nobody reads while a batch is generated, so that is how a job runs: 300 writes to a queue of 256."""
+    looks, scan = [], os.scandir
+    writer = SampleWriter(tmp_path, slots=256, waiting=1000)
+
+    def write(number):
+        for seed in range(number):
+            writer.offer(sample(seed=seed))
+        _eventually(lambda: writer.counts["written"] == writer.counts["offered"])
+
+    write(256)
+    monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or scan(path))
+    write(300)
+    writer.close()
+    assert len(looks) < 220 and 256 - 32 <= len(SampleReader(tmp_path)) <= 256
 
 
 def test_a_writer_that_cannot_keep_up_drops_and_gives_the_memory_back(tmp_path, monkeypatch):

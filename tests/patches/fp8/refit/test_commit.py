@@ -80,9 +80,15 @@ def test_nothing_is_committed_while_the_memory_is_away(level, atomic):
     worker = types.SimpleNamespace(model_runner=runner)
     engine.model.load_weights(B)
     vllm_worker.worker_sleep(lambda worker, level: None, worker, level)
-    assert model_registry.first_unservable(runner) is None and engine.managed.version == 0
+    assert (
+        model_registry.first_unservable(model_registry.all_models(runner)) is None
+        and engine.managed.version == 0
+    )
     vllm_worker.worker_wake_up(lambda worker, tags: None, worker)
-    assert model_registry.first_unservable(runner) is None and engine.managed.version == 1
+    assert (
+        model_registry.first_unservable(model_registry.all_models(runner)) is None
+        and engine.managed.version == 1
+    )
     assert toys.same_answers(engine.model, toys.fresh("quantized", B))
 
 
@@ -94,9 +100,12 @@ def test_a_closed_engine_s_version_is_not_the_next_one_s():
         model_registry.add(engine.model, engine.managed)
     engine.model.load_weights(B)
     engine.managed.finish()
-    assert model_registry.version(closed) == 1
+    assert model_registry.version(model_registry.all_models(closed)) == 1
     del closed
-    assert model_registry.version(runner) == 0 and model_registry.first_unservable(runner) is None
+    assert (
+        model_registry.version(model_registry.all_models(runner)) == 0
+        and model_registry.first_unservable(model_registry.all_models(runner)) is None
+    )
 
 
 def test_a_drafter_s_version_is_noted_under_its_own_name(monkeypatch):
@@ -110,9 +119,9 @@ def test_a_drafter_s_version_is_noted_under_its_own_name(monkeypatch):
             model_registry.add(engine.model, engine.managed)
     for _ in range(2):
         policy.model.load_weights(B)
-        assert model_registry.first_unservable(runner) is None
+        assert model_registry.first_unservable(model_registry.all_models(runner)) is None
     drafter.model.load_weights(B)
-    assert model_registry.first_unservable(runner) is None
+    assert model_registry.first_unservable(model_registry.all_models(runner)) is None
     assert noted.pop("policy_since")
     assert noted == {
         "policy_version": 2,

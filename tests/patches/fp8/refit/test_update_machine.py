@@ -214,7 +214,7 @@ class Updates(RuleBasedStateMachine):
                 unit.spec.succeeded()
         self.one_policy_or_refused()
         assert [policy.role for policy in reported] == [unit.role for unit in own]
-        broken = model_registry.first_unservable(runner)
+        broken = model_registry.first_unservable(model_registry.all_models(runner))
         assert (broken is None) == own[0].spec.serves and broken in (None, own[0].managed)
 
     @rule(index=which, seed=seeds, order=orders, cuts=st.integers(1, 9), door=st.sampled_from(DOORS))
