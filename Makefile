@@ -307,9 +307,8 @@ $(CHECK)/.ready: $(CHECK)/.torch $(SOURCES)
 	@$(PIP) $(CHECK) install -e '.[dev,plot]'
 	@touch $@
 
-# Stock CUDA wheels, and a device for them that is built from what they bring. What verl pins gets verl's own Python if it
-# is at hand.
-$(PINNED_CUDA)/.cuda $(SGLANG_CUDA)/.cuda: PIP = tests/requirements/pip $(or $(call find_python,3.12),$(PYTHON))
+# Stock CUDA wheels, and a device for them that is built from what they bring. They get verl's own Python if it is at hand.
+$(CUDA)/.cuda $(PINNED_CUDA)/.cuda $(SGLANG_CUDA)/.cuda: PIP = tests/requirements/pip $(or $(call find_python,3.12),$(PYTHON))
 $(CUDA)/.cuda $(PINNED_CUDA)/.cuda $(SGLANG_CUDA)/.cuda: %/.cuda:
 	@echo "[$*] new environment from $(lastword $(PIP)): $(PACKAGES) with CUDA, 9 GB on disk"
 	@$(PIP) $* install $(PACKAGES)

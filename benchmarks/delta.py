@@ -134,7 +134,7 @@ class Sides:
         metadata = self._all("prepare", [()] * 2)
         topology = ObjectStoreEngine.build_topology(1, 1, metadata)
         joins = [tuple(values[0] for values in side.values()) for side in topology]
-        self._all("init", joins)
+        self._all("init_process_group", joins)
         sent, taken = self._all("sync", [(kind, self._number)] * 2)
         self._all("finalize", [()] * 2)
         return {**sent, "check": taken["check"], "seconds": max(sent["seconds"], taken["seconds"])}
@@ -172,15 +172,6 @@ class Side:
             flat = tensor.view(-1).view(torch.int16)
             flat[torch.rand(flat.numel(), generator=self.random) < share] ^= 1
 
-    def prepare(self) -> Any:
-        return self.transfer.prepare()
-
-    def init(self, *given: Any) -> None:
-        self.transfer.init_process_group(*given)
-
-    def finalize(self) -> None:
-        self.transfer.finalize()
-
     def sync(self, kind: str, number: int) -> dict[str, float]:
         began = time.perf_counter()
         found = asyncio.run(self._send(kind, number) if self.rank == 0 else self._take(kind, number))
@@ -199,9 +190,6 @@ class Side:
         }
 
     async def _take(self, kind: str, number: int) -> dict[str, float]:
-        return await asyncio.create_task(self._taken(kind, number))
-
-    async def _taken(self, kind: str, number: int) -> dict[str, float]:
         weights = self.transfer.receive_weights(number)
         if kind != "plain":
             weights = await self.receiver.take(weights)
@@ -224,7 +212,7 @@ def serve(rank: int, millions: int, threads: int, address: str, calls: Connectio
             method, given = calls.recv()
         except EOFError:
             return
-        calls.send(getattr(side, method)(*given))
+        calls.send(getattr(side if hasattr(side, method) else side.transfer, method)(*given))
 
 
 if __name__ == "__main__":

@@ -26,32 +26,21 @@ from pathlib import Path
 from statistics import median
 
 import random_models as models
+import turns
 
 from flashpatch.commands.report import Table, emit
 
 HERE = Path(__file__).resolve().parent
 PRECISIONS = {"bf16": "bf16", "fp8": "fp8_per_channel"}  # as in FLASHPATCH -> vLLM's quantization
-WAYS = {  # way -> process
-    "one call": "ours",
-    "buckets": "ours",
-    "checksum": "ours",
-    "native": "native",
-}
+WAYS = {"one call": "ours", "buckets": "ours", "checksum": "ours", "native": "native"}  # way -> process
 UPDATES = ("one call", "buckets", "native")  # of an engine: these have ratios
 AIMS = {"time / native": 1.0, "memory / native": 1.0}
 ROUNDED = 0.5
 """On one policy, two engines' logprobs differ at most by this share of what two policies' do. In fp8 a random model magnifies
 rounding: one unit of bf16 in a hundredth of the embedding moves those of a single engine by a fifth of it.
 """
-ENGINE = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # the same threads on the same cores in both processes
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-    "TORCH_COMPILE_DISABLE": "1",
-    "HF_HUB_OFFLINE": "1",
-}
+# The same threads on the same cores in both processes.
+ENGINE = {**turns.ENVIRONMENT, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
 
 @dataclass(frozen=True)
@@ -74,13 +63,8 @@ class Worker:
             env |= {"FLASHPATCH": precision, "FLASHPATCH_STRICT": "1"}
             env["FLASHPATCH_LEDGER"] = str(model.folder / "ledger")
         self._log = (model.folder / f"{kind}-{precision}.log").open("w+")
-        given = (
-            kind,
-            model.size.name,
-            quantization or PRECISIONS[precision],
-            str(model.folder),
-            str(model.bucket),
-        )
+        how = quantization or PRECISIONS[precision]
+        given = (kind, model.size.name, how, str(model.folder), str(model.bucket))
         self._process = subprocess.Popen(
             [sys.executable, "-m", "reloading.worker", *given],
             cwd=HERE,
@@ -209,26 +193,15 @@ def judged(name: str, ratio: float) -> str:
 
 
 def row(title: str, way: str, figures: dict, bucket: str) -> list[str]:
-    kind = WAYS[way]
-    label = {
-        "one call": "FlashPatch, one call",
-        "buckets": f"FlashPatch, {bucket} buckets",
-        "checksum": "flashpatch.checksum",
-        "native": "vLLM's own reload",
-    }[way]
-    cells = [
-        title,
-        label,
-        f"{figures['ms']:.0f}",
-        f"{figures['least_ms']:.0f}-{figures['most_ms']:.0f}",
-        f"{figures['mb']:.0f}",
-    ]
+    label = {"buckets": f"FlashPatch, {bucket} buckets", "native": "vLLM's own reload"}.get(
+        way, f"FlashPatch, {way}"
+    )
+    times = f"{figures['ms']:.0f}", f"{figures['least_ms']:.0f}-{figures['most_ms']:.0f}"
+    cells = [title, label, *times, f"{figures['mb']:.0f}"]
     for name in AIMS:
         ratio = figures.get("ratios", {}).get(name)
-        if ratio is None:
-            cells.append("")
-        else:
-            cells.append(f"{ratio:.2f} {judged(name, ratio)}" if kind == "ours" else f"{ratio:.2f}")
+        verdict = f" {judged(name, ratio)}" if ratio and WAYS[way] == "ours" else ""
+        cells.append(f"{ratio:.2f}{verdict}" if ratio else "")
     return cells
 
 

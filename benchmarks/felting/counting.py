@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
@@ -114,20 +114,18 @@ def launches() -> Iterator[Launches]:
 
 
 class Own:
-    """Follow where a thread enters and leaves FlashPatch's code; what this calls of vLLM's is not its own.
+    """Follow where a thread enters and leaves FlashPatch's code; what this calls of the framework's is not its own.
 
     First `calls` counts calls and learns the borders, with Python's profiler; then `microseconds` looks at these alone.
     """
 
-    def __init__(self) -> None:
-        import vllm
-
+    def __init__(self, framework: ModuleType) -> None:
         import flashpatch
         import flashpatch.patches
 
         self._ours = tuple(str(Path(one.__file__).parent) for one in (flashpatch, flashpatch.patches))
         # torch's decorator stands around what vLLM calls, which a patch gets as the original.
-        self._theirs = str(Path(vllm.__file__).parent), torch.utils._contextlib.__file__
+        self._theirs = str(Path(framework.__file__).parent), torch.utils._contextlib.__file__
         self._borders: dict[CodeType, bool] = {}
 
     @contextmanager

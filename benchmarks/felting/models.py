@@ -30,7 +30,8 @@ def opened(folder: Path, name: str, precision: str, **more: Any) -> Any:
 
     # vLLM inspects architectures in a subprocess only to keep CUDA uninitialised in this one.
     registry._run_in_subprocess = lambda function: function()
-    arguments = {**engine.ENGINE, **more, "enforce_eager": True, "load_format": "dummy"}
+    arguments = {**engine.ENGINE, "kernel_config": engine.COLD, **more}
+    arguments |= {"enforce_eager": True, "load_format": "dummy"}
     del arguments["max_logprobs"]
     if precision == "fp8":
         arguments["quantization"] = "fp8_per_tensor"
@@ -38,10 +39,10 @@ def opened(folder: Path, name: str, precision: str, **more: Any) -> Any:
         from flashpatch.patches.fp8.vllm import int8_config
 
         arguments["hf_overrides"] = {"quantization_config": int8_config.configuration()}
-    if precision in ("int8", "W8A8") and os.environ.get("FAKE_CUDA"):
+    if (precision in ("int8", "W8A8") or MODELS[name].experts) and os.environ.get("FAKE_CUDA"):
         from vllm.v1.worker import gpu_worker
 
-        # The fake device has no products of int8, so nothing is run.
+        # Nothing is run: the fake device has no products of int8, and experts take it a minute.
         gpu_worker.Worker.compile_or_warm_up_model = lambda worker: gpu_worker.CompilationTimes(0.0, 0.0)
         gpu_worker.Worker.determine_available_memory = lambda worker: engine.ENGINE["kv_cache_memory_bytes"]
     if not (folder / name).exists():
@@ -56,7 +57,8 @@ def policy(name: str, precision: str) -> list[tuple[str, Any]]:
     source, found = torch.randn(1 << 20) / 50, []
     for path, shape in MODELS[name].shapes():
         count = torch.Size(shape).numel()
-        values = source.repeat(-(-count // source.numel()))[:count].view(shape).bfloat16().cuda()
+        times = -(-count // source.numel())  # a copy for each of thousands of small ones would fill the host
+        values = (source.repeat(times) if times > 1 else source)[:count].view(shape).bfloat16().cuda()
         if precision == "W8A8" and path.endswith("proj.weight"):
             found.append((path, (values * 500).to(torch.int8)))
             found.append((f"{path}_scale", torch.full((shape[0], 1), 0.002, device="cuda")))

@@ -15,6 +15,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import vllm
+
 from felting import counting, models
 
 PREFILL, LONG = 8192, 512  # tokens of the step, and of each of its requests
@@ -29,7 +31,7 @@ class Steps:
 
     def __init__(self, core: Any) -> None:
         self.found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-        self._own, self._step = counting.Own(), core.step_fn
+        self._own, self._step = counting.Own(vllm), core.step_fn
         self._kind, self._count, self._number, self._tokens = "", 0, 0, 0
         self._timing = ExitStack()
         self._passed: Callable[[], float] | None = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import vllm
 
 from felting import counting, models
 
@@ -29,7 +30,7 @@ def measured(folder: Path, model: str, precision: str, ours: bool) -> dict[str, 
     runner, policy, own = (
         engine.worker(llm).model_runner,
         models.policy(model, precision),
-        counting.Own(),
+        counting.Own(vllm),
     )
     layers = (sum(one.nbytes for one in part.parameters(False)) for part in runner.model.modules())
     sent = sum(tensor.nbytes for _, tensor in policy)

@@ -17,6 +17,7 @@ from typing import Any
 
 import amx_standin  # noqa: F401  before SGLang
 import sglang_bare
+import sglang_calls
 import sglang_lora
 import sglang_sampled
 import sglang_session
@@ -33,6 +34,8 @@ def prepare() -> None:
         sglang_saver.install()
     if os.environ.get("JOB_LORA_FAULT"):
         sglang_lora.break_rank(os.environ["JOB_LORA_FAULT"])
+    if os.environ.get("JOB_CALLS"):
+        sglang_calls.install()
     if os.environ.get("JOB_ROTATE") != "1":
         return
     from flashpatch.patches.eagle.bandit.policy import Policy

@@ -46,7 +46,8 @@ nodes' clocks differ by minutes at most."""
 
 
 class SampleWriter:
-    """Write samples to the queue. Any number of writers may share a directory; the bounds hold for all of it.
+    """Write samples to the queue. Any number of writers may share a directory; the bounds hold for all of it, but for what more
+    than eight writers add before they look again: each takes an eighth of what it found free.
 
     Args:
         directory: made if missing, readable by its owner only.

@@ -237,7 +237,8 @@ def _updated(manager: Any, selector: str, success: bool) -> None:
     refit = refit_of(manager)
     if refit is not None and selector in ("draft", "all"):
         refit.session_ended(success)
-    if success and selector in ("target", "all"):
+    # A failed one too: where both models are updated, the policy's may be in place when the drafter's fails.
+    if selector in ("target", "all"):
         if refit is not None:
             refit.policy_updated()
         _policy_version += 1

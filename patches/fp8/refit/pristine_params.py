@@ -250,7 +250,9 @@ class SharedStorage:
     def free(self, held_by: int) -> None:
         """Give the memory back now, if nothing but ``held_by`` staged tensors uses it."""
         storage = self._storage
-        if storage is not None and torch._C._storage_Use_Count(storage._cdata) == held_by + 1:
+        if storage is None or not storage.resizable():  # what a view of numpy's has is not
+            return
+        if torch._C._storage_Use_Count(storage._cdata) == held_by + 1:
             storage.resize_(0)
             self.allocated = self.unset = False
 

@@ -161,7 +161,10 @@ class StagedUpdate:
         """
         self._call += 1
         self._unwritten = False
-        self._log = self._log or WriteLog(constants())
+        if self._log is None:
+            params = (param for layer in self._layers for param in layer.params)
+            buffers = [param.live() for param in params if param.is_buffer and param.initial is None]
+            self._log = WriteLog([*constants(), *(one for one in buffers if one is not None)])
         touched: dict[Layer, None] = {}  # layers written since they were last looked at, in order
         with ExitStack() as stack:
             stack.callback(self._show_live)
@@ -347,8 +350,13 @@ class StagedUpdate:
         if plan is None:
             self._ask_errors(layer)
             self._readings.launch()
-            with self._adapter.context():
-                plan = layer.process(self._layer_state, process, self._adapter.compiled())
+            try:
+                with self._adapter.context():
+                    plan = layer.process(self._layer_state, process, self._adapter.compiled())
+            except BaseException:
+                if log is not None:
+                    log.undo()
+                raise
             if log is not None:
                 plan.hold_back(log)
         self._new |= not self.joined.check(layer, plan, last=not self.session)

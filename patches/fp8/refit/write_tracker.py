@@ -63,6 +63,10 @@ class WriteTracker(_Mode):
                 getattr(func, "_op", func), written, func.is_view, func in _OVERWRITING, func is _COPY, func
             )
         run, written, is_view, _, _, _ = known
+        if func is _COPIES:
+            for pair in zip(args[0], args[1], strict=True):
+                self.__torch_dispatch__(_COPY, types, pair)
+            return args[0]
         if written is None:
             return run(*args, **(kwargs or {}))
         for key, arg in enumerate(args):
@@ -128,6 +132,7 @@ class NamedWeights:
 
 
 _COPY = torch.ops.aten.copy_.default
+_COPIES = torch.ops.aten._foreach_copy_.default
 # need no memory; every other view does
 _METADATA = {
     torch.ops.aten.detach.default,

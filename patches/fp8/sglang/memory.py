@@ -82,12 +82,18 @@ def release(
     from flashpatch.patches.fp8.refit.host_copies import HostCopies
 
     policy = [tensor for owner in owners["target"] for tensor in owner.brought()]
+    away = dict(_copies)
     for role in ROLES:
         for owner in () if kept[role] else owners[role]:
             if owner not in _copies:  # else it is away already, and there is nothing to copy
                 tensors = [*owner.constants(), *owner.never_loaded()] if role == "target" else owner.tensors()
                 _copies[owner] = HostCopies(tensors, without=policy)
-    output = do()
+    try:
+        output = do()
+    except BaseException:  # nothing went away: an old copy must not come back later
+        for owner in _copies.keys() - away.keys():
+            del _copies[owner]
+        raise
     for role in ROLES:
         for owner in owners[role]:
             owner.asleep = True

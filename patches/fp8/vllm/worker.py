@@ -189,13 +189,21 @@ def worker_sleep(original, self, level: int = 1, *args: Any, **kwargs: Any):
     that no checkpoint brings, and what modules hold beside parameters, to the host.
     """
     models = model_registry.all_models(self.model_runner)
+    slept, saved = [model for model in models if model.asleep], self.model_runner in _saved
     for model in models:
         model.asleep = True
+    try:
+        if level >= 2 and not saved:  # else asleep already, with nothing to copy
+            _saved[self.model_runner] = _copy_to_host(models)
+        result = original(self, level, *args, **kwargs)
+    except BaseException:  # such as no memory on the host: it is awake
+        for model in models:
+            model.asleep = model in slept
+        if not saved:
+            _saved.pop(self.model_runner, None)
+        raise
     if level < 2:
-        return original(self, level, *args, **kwargs)
-    if self.model_runner not in _saved:  # else asleep already, with nothing to copy
-        _saved[self.model_runner] = _copy_to_host(models)
-    result = original(self, level, *args, **kwargs)
+        return result
     preserved = frozenset(getattr(self, "_sleep_saved_parameters", ()))
     for model in models:
         if model.adapter.role == "target":

@@ -64,6 +64,15 @@ def test_an_end_that_is_asked_for_again(refit: Refit, atomic: str) -> None:
     assert [entry["event"] for entry in refit.log] == ["update"]
 
 
+def test_a_policy_that_may_be_in_place_has_a_version_of_its_own(monkeypatch) -> None:
+    """An update from a disk that fails at the drafter has the target's weights in place: rows of two policies had one version."""
+    monkeypatch.setattr(drafter_refit, "refit_of", lambda manager: None)
+    monkeypatch.setattr(drafter_refit, "_policy_version", 4)
+    failed = types.SimpleNamespace(success=False, message="the drafter has another shape")
+    drafter_refit.update_weights_from_disk(lambda self, request: failed, types.SimpleNamespace(), None)
+    assert drafter_refit._policy_version == 5
+
+
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_named_session_that_fails(refit: Refit, changed: bool) -> None:
     refit.incoming = Weights(7, "/new")

@@ -74,6 +74,19 @@ def test_values_that_cannot_be_weights(to, error, atomic):
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
 
 
+def test_integers_that_a_loader_copies_by_the_list_are_refused():
+    def by_list(param, loaded):
+        torch._foreach_copy_([param.data], [loaded])
+
+    model = toys.Model("transposed")
+    model.layers[1].norm.weight.weight_loader = by_list
+    engine = toys.Engine(model, A)
+    with pytest.raises(PatchError, match="was given int32 values"):
+        engine.update(change("layers.1.norm.weight", lambda t: t.to(torch.int32)))
+    engine.update(B)
+    assert toys.same_answers(model, toys.fresh("transposed", B))
+
+
 def test_a_tensor_twice_in_one_call_is_refused():
     engine = toys.engine()
     with pytest.raises(PatchError, match="layers.0.down.weight came twice"):

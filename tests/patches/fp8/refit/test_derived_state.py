@@ -211,10 +211,42 @@ class Scaled(toys.Method):
         return super().apply(layer, x) * self.scale
 
 
-def test_a_tensor_that_processing_writes_in_place_keeps_its_value_until_the_commit(monkeypatch):
-    """Under atomic=model it changed while the old policy was served."""
-    monkeypatch.setitem(toys.METHODS, "scaled", Scaled)
+class InABuffer(toys.Method):
+    """Writes the weight into a buffer that no checkpoint has, too large for its initial values to be kept."""
+
+    def process(self, layer: nn.Module) -> None:
+        layer.table[: layer.weight.numel()].copy_(layer.weight.detach().flatten())
+
+    def apply(self, layer: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return super().apply(layer, x) * layer.table.abs().max()
+
+
+@pytest.mark.parametrize("method", [Scaled, InABuffer])
+def test_a_tensor_that_processing_writes_in_place_keeps_its_value_until_the_commit(method, monkeypatch):
+    """Under atomic=model it changed while the old policy was served, and stayed so where processing then failed."""
+    monkeypatch.setitem(toys.METHODS, "scaled", method)
+    if method is InABuffer:
+        made = toys.Linear.__init__
+
+        def with_table(self, *args, **more) -> None:
+            made(self, *args, **more)
+            self.register_buffer("table", torch.zeros(20000), persistent=False)
+
+        monkeypatch.setattr(toys.Linear, "__init__", with_table)
     engine = toys.engine("scaled", atomic="model")
+    good = engine.managed.adapter.process
+
+    def fails(module: nn.Module) -> None:
+        good(module)
+        if module is engine.model.layers[1].down:
+            raise MemoryError("no room to repack")
+
+    engine.managed.adapter.process = fails
+    with pytest.raises(MemoryError):
+        engine.update(B)
+    assert engine.managed.may_generate
+    assert toys.same_answers(engine.model, toys.fresh("scaled", A))
+    engine.managed.adapter.process = good
     engine.load(B[:-1])
     assert engine.managed.may_generate
     assert toys.same_answers(engine.model, toys.fresh("scaled", A))

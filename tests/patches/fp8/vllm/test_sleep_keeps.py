@@ -26,6 +26,25 @@ class Runner:
     """What owns the models of one engine."""
 
 
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_sleep_that_fails_leaves_the_engine_awake(level: int) -> None:
+    """The host has no memory for the copies: updates were refused as if it slept."""
+    runner = Runner()
+    with model_registry.owned_by(runner):
+        engine = toys.engine("quantized")
+        model_registry.add(engine.model, engine.managed)
+    worker = types.SimpleNamespace(model_runner=runner)
+
+    def fails(worker: Any, level: int) -> None:
+        raise MemoryError("no memory for the copies")
+
+    with pytest.raises(MemoryError):
+        vllm_worker.worker_sleep(fails, worker, level)
+    assert not engine.managed.asleep and runner not in vllm_worker._saved
+    engine.update(toys.checkpoint(1))
+    assert toys.same_answers(engine.model, toys.fresh("quantized", toys.checkpoint(1)))
+
+
 def test_parameters_that_no_checkpoint_brings_come_back() -> None:
     pool, runner = SleepPool(), Runner()
     with pool.use_memory_pool("weights"), model_registry.owned_by(runner):

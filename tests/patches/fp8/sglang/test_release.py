@@ -1,0 +1,25 @@
+"""A release of memory that fails leaves nothing that comes back later."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fp8_toys as toys  # noqa: E402
+
+from flashpatch.patches.fp8.sglang import memory  # noqa: E402
+
+
+def test_a_release_that_fails_keeps_no_copies() -> None:
+    """A drafter got back what it held before the failed release, in place of an update since."""
+    engine = toys.engine("quantized", role="drafter")
+    owners, kept = dict(target=[], draft=[engine.managed]), dict(target=False, draft=False)
+
+    def fails() -> None:
+        raise AssertionError("requests are running")
+
+    with pytest.raises(AssertionError):
+        memory.release(owners, kept, fails)
+    engine.update(toys.checkpoint(1))
+    memory.release(owners, kept, lambda: [one.data.zero_() for one in engine.model.parameters()])
+    memory.resume([engine.managed])
+    assert toys.same_answers(engine.model, toys.fresh("quantized", toys.checkpoint(1)))
