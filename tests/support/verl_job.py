@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import machine
 import ray_start
 import warm
 from cpu_lab import environment, tail
@@ -134,13 +135,8 @@ def metrics(output: str, name: str) -> list[float]:
 
 def live(folder: Path) -> list[dict[str, Any]]:
     """The job's processes as ``flashpatch-verify --live`` saw them; every required patch must be live."""
-    done = subprocess.run(
-        [Path(sys.executable).with_name("flashpatch-verify"), "--live", "--json"],
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=limit(60),
-    )
+    command = [Path(sys.executable).with_name("flashpatch-verify"), "--live", "--json"]
+    done = machine.run(command, 60, env=environment(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)["processes"]
 

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import machine
 import pytest
-from machine import limit
 from ray_nodes import Nodes, until
 
 pytestmark = pytest.mark.verl
@@ -19,14 +19,8 @@ BIN = Path(sys.executable).parent
 
 def command(nodes: Nodes, *arguments: object, ledger: str = "reader") -> subprocess.CompletedProcess[str]:
     """Run a command of ours with a ledger directory of its own."""
-    return subprocess.run(
-        [BIN / str(arguments[0]), *map(str, arguments[1:])],
-        env=nodes.environment(FLASHPATCH_LEDGER=str(nodes.ledger(ledger))),
-        cwd=nodes.folder,
-        capture_output=True,
-        text=True,
-        timeout=limit(60),
-    )
+    env = nodes.environment(FLASHPATCH_LEDGER=str(nodes.ledger(ledger)))
+    return machine.run([BIN / str(arguments[0]), *map(str, arguments[1:])], 60, env=env, cwd=nodes.folder)
 
 
 def live(
