@@ -3,6 +3,7 @@
 Two cores need 150 to 250 seconds for a job of two steps on one rank.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -10,6 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,10 +96,8 @@ def end(job: subprocess.Popen[bytes]) -> None:
 
     children = psutil.Process(job.pid).children(recursive=True) if job.poll() is None else []
     for child in children:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
-        except psutil.NoSuchProcess:
-            pass
     if job.poll() is None:
         os.killpg(job.pid, signal.SIGKILL)
     job.wait()
@@ -105,6 +106,29 @@ def end(job: subprocess.Popen[bytes]) -> None:
 def said(folder: Path) -> str:
     """What the job in ``folder`` has said so far."""
     return (folder / "job.log").read_text(errors="replace")
+
+
+def wait(
+    job: subprocess.Popen[bytes], folder: Path, condition: Callable[[], Any], seconds: float = 300
+) -> Any:
+    """Wait for something to hold, while the job runs, and return it."""
+    deadline = time.monotonic() + limit(seconds)
+    while not (found := condition()):
+        assert job.poll() is None and time.monotonic() < deadline, said(folder)[-8000:]
+        time.sleep(0.2)
+    return found
+
+
+def processes(job: subprocess.Popen[bytes], name: str) -> list[Any]:
+    """The job's processes that have this name."""
+    import psutil
+
+    found = []
+    for one in psutil.Process(job.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if name in " ".join(one.cmdline()):
+                found.append(one)
+    return found
 
 
 def train(world: Path, folder: Path, *extra: str, **variables: str) -> subprocess.CompletedProcess[str]:
