@@ -15,13 +15,10 @@ def record(patch_id: str = "fp8.vllm.step", **fields) -> Patch:
     return Patch(patch_id, **common, **fields)
 
 
-def test_a_record_without_versions_has_those_of_its_family_and_framework() -> None:
+def test_what_the_record_gives_goes_before_the_versions_of_its_family_and_framework() -> None:
     known = {name: tuple(found) for name, found in records._tested_versions()["fp8"].items()}
     assert record().tested == known["vllm"] != ()
     assert record("fp8.verl.step").tested == known["verl"] != record().tested
-
-
-def test_what_the_record_gives_goes_first() -> None:
     assert record(tested=("1.0",)).tested == ("1.0",) and record(tested=()).tested == ()
     assert dataclasses.replace(record(), tested=("1.0",)).tested == ("1.0",)
 

@@ -106,16 +106,13 @@ def test_records_are_checked():
 RECORDS = registry.patches()
 
 
-def test_conditions_and_alternatives_name_patches_that_there_are():
+def test_conditions_and_alternatives_name_patches_that_there_are_and_stand_for_each_other():
     for record in RECORDS.values():
         named = {
             id for t in conditions.parse(record.when) if t.key in ("called", "anywhere") for id in t.values
         }
         assert named | set(record.one_of) <= set(RECORDS), record.id
         assert record.id not in named, f"{record.id} waits for itself"
-
-
-def test_alternatives_stand_for_each_other():
     for record in RECORDS.values():
         for other in record.one_of:
             assert record.id in RECORDS[other].one_of and RECORDS[other].framework == record.framework

@@ -106,19 +106,13 @@ def test_a_trainer_that_does_not_validate_is_refused_all_the_same():
     assert ran == ["runner"]
 
 
-def test_a_plain_recipe_is_not_refused():
+def test_a_plain_recipe_goes_without_sleep_mode_and_flash_attention_if_no_other_was_chosen():
     assert list(verl_config.refusals(reader())) == []
-
-
-def test_sleep_mode_and_flash_attention_are_left_out():
     assert dict(verl_config.adaptations(reader())) == {
         f"{ROLLOUT}.free_cache_engine": False,
         f"{ROLLOUT}.enable_sleep_mode": False,
         "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
     }
-
-
-def test_an_attention_that_was_chosen_stays():
     chosen = reader(**{"actor_rollout_ref.model.override_config.attn_implementation": "eager"})
     assert "sdpa" not in dict(verl_config.adaptations(chosen)).values()
 

@@ -14,11 +14,8 @@ def _policy(**options) -> Policy:
     return Policy(ARMS, **policy_settings(DEFAULTS | options))
 
 
-def test_without_options_the_policy_is_the_default_one():
+def test_rule_and_guard_are_the_options_or_the_defaults():
     assert (_policy().rule_name, _policy().guard) == ("thompson", Policy(ARMS).guard)
-
-
-def test_rule_and_guard_are_the_options():
     assert (_policy(rule="ucb1").rule_name, _policy(guard=9).guard) == ("ucb1", 9)
 
 

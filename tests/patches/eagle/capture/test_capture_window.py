@@ -26,19 +26,13 @@ def test_every_window_is_kept_with_the_same_chance():
     assert sum((found[place] - expected) ** 2 / expected for place in range(8)) < 24.3  # chi-square, 7, 0.001
 
 
-def test_a_short_request_is_kept_whole():
+def test_short_requests_cached_prefixes_and_positions_that_come_again_draw_nothing():
     window = CaptureWindow(size=512)
     assert not window.advance(range(300)) and not window.advance(range(300, 512)) and window.first == 0
-
-
-def test_a_cached_prefix_has_no_windows():
     for _ in range(100):
         window = CaptureWindow(size=16)
         window.advance(range(96, 112))  # what came before was in the cache
         assert window.first == 96
-
-
-def test_positions_that_come_again_draw_nothing():
     window = CaptureWindow(size=16)
     window.advance(range(160))
     kept = window.first

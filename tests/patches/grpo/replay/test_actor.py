@@ -37,14 +37,11 @@ def _batch(packed=True, masks=((1, 1, 1), (1, 0, 0)), experts=LENGTHS):
     return batch, rows
 
 
-def test_packed_sequences_have_their_records_one_after_the_other():
+def test_packed_records_follow_each_other_and_padded_ones_are_as_long_as_the_longest():
     batch, rows = _batch()
     record, needed = replay.record(batch)
     assert torch.equal(record, torch.cat(rows))
     assert needed.tolist() == [True] * 4 + [False] + [True] + [False] * 2
-
-
-def test_padded_sequences_are_as_long_as_the_longest():
     batch, rows = _batch(packed=False)
     record, needed = replay.record(batch)
     assert torch.equal(record[:5], rows[0]) and torch.equal(record[5:8], rows[1]) and not record[8:].any()

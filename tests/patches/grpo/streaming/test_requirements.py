@@ -20,8 +20,9 @@ def refused(**changes):
     return list(verl_config.stream_refusals(lambda path, default=None: settings.get(path, default)))
 
 
-def test_a_job_that_fits_is_let_through():
+def test_a_job_that_fits_is_let_through_and_other_modes_are_left_alone():
     assert refused() == []
+    assert refused(trainer__v1__trainer_mode="sync", algorithm__adv_estimator="gae") == []
 
 
 @pytest.mark.parametrize(
@@ -56,10 +57,6 @@ def test_opo_is_refused_with_rejection_alone():
     (problem,) = refused(**opo, **rejection)
     assert "adv_estimator=opo" in problem and "rollout_rs=seq_mean_k1" in problem
     assert refused(**opo) == [] and refused(**rejection) == []
-
-
-def test_other_modes_are_left_alone():
-    assert refused(trainer__v1__trainer_mode="sync", algorithm__adv_estimator="gae") == []
 
 
 @pytest.mark.verl
