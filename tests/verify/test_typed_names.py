@@ -9,10 +9,7 @@ from flashpatch.ledger.runs import Expected, Run
 from flashpatch.verify.live import judge, typed_names
 
 PATCHES = registry.patches()
-ON = {
-    "fp8": {"name": "int8", "options": {"precision": "int8"}},
-    "fsdp": {"name": "fsdp", "options": {}},
-}
+ON = {"fp8": {"name": "int8", "options": {"precision": "int8"}}, "fsdp": {"name": "fsdp", "options": {}}}
 STEP = "fp8.vllm.worker_execute_model"
 SHARDING = "fsdp.verl.get_sharding_strategy"
 

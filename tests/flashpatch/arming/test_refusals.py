@@ -111,10 +111,7 @@ def test_contract_that_drifted(world, enabled):
 def test_members_installed_already_leave_when_a_later_one_fails(world, enabled):
     world.module("fakefw/late.py", "def f(): pass\n")
     world.module("failing.py", "def apply(site):\n    site.wrap(print)\n    raise OSError('disk')\n")
-    world.family(
-        PLAIN,
-        '"toy.fakefw.f", "fakefw.late:f", wrapper=None, apply=__import__("failing").apply',
-    )
+    world.family(PLAIN, '"toy.fakefw.f", "fakefw.late:f", wrapper=None, apply=__import__("failing").apply')
     done = enabled("""
     from flashpatch import engine
     from fakefw.core import plain
@@ -138,10 +135,7 @@ def test_members_installed_already_leave_when_a_later_one_fails(world, enabled):
 
 def test_undo_that_raises_lets_the_others_be_undone(world, enabled):
     world.module("failing.py", "def undo(site):\n    raise OSError('disk')\n")
-    world.family(
-        PLAIN,
-        '"toy.fakefw.method", "fakefw.core:Thing.method", undo=__import__("failing").undo',
-    )
+    world.family(PLAIN, '"toy.fakefw.method", "fakefw.core:Thing.method", undo=__import__("failing").undo')
     enabled("""
     flashpatch.disable()
     assert core.plain is core.BORN["plain"]

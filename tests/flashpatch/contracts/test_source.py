@@ -95,8 +95,7 @@ def test_callables_are_found_with_their_parameters(checked, name, params):
 
 
 @pytest.mark.parametrize(
-    "name",
-    "FLAG limit optional Engine.size Engine.kind Engine.runner Engine.left Engine.right".split(),
+    "name", "FLAG limit optional Engine.size Engine.kind Engine.runner Engine.left Engine.right".split()
 )
 def test_attributes_and_constants_exist(checked, name):
     assert checked("toy.engine:plain", exists=(f"toy.engine:{name}",)).ok

@@ -43,12 +43,7 @@ flashpatch.enable("fp8", in_flight="recompute")
 for role in ("worker", "driver", "engine-core", "driver"):
     ledger.role(role)
 """
-    env = {
-        **os.environ,
-        "FLASHPATCH_LEDGER": str(home),
-        "FLASHPATCH_RUN": "told",
-        "FLASHPATCH_STRCIT": "1",
-    }
+    env = {**os.environ, "FLASHPATCH_LEDGER": str(home), "FLASHPATCH_RUN": "told", "FLASHPATCH_STRCIT": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     said, unknown = [line for line in done.stderr.splitlines() if line.startswith("flashpatch: ")]
     assert "fp8 (in_flight=recompute) on in this driver" in said

@@ -47,10 +47,7 @@ def test_ranks_of_tensor_parallelism_are_the_rollouts() -> None:
 
 def test_what_the_trainers_probabilities_depend_on_is_read() -> None:
     assert job().trainer == Trainer()
-    changes = {
-        f"{ROLLOUT}.top_p": 0.9,
-        f"{ROLLOUT}.top_k": 50,
-    }
+    changes = {f"{ROLLOUT}.top_p": 0.9, f"{ROLLOUT}.top_k": 50}
     found = job(**changes).trainer
     assert found == Trainer(0.9, 50)
 
@@ -161,11 +158,7 @@ def test_a_setting_that_changes_one_side_alone_is_found(world, tmp_path, setting
 @pytest.mark.full
 @pytest.mark.verl
 def test_the_causes_of_a_job_are_its_engines_and_its_trainers(world, tmp_path) -> None:
-    given = [
-        *COMMAND,
-        f"{MODEL}.path={world}/model",
-        f"{ROLLOUT}.top_p=0.9",
-    ]
+    given = [*COMMAND, f"{MODEL}.path={world}/model", f"{ROLLOUT}.top_p=0.9"]
     found = printed(CAUSES, tmp_path, given, 0, "cpu,int8")
     seen = {cause["name"]: cause for cause in found["causes"]}
     unswitched = {name: cause["problem"] for name, cause in seen.items() if cause["problem"]}

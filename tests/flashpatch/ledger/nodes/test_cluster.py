@@ -79,11 +79,7 @@ def test_the_rows_of_all_nodes_are_gathered_and_those_of_a_dead_one_are_kept(nod
     report = json.loads(command(nodes, "flashpatch", "report", run, "--ray", nodes.address, "--json").stdout)
     assert sorted(
         update["process"].partition(" on ")[2].partition(" ")[0] for update in report["updates"]
-    ) == [
-        "head",
-        "one",
-        "two",
-    ]
+    ) == ["head", "one", "two"]
     metrics = command(nodes, "flashpatch", "metrics", run, "--ray", nodes.address).stdout
     assert 'node="one (' in metrics and "flashpatch_weight_updates_total" in metrics
 

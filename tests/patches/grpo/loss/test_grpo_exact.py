@@ -117,10 +117,7 @@ def test_counts_are_summed_over_ranks(ranks):
 
 @pytest.mark.parametrize(
     "change, named",
-    [
-        (dict(aggregation="mean"), "'mean'"),
-        (dict(aggregation="seq-mean-token-sum-norm"), "constant"),
-    ],
+    [(dict(aggregation="mean"), "'mean'"), (dict(aggregation="seq-mean-token-sum-norm"), "constant")],
 )
 def test_bad_input_is_refused_by_name(change, named):
     zeros = torch.zeros(2, 3)
