@@ -132,10 +132,8 @@ def test_somebody_elses_folder_is_refused(temporary):
     done = job(BECOME_NOBODY, temporary)
     assert done.returncode == 0 and done.stdout == "goes on\n", done.stderr
     assert list(trap.iterdir()) == []
-    assert (
-        "cannot be written" in done.stderr
-        and f"{trap} is not a private directory of this user" in done.stderr
-    )
+    assert "cannot be written" in done.stderr
+    assert f"{trap} is not a private directory of this user" in done.stderr
 
 
 def test_a_job_whose_home_cannot_be_written_warns_once(temporary):

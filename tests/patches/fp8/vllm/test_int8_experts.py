@@ -161,6 +161,5 @@ def test_where_no_kernel_is_experts_are_refused_before_anything_loads(
 ) -> None:
     found = runner(refusal_without_kernels, updates.checkpoint(family, 0), name)
     assert f"no kernel here for experts in {name}" in found["error"] and "Use bf16" in found["error"]
-    assert (
-        "fp8.vllm.initialize_model" in found["error"] and found["loaded"] == [] and found["advised"] is None
-    )
+    assert "fp8.vllm.initialize_model" in found["error"] and found["loaded"] == []
+    assert found["advised"] is None
