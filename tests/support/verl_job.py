@@ -21,6 +21,7 @@ import ray_start
 import warm
 from cpu_lab import environment, tail
 from machine import limit
+from tree import SUPPORT
 
 from flashpatch.verify import read_events
 
@@ -163,6 +164,40 @@ def live(folder: Path) -> list[dict[str, Any]]:
     done = machine.run(command, 60, env=environment(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)["processes"]
+
+
+def check_learned(output: str, bound: float) -> None:
+    """Two steps were taken, both of which taught something, on rollouts whose probabilities are within ``bound`` of the trainer's."""
+    assert metrics(output, "training/global_step") == [1, 2]
+    assert max(metrics(output, "training/rollout_probs_diff_max")) < bound
+    assert min(metrics(output, "actor/grad_norm")) > 0
+
+
+def check_steps(output: str, bound: float, corrected: bool) -> None:
+    """Two steps of rollouts that follow the updates within ``bound``, and are corrected for, by verl, if they are in 8 bits."""
+    assert metrics(output, "training/global_step") == [1, 2]
+    assert max(metrics(output, "training/rollout_probs_diff_max")) < bound
+    advantages, norms = (metrics(output, name) for name in ("critic/advantages/max", "actor/grad_norm"))
+    assert len(norms) == 2  # answers to a prompt may all be worth the same, and teach nothing
+    assert [norm > 0 for norm in norms] == [most > 0 for most in advantages]
+    assert bool(metrics(output, "rollout_corr/rollout_is_mean")) is corrected
+    gaps = metrics(output, "mismatch/k3")
+    assert len(gaps) == 2 and all(0 <= gap < bound for gap in gaps)
+
+
+def check_faults(world: Path, folder: Path, fault: str, words: tuple[str, ...], *extra: str) -> str:
+    """A rollout worker fails or dies in an update: the job ends, and says these words; return all that it says."""
+    faulty = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=transfer_fault.Faulty"
+    env = dict(FLASHPATCH="cpu,bf16", TRANSFER_FAULT=fault, PYTHONPATH=str(SUPPORT))
+    done = train(world, folder, *extra, faulty, **env)
+    assert done.returncode not in (0, None)
+    for word in words:
+        assert word in done.stdout, done.stdout[-8000:]
+    return done.stdout
+
+
+def of_role(processes: list[dict[str, Any]], role: str) -> list[dict[str, Any]]:
+    return [process for process in processes if role in process["roles"]]
 
 
 def calls(processes: list[dict[str, Any]], patch: str) -> int:
