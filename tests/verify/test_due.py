@@ -77,7 +77,7 @@ def test_no_update_is_due_in_an_engine_that_was_opened_after_the_last():
     assert found(400.0) == []
 
 
-def test_what_is_due_once_in_the_job():
+def test_what_is_due_once_in_the_job_or_through_a_child():
     begun = row("worker", patches={BEGIN.id: entry("live", 1)})
     sides = [row("trainer", pid=pid, patches=idle(SENT)) for pid in (20, 21)]
     assert problems(*sides) == []
@@ -85,9 +85,6 @@ def test_what_is_due_once_in_the_job():
         "fam.toy.sent was called in no process, though fam.toy.begin was called in this job"
     ]
     assert problems(begun, sides[0], row("trainer", pid=21, patches={SENT.id: entry("live", 1)})) == []
-
-
-def test_what_a_child_makes_due():
     driver = row("driver", patches=idle(SPAWN))
     assert problems(driver, row("engine-core", pid=11, ppid=9, patches=idle(BEGIN))) == []
     assert len(problems(driver, row("engine-core", pid=11, ppid=10, patches=idle(BEGIN)))) == 1

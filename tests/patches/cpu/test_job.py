@@ -20,11 +20,8 @@ def test_two_steps_with_updated_rollouts(wide_world, tmp_path, precision, bound)
         assert worker.notes["kernels"] == {"CompressedTensorsW8A8Int8/CPUInt8ScaledMMLinearKernel": 8}
 
 
-def test_two_steps_with_updated_fp8_rollouts_on_two_replicas(fp8_job):
+def test_two_steps_with_updated_fp8_rollouts_on_two_replicas_and_private_records(fp8_job):
     check_two_steps(fp8_job.output, fp8_job.processes, 0.05, corrected=True, replicas=2)
-
-
-def test_what_every_process_of_the_job_recorded_is_private(fp8_job):
     written = fp8_job.folder / "ledger"
     assert len(list(written.rglob("*.json"))) > 5
     assert loose(written) == []

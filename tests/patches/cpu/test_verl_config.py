@@ -164,13 +164,10 @@ def few(monkeypatch, cores, given=(), starts_ray=True, **changes):
     return dict(verl_config.for_few_cores(reader(**stock, **changes), starts_ray))
 
 
-def test_few_cores_get_few_helpers_and_no_dashboard(monkeypatch):
+def test_few_cores_get_few_helpers_and_no_dashboard_unless_numbers_were_given(monkeypatch):
     assert few(monkeypatch, 2) == {**dict.fromkeys(verl_config.HELPERS, 1), verl_config.DASHBOARD: False}
     assert set(few(monkeypatch, 8, starts_ray=False).values()) == {4}
     assert few(monkeypatch, 16) == {}
-
-
-def test_numbers_that_were_given_stay(monkeypatch):
     first, *others = verl_config.HELPERS
     assert first not in few(monkeypatch, 2, given={first})
     assert set(few(monkeypatch, 2, given=None, **{verl_config.DASHBOARD: True})) == set()

@@ -10,7 +10,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-
 import flow_lab
 import torch
 

@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-
 import flow_lab
 import torch
 from flow_lab import gradient

@@ -27,8 +27,10 @@ def job(**changes: object) -> Job:
     return read(lambda path, default=None: values.get(path, default))
 
 
-def test_a_plain_job_leaves_nothing_out() -> None:
+def test_a_plain_job_leaves_nothing_out_with_or_without_tensor_parallelism() -> None:
     assert job() == Job("policy", {"max_model_len": None}, kind="vllm")
+    found = job(**{f"{ROLLOUT}.tensor_model_parallel_size": 2})
+    assert found == Job("policy", {"tensor_parallel_size": 2, "max_model_len": None}, kind="vllm")
 
 
 def test_a_job_on_sglang_opens_its_engine() -> None:
@@ -38,11 +40,6 @@ def test_a_job_on_sglang_opens_its_engine() -> None:
     assert job(**own, **changes) == Job("policy", wanted, kind="sglang")
     (said,) = job(**changes, **{f"{ROLLOUT}.tensor_model_parallel_size": 2}).left_out
     assert said == f"{ROLLOUT}.tensor_model_parallel_size=2 (is compared without)"
-
-
-def test_ranks_of_tensor_parallelism_are_the_rollouts() -> None:
-    found = job(**{f"{ROLLOUT}.tensor_model_parallel_size": 2})
-    assert found == Job("policy", {"tensor_parallel_size": 2, "max_model_len": None}, kind="vllm")
 
 
 def test_what_the_trainers_probabilities_depend_on_is_read() -> None:
@@ -100,13 +97,10 @@ def test_a_config_that_verl_cannot_build_either_says_so(tmp_path) -> None:
         pass
 
 
-def test_a_plain_model_is_itself(tmp_path) -> None:
+def test_a_plain_model_is_itself_and_the_config_of_a_name_is_not_changed(tmp_path) -> None:
     found = job(**{f"{MODEL}.override_config": {"attn_implementation": "sdpa"}})
     with found.trainers_model() as model:
         assert model == "policy" and found == job()
-
-
-def test_the_config_of_a_name_is_not_changed() -> None:
     found = job(**{f"{MODEL}.override_config": {"rms_norm_eps": 0.1}})
     assert found.problem.startswith(f"cannot compare here: {MODEL}.override_config changes")
 

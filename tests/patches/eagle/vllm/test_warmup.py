@@ -14,7 +14,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.vllm import warmup
 from flashpatch.patches.eagle.vllm.warmup import read_prompts

@@ -48,12 +48,9 @@ def test_packed_records_follow_each_other_and_padded_ones_are_as_long_as_the_lon
     assert needed.tolist() == [True] * 4 + [False] + [True] + [False] * 4
 
 
-def test_a_sequence_that_is_not_trained_on_needs_no_record():
+def test_a_sequence_that_is_not_trained_on_needs_no_record_and_another_is_refused():
     batch, _ = _batch(masks=((0, 0, 0), (0, 1, 0)))
     assert replay.record(batch)[1].tolist() == [False] * 5 + [True, True, False]
-
-
-def test_a_batch_without_or_with_another_record_is_refused():
     with pytest.raises(PatchError, match="no routed_experts"):
         replay.record(_batch(experts=())[0])
     with pytest.raises(PatchError, match="other lengths than the tokens"):

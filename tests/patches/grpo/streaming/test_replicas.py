@@ -128,13 +128,10 @@ def test_an_update_during_which_a_server_dies_is_repeated_without_it():
     assert ray.get(balancer.names.remote()) == ["server-2"]
 
 
-def test_the_last_servers_death_ends_the_job_by_name():
+def test_the_last_servers_death_in_an_update_or_between_two_ends_the_job_by_name(monkeypatch):
     replicas, sync, _ = _made(1, die=(0,))
     with pytest.raises(PatchError, match="lost the last rollout server"):
         replicas.update_weights(9)
-
-
-def test_the_last_servers_death_between_two_updates_ends_the_job_by_name(monkeypatch):
     monkeypatch.setattr(replicas_module, "PING", 0.0)
     replicas, sync, _ = _made(2)
     for number in (1, 0):
