@@ -62,8 +62,7 @@ def test_opo_is_refused_with_rejection_alone():
 @pytest.mark.verl
 def test_only_opo_among_the_estimators_looks_at_what_rejection_left(scenario):
     """Advantages are computed before the forward, which alone can reject; a new estimator is noticed here."""
-    told = scenario(
-        """
+    told = scenario("""
         import json
         import numpy, torch
         from flashpatch.patches.grpo.verl_config import GROUP_LOCAL
@@ -83,8 +82,7 @@ def test_only_opo_among_the_estimators_looks_at_what_rejection_left(scenario):
         differ = [name for name in GROUP_LOCAL
                   if not torch.equal(advantages(name, whole), advantages(name, left))]
         print(json.dumps(differ))
-        """
-    )
+        """)
     assert told.splitlines()[-1] == '["opo"]'
 
 
