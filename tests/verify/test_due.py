@@ -1,5 +1,8 @@
 """Evidence with alternatives and conditions, in hand-made runs; and what the records of all families say about it."""
 
+import importlib
+import inspect
+
 import pytest
 from live_rows import entry, patch, row
 
@@ -126,3 +129,13 @@ def test_it_is_said_in_words():
     said = explain(RECORDS["fp8.verl_vllm.sender_cleanup"])
     assert said == "once weights were updated, if fp8.verl_vllm.async_send_weights was called"
     assert explain(RECORDS["fp8.vllm.init_executor"]) == "if it started a process of role worker"
+
+
+UNWRAPPED = [one for one in RECORDS.values() if one.wrapper is None and one.evidence in ("update", "step")]
+
+
+@pytest.mark.parametrize("patch", UNWRAPPED, ids=lambda patch: patch.id)
+def test_a_due_patch_without_a_wrapper_counts_its_calls_itself(patch: Patch) -> None:
+    """Else ``--live`` would call every job in which it is due unproven."""
+    assert patch.apply is not None
+    assert "record_call(" in inspect.getsource(importlib.import_module(patch.apply.__module__))

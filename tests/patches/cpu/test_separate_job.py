@@ -1,4 +1,4 @@
-"""Two GRPO steps of unmodified verl with trainer and rollouts in processes of their own."""
+"""Two GRPO steps of unmodified verl with trainer and rollouts in processes of their own, which get all weights or differences."""
 
 import pytest
 from verl_job import SEPARATE, calls, check_faults, check_learned, live, metrics, of_role, trained
@@ -43,3 +43,23 @@ def test_samples_are_drawn_while_the_trainer_trains(wide_world, tmp_path):
 )
 def test_an_engine_that_fails_in_an_update_ends_the_job(wide_world, tmp_path, fault, words):
     check_faults(wide_world, tmp_path, fault, words, *SEPARATE)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["fp32", "bfloat16"])
+def test_a_job_in_which_few_weights_change_sends_few_bytes(wide_world, tmp_path, dtype):
+    """In verl's default, fp32, the first sync is in float32, all later ones are in bf16."""
+    masters = f"actor_rollout_ref.actor.fsdp_config.model_dtype={dtype}"
+    settings = (*SEPARATE, "actor_rollout_ref.actor.optim.lr=1e-6", masters)
+    on = dict(FLASHPATCH="cpu,int8,fsdp", config="[fp8]\ndelta_sync = true\n")
+    output = trained(wide_world, tmp_path, *settings, **on)
+    assert metrics(output, "training/global_step") == [1, 2]
+    assert metrics(output, "sync/policy_version") == [2, 3]
+    shares = metrics(output, "sync/wire_share")
+    assert len(shares) == 2 and 0 < max(shares) < 0.2  # the first of all comes before the first step
+    assert min(metrics(output, "sync/changed_share")) > 0
+    assert max(metrics(output, "training/rollout_probs_diff_max")) < 0.1
+    processes = live(tmp_path)
+    (worker,), (trainer,) = of_role(processes, "worker"), of_role(processes, "trainer")
+    assert trainer["patches"]["fp8.verl.actor_update_weights_delta"]["calls"] == 3
+    assert worker["patches"]["fsdp.verl_vllm.receive_weights"]["calls"] == 3
