@@ -175,15 +175,12 @@ assert core.plain is core.BORN["plain"] and flashpatch.status().names == ()
 """)
 
 
-def test_what_was_on_at_the_start_stays_on_whatever_becomes_of_the_variable(built_in):
+def test_a_variable_that_changes_is_obeyed_by_the_next_start_alone(built_in):
     built_in("""
 os.environ.pop("FLASHPATCH"), os.environ.pop("FLASHPATCH_RESOLVED")
 import fakefw.core as core
 assert core.plain(1) == ("patched", 2) and "FLASHPATCH" not in os.environ
 """)
-
-
-def test_a_changed_variable_is_obeyed_by_the_next_start(built_in):
     built_in("""
 os.environ["FLASHPATCH"] = "other"
 start()
