@@ -34,6 +34,7 @@ logger = logging.getLogger("flashpatch.cpu")
 BACKEND = "gloo"
 """verl's name of this engine."""
 _MOST = 128 << 20  # bytes of a bucket, as the object store holds three; verl's default is 2 GB
+_BUG = "Report this as a bug."
 
 
 class ObjectStoreEngine(CheckpointEngine):
@@ -94,9 +95,7 @@ class ObjectStoreEngine(CheckpointEngine):
         """
         join = metadata[0].get("join")
         if join is None:
-            raise transfer_error(
-                "the first process of the trainer is not its master.", "Report this as a bug."
-            )
+            raise transfer_error("the first process of the trainer is not its master.", _BUG)
         receivers = range(1, rollout_world_size + 1)
         peers = {rank: metadata[actor_wg_world_size + rank - 1]["process"] for rank in receivers}
 
@@ -140,9 +139,7 @@ class ObjectStoreEngine(CheckpointEngine):
         weights, line = ensure_async_iterator(weights), self._line
         try:
             if self.rank is None:
-                raise transfer_error(
-                    "weights are to be sent before init_process_group.", "Report this as a bug."
-                )
+                raise transfer_error("weights are to be sent before init_process_group.", _BUG)
             return await self._send(line, weights, global_steps) if line else {}
         except BaseException as error:
             if line:
@@ -193,9 +190,7 @@ class ObjectStoreEngine(CheckpointEngine):
                 what was sent.
         """
         if self._line is None:
-            raise transfer_error(
-                "weights are to be received before init_process_group.", "Report this as a bug."
-            )
+            raise transfer_error("weights are to be received before init_process_group.", _BUG)
         return Receiving(self._line).weights(global_steps)
 
 

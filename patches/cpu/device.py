@@ -125,8 +125,5 @@ class PlatformCPU(PlatformBase):
     def rollout_env_vars(self) -> dict[str, str]:
         """Rollout engines share the cores with the trainer and each other, so none is bound to its own; Ray
         would give each a single thread."""
-        wanted = {
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
-        }
+        wanted = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))}
         return {name: os.environ.get(name, value) for name, value in wanted.items()}

@@ -48,10 +48,7 @@ OPTIONS = {
     ),
     "rule": Option("", "choose by this rule: thompson, eg or ucb1; empty: thompson"),
     "guard": Option(
-        2048,
-        "never verify more draft tokens than this in one step, over the whole batch",
-        kind=int,
-        least=1,
+        2048, "never verify more draft tokens than this in one step, over the whole batch", kind=int, least=1
     ),
     "state": Option("", "keep what the bandit learned in this file, for the next run; empty: forget it"),
     "history": Option(
@@ -64,18 +61,13 @@ OPTIONS = {
     ),
     "cotrain": Option(True, "under verl: train the drafter between rollouts", kind=bool),
     "train_seconds": Option(
-        60.0,
-        "under verl: train the drafter for at most this long between two rollouts",
-        kind=float,
-        above=0,
+        60.0, "under verl: train the drafter for at most this long between two rollouts", kind=float, above=0
     ),
     "train_every": Option(
         1, "under verl: train the drafter in every N-th step of the policy", kind=int, least=1
     ),
     "trainer": Option(
-        [],
-        "settings of the drafter's training, such as rate=1e-3 or device=cuda:7",
-        kind=list,
+        [], "settings of the drafter's training, such as rate=1e-3 or device=cuda:7", kind=list
     ),
     "rollback": Option(
         0.2,

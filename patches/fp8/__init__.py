@@ -142,9 +142,7 @@ FAMILY = Family(
     },
     too_late=_too_late,
     not_on={"sglang": tuple(name for name in fleet.SCHEMES if name not in QUANTIZATIONS)},
-    commands={
-        "profile": "flashpatch.patches.fp8.calibration.command",
-    },
+    commands={"profile": "flashpatch.patches.fp8.calibration.command"},
     refuses=(
         "vllm.engine.arg_utils:EngineArgs.create_engine_config",
         "vllm.v1.engine.core:EngineCore.__init__",

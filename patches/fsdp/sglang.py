@@ -114,10 +114,7 @@ def update_weights_from_tensor(
 
 
 def load_audited(
-    named_tensors: Any,
-    load_format: str | None,
-    serialized: type,
-    load: Callable[[Any], tuple[bool, str]],
+    named_tensors: Any, load_format: str | None, serialized: type, load: Callable[[Any], tuple[bool, str]]
 ) -> tuple[bool, str]:
     """Audit one bucket, then ``load`` it; return the answer.
 

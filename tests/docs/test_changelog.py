@@ -10,13 +10,10 @@ TEXT = (TREE / "CHANGELOG.md").read_text()
 KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
 
 
-def test_the_first_version_is_the_packages():
+def test_the_first_version_is_the_packages_and_changes_stand_under_what_they_are():
     titles = re.findall(r"^## (.*)$", TEXT, re.M)
     assert re.fullmatch(rf"\[{re.escape(__version__)}\] - (unreleased|\d{{4}}-\d\d-\d\d)", titles[0])
     assert all(re.fullmatch(r"\[\d+\.\d+\.\d+\] - \d{4}-\d\d-\d\d", title) for title in titles[1:])
-
-
-def test_changes_stand_under_what_they_are():
     kinds = re.findall(r"^### (.*)$", TEXT, re.M)
     assert kinds and set(kinds) <= set(KINDS)
     assert len(set(kinds)) == len(kinds)

@@ -29,16 +29,13 @@ def _pages(nav) -> list[str]:
     return [page for part in parts for page in _pages(part)]
 
 
-def test_every_page_is_in_the_navigation_once():
+def test_every_page_is_in_the_navigation_once_and_the_list_of_pages_is_that():
     top = tables.TOP
     assert top.keys() == {page.name for page in TREE.glob("*.md")} | {"examples/gpu/README.md"}
     below = {
         str(page.relative_to(TREE / "docs")) for page in (TREE / "docs").rglob("*.md") if page != tables.PAGES
     }
     assert sorted(_pages(CONFIG["nav"])) == sorted(below | set(top.values()))
-
-
-def test_the_list_of_pages_is_the_navigation():
     linked = re.findall(r"\]\((.*)\)$", tables.PAGES.read_text(), re.M)
     above = {f"../{name}": page for name, page in tables.TOP.items()}
     assert [above.get(page, page) for page in linked] == _pages(CONFIG["nav"])
@@ -51,15 +48,12 @@ def test_a_page_needs_nothing_from_elsewhere():
     assert all((TREE / "docs" / sheet).exists() for sheet in CONFIG["extra_css"])
 
 
-def test_every_public_name_is_in_the_reference():
+def test_every_public_name_and_every_command_is_in_the_reference():
     page = (TREE / "docs" / "reference" / "python-api.md").read_text()
     described = re.findall(r"^::: flashpatch\.(\w+)$", page, re.M)
     assert sorted(described) == sorted(set(flashpatch.__all__) - {"__version__"})
     listed = set(re.findall(r"`(\w+)`", page.partition("## ")[0]))
     assert listed >= set(flashpatch.__all__)
-
-
-def test_every_command_is_on_its_page():
     page = (TREE / "docs" / "reference" / "commands.md").read_text()
     shown = re.findall(r"^<!-- help: (.*) -->$", page, re.M)
     ours = [name for name, module in registry.commands().items() if module.startswith("flashpatch.")]

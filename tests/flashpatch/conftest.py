@@ -13,6 +13,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import machine
 import pytest
 import warm
 from machine import limit
@@ -160,14 +161,7 @@ class World:
         env = {**kept, "PYTHONPATH": path, **own, **env}
         arguments = ["-c", textwrap.dedent(code)]
         if anew:
-            done = subprocess.run(
-                [sys.executable, *arguments],
-                env=env,
-                cwd=self.cwd,
-                capture_output=True,
-                text=True,
-                timeout=limit(120),
-            )
+            done = machine.run([sys.executable, *arguments], 120, env=env, cwd=self.cwd)
         else:
             done = warm.run(warm.PLAIN, arguments, env=env, cwd=self.cwd, timeout=limit(120))
         assert (done.returncode != 0) == fails, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"

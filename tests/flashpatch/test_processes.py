@@ -177,13 +177,6 @@ def test_a_plain_interpreter_goes_on_after_a_typing_error_with_one_line(toys, st
 
 
 def test_bootstrap_that_cannot_obey_raises_in_strict_mode(toys):
-    done = toys.run(
-        """
-        from flashpatch.bootstrap import start
-        start()
-    """,
-        FLASHPATCH="tox",
-        FLASHPATCH_STRICT="1",
-        fails=True,
-    )
+    strict = toys.under(FLASHPATCH="tox", FLASHPATCH_STRICT="1")
+    done = strict("from flashpatch.bootstrap import start; start()", fails=True)
     assert "PatchError" in done.stderr

@@ -1,11 +1,10 @@
 """Versions that patches were tested on: from the record, or from one file when somebody asks."""
 
 import dataclasses
-import subprocess
 import sys
 
+import machine
 import pytest
-from machine import limit
 
 from flashpatch import record as records
 from flashpatch.record import Patch
@@ -16,13 +15,10 @@ def record(patch_id: str = "fp8.vllm.step", **fields) -> Patch:
     return Patch(patch_id, **common, **fields)
 
 
-def test_a_record_without_versions_has_those_of_its_family_and_framework() -> None:
+def test_what_the_record_gives_goes_before_the_versions_of_its_family_and_framework() -> None:
     known = {name: tuple(found) for name, found in records._tested_versions()["fp8"].items()}
     assert record().tested == known["vllm"] != ()
     assert record("fp8.verl.step").tested == known["verl"] != record().tested
-
-
-def test_what_the_record_gives_goes_first() -> None:
     assert record(tested=("1.0",)).tested == ("1.0",) and record(tested=()).tested == ()
     assert dataclasses.replace(record(), tested=("1.0",)).tested == ("1.0",)
 
@@ -54,5 +50,5 @@ def test_the_file_is_read_when_versions_are_asked_for() -> None:
         "assert any(patch.tested for patch in FAMILY.patches)\n"
         "assert records._tested_versions.cache_info().misses == 1\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=limit(120))
+    done = machine.run([sys.executable, "-c", code], 120)
     assert done.returncode == 0, done.stderr

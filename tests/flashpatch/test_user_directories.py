@@ -12,8 +12,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import machine
 import pytest
-from machine import limit
 
 from flashpatch import user_directories
 from flashpatch.contracts import verdict_cache
@@ -59,15 +59,8 @@ def homeless(monkeypatch, tmp_path) -> Path:
 def job(code: str, temporary: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run code in a new process without the variables that lead to a user's directories."""
     kept = {k: v for k, v in os.environ.items() if k not in MOVES and not k.startswith("FLASHPATCH")}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**kept, "TMPDIR": str(temporary), **env},
-        cwd=temporary,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=limit(60),
-    )
+    env = {**kept, "TMPDIR": str(temporary), **env}
+    return machine.run([sys.executable, "-c", code], 60, env=env, cwd=temporary)
 
 
 BECOME_NOBODY = f"""
@@ -139,10 +132,8 @@ def test_somebody_elses_folder_is_refused(temporary):
     done = job(BECOME_NOBODY, temporary)
     assert done.returncode == 0 and done.stdout == "goes on\n", done.stderr
     assert list(trap.iterdir()) == []
-    assert (
-        "cannot be written" in done.stderr
-        and f"{trap} is not a private directory of this user" in done.stderr
-    )
+    assert "cannot be written" in done.stderr
+    assert f"{trap} is not a private directory of this user" in done.stderr
 
 
 def test_a_job_whose_home_cannot_be_written_warns_once(temporary):

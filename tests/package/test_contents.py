@@ -25,13 +25,10 @@ def as_installed(path: str) -> str:
     return f"{ROOMS[room]}/{rest}"
 
 
-def test_the_wheel_holds_the_three_rooms_and_the_front_doors(tree: Path, wheel: Path) -> None:
+def test_the_wheel_holds_rooms_and_doors_and_the_sdist_the_tree(tree: Path, wheel: Path, dist: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert held == {as_installed(path) for path in sources(tree, *ROOMS)} | FRONT_DOORS
-
-
-def test_the_sdist_holds_the_tree(tree: Path, dist: Path) -> None:
     with tarfile.open(next(dist.glob("*.tar.gz"))) as archive:
         held = {member.name.partition("/")[2] for member in archive if member.isfile()}
     held = {path for path in held if path != "PKG-INFO" and not path.startswith("flashpatch.egg-info/")}

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import cpu_lab
+import machine
 import pytest
 from machine import limit
 from tree import TREE
@@ -33,9 +34,7 @@ def hour(uv: str, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     folder = tmp_path_factory.mktemp("first-hour")
     env = {name: value for name, value in os.environ.items() if not name.startswith("FLASHPATCH")}
     env |= {"UV": uv, "PYTHON": sys.executable, "WHEEL": str(wheel), **cpu_lab.BUSY}
-    done = subprocess.run(
-        ["bash", EXAMPLE, folder], env=env, capture_output=True, text=True, timeout=limit(1800)
-    )
+    done = machine.run(["bash", EXAMPLE, folder], 1800, env=env)
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
     return done.stdout, folder
 

@@ -22,20 +22,16 @@ def bare(new_environment):
     return new_environment()
 
 
-def test_it_starts_flashpatch_from_a_target_directory(target: Path, bare) -> None:
+def test_it_starts_flashpatch_from_a_target_directory_if_it_is_on_and_none_is_installed(
+    target: Path, bare, installed
+) -> None:
     path = str(target / "flashpatch" / "sitecustomize")
     assert bare.python(STARTED, PYTHONPATH=path, FLASHPATCH="fp8") == "True"
     found = bare.python(WHERE, PYTHONPATH=path, FLASHPATCH="fp8")
     assert Path(found).parents[1] == target
-
-
-def test_it_leaves_an_installed_flashpatch_alone(target: Path, installed) -> None:
     path = str(target / "flashpatch" / "sitecustomize")
     found = installed.python(WHERE, PYTHONPATH=path, FLASHPATCH="fp8")
     assert Path(found).parents[1] == installed.site
-
-
-def test_off_means_nothing_of_ours_is_imported(target: Path, bare) -> None:
     assert bare.python(OURS, PYTHONPATH=str(target / "flashpatch" / "sitecustomize")) == "[]"
 
 

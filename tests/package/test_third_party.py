@@ -19,11 +19,8 @@ def joined(tree: Path, wheel: Path, new_environment, tmp_path_factory):
     return environment
 
 
-def test_it_is_off_until_asked_for(joined) -> None:
+def test_it_is_off_until_the_variable_switches_it_on(joined) -> None:
     assert joined.python(HELLO) == "hello"
-
-
-def test_the_variable_switches_it_on(joined) -> None:
     code = f"import os; print(os.getpid()); {HELLO}"
     pid, said = joined.python(code, FLASHPATCH="whoami").splitlines()
     assert said == f"{pid}: hello"

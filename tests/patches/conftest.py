@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import cpu_lab
 import pytest
 
 TWO_RANKS = """
@@ -22,6 +23,21 @@ class Job:
     output: str
     folder: Path
     processes: list[dict[str, Any]]
+
+
+@pytest.fixture
+def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., str]:
+    """Run Python code on the installed verl in a process of its own; it must succeed, and its output is returned.
+
+    ``FLASHPATCH=names``: the folder's family, or what the module's ``NAMES`` says; empty for none.
+    """
+    family = request.path.relative_to(Path(__file__).parent).parts[0]
+    own = getattr(request.module, "NAMES", family)
+
+    def run(code: str, names: str = own, **extra: str) -> str:
+        return cpu_lab.checked(code, tmp_path, **({"FLASHPATCH": names} if names else {}), **extra).stdout
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -4,9 +4,32 @@ import json
 from pathlib import Path
 from typing import Any
 
-from verl_job import metrics
+from verl_job import metrics, trained
 
 STEPS = 14  # the trainer has the pauses between rollouts alone, of a second each
+SETTINGS = (
+    "data.max_response_length=40",
+    "actor_rollout_ref.rollout.max_model_len=96",
+    "actor_rollout_ref.rollout.temperature=0.05",  # a random model's answers are not all alike otherwise
+    "actor_rollout_ref.actor.optim.lr=1e-4",
+    f"trainer.total_training_steps={STEPS}",
+)
+CONFIG = """
+[eagle]
+drafter = "{drafter}"
+train_seconds = 20.0
+trainer = ["rate=3e-3", "least=4", "batch=256", "dtype=float32"{trainer}]
+{options}
+"""
+
+
+def job(world: Path, folder: Path, *extra: str, on: dict[str, str] | None = None, **options: str) -> str:
+    """Run a job to its good end, with these options in CONFIG and variables; return its output."""
+    folder.mkdir(exist_ok=True)
+    where = (f"trainer.default_local_dir={folder}/saved", f"hydra.run.dir={folder}/hydra")
+    config = CONFIG.format(**{"drafter": "new", "options": "", "trainer": "", **options})
+    on = dict(FLASHPATCH="cpu,bf16,eagle", config=config, **(on or {}))
+    return trained(world, folder, *SETTINGS, *where, *extra, **on)
 
 
 def notes(folder: Path) -> dict[int, dict[str, Any]]:
@@ -15,13 +38,28 @@ def notes(folder: Path) -> dict[int, dict[str, Any]]:
     return {row["pid"]: row["notes"] for row in rows if row.get("kind") == "row"}
 
 
+def check_eagle3(world: Path, folder: Path, *extra: str, **more: Any) -> None:
+    """An EAGLE-3 drafter is made, captured for, and trained over two draft steps."""
+    said = job(world, folder, *extra, drafter="new-eagle3", trainer=', "ttt_steps=2"', **more)
+    check_acceptance_rises(said)
+    first = json.loads((folder / "saved" / "eagle" / "first" / "config.json").read_text())
+    assert first["architectures"] == ["LlamaForCausalLMEagle3"]
+
+
+def check_job(output: str, found: dict[int, dict[str, Any]], worker: int, engine: int) -> None:
+    """Acceptance rises; who captured, who took new drafters, who trained and who brought them over has a row of its own."""
+    assert metrics(output, "training/global_step") == list(range(1, STEPS + 1))
+    check_acceptance_rises(output)
+    assert max(metrics(output, "training/rollout_probs_diff_max")) < 0.1  # at this temperature
+    assert found[worker]["eagle_capture"]["requests"] > 0 and found[engine]["eagle_drafter"]["version"] >= 2
+    [trainer] = [pid for pid, noted in found.items() if "eagle_training" in noted]
+    [driving] = [pid for pid, noted in found.items() if "eagle_trainer" in noted]
+    assert len({worker, engine, trainer, driving}) == len({worker, engine}) + 2
+    assert found[trainer]["eagle_training"]["step"] > 0
+
+
 def check_acceptance_rises(output: str) -> None:
     """A drafter that began as noise was replaced twice at least, and more of its drafts are accepted."""
     lengths = metrics(output, "eagle/acceptance_length")
     assert lengths[0] < 1.3 and sum(lengths[-3:]) / 3 > lengths[0] + 0.15, lengths
     assert metrics(output, "eagle/drafter_version")[-1] >= 2
-
-
-def first_architectures(folder: Path) -> list[str]:
-    """The model classes of the drafter that the job made."""
-    return json.loads((folder / "saved" / "eagle" / "first" / "config.json").read_text())["architectures"]

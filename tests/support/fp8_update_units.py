@@ -97,11 +97,7 @@ class Unit:
         self.fault: Callable[[torch.nn.Module], None] | None = None
         with model_registry.owned_by(runner):
             self.managed = toys.manage(
-                self.model,
-                config.atomic,
-                config.partial,
-                role=role,
-                process=self._process,
+                self.model, config.atomic, config.partial, role=role, process=self._process
             )
             model_registry.add(self.model, self.managed)
         open_model(self.model, config, first)

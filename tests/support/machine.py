@@ -2,6 +2,8 @@
 
 import functools
 import os
+import subprocess
+from typing import Any
 
 FACTOR = "TEST_TIME_FACTOR"
 
@@ -9,6 +11,11 @@ FACTOR = "TEST_TIME_FACTOR"
 def limit(seconds: float) -> float:
     """Return a time-out: ``seconds`` on a quiet, fast machine, and up to eight times as many elsewhere."""
     return seconds * factor()
+
+
+def run(command: list[Any], seconds: float, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command with this time-out and keep its output as text; ``more`` goes to `subprocess.run`."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit(seconds), **more)
 
 
 @functools.cache

@@ -31,11 +31,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(
-    family: str,
-    folder: Path,
-    mutant: str = "",
-    imported: Sequence[str] = warm.VERL_VLLM,
-    **variables: str,
+    family: str, folder: Path, mutant: str = "", imported: Sequence[str] = warm.VERL_VLLM, **variables: str
 ) -> Verdict:
     """Run ``flashpatch-verify FAMILY`` in this process; what it starts is forked, and broken by ``mutant``."""
     own = folder / f"ledger-{len(list(folder.iterdir()))}"

@@ -18,7 +18,7 @@ from flashpatch.record import Patch
 TREE = Path(__file__).parents[2]
 OF_EVERY_RECORD = (
     "tests/package/test_house.py",
-    "tests/package/test_index.py",
+    "tests/package/test_house.py",
     "tests/patches/test_layers.py",
     "tests/patches/test_tested.py",
     "tests/docs/test_names.py",

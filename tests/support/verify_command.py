@@ -7,7 +7,6 @@ import io
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -16,9 +15,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import machine
 import warm
 import warm_ranks
-from machine import limit
 
 import flashpatch
 import flashpatch.patches
@@ -57,14 +56,8 @@ def verify(
     """Run the command in a folder, by default in this process's environment without FlashPatch's variables."""
     if environment is None:
         environment = {key: value for key, value in os.environ.items() if not key.startswith("FLASHPATCH")}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", _COMMAND, name, "--json"],
-        env={**environment, "TMPDIR": str(folder), **more},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=limit(seconds),
-    )
+    command = [sys.executable, "-P", "-c", _COMMAND, name, "--json"]
+    done = machine.run(command, seconds, env={**environment, "TMPDIR": str(folder), **more}, cwd=folder)
     text = f"exit {done.returncode}\n{done.stdout[-9000:]}\n{done.stderr[-4000:]}"
     assert done.stdout.startswith("{"), text
     [family] = json.loads(done.stdout)["families"]

@@ -3,6 +3,7 @@
 Two cores need 150 to 250 seconds for a job of two steps on one rank.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -10,13 +11,17 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import machine
 import ray_start
 import warm
 from cpu_lab import environment, tail
 from machine import limit
+from tree import SUPPORT
 
 from flashpatch.verify import read_events
 
@@ -92,10 +97,8 @@ def end(job: subprocess.Popen[bytes]) -> None:
 
     children = psutil.Process(job.pid).children(recursive=True) if job.poll() is None else []
     for child in children:
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
-        except psutil.NoSuchProcess:
-            pass
     if job.poll() is None:
         os.killpg(job.pid, signal.SIGKILL)
     job.wait()
@@ -104,6 +107,29 @@ def end(job: subprocess.Popen[bytes]) -> None:
 def said(folder: Path) -> str:
     """What the job in ``folder`` has said so far."""
     return (folder / "job.log").read_text(errors="replace")
+
+
+def wait(
+    job: subprocess.Popen[bytes], folder: Path, condition: Callable[[], Any], seconds: float = 300
+) -> Any:
+    """Wait for something to hold, while the job runs, and return it."""
+    deadline = time.monotonic() + limit(seconds)
+    while not (found := condition()):
+        assert job.poll() is None and time.monotonic() < deadline, said(folder)[-8000:]
+        time.sleep(0.2)
+    return found
+
+
+def processes(job: subprocess.Popen[bytes], name: str) -> list[Any]:
+    """The job's processes that have this name."""
+    import psutil
+
+    found = []
+    for one in psutil.Process(job.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if name in " ".join(one.cmdline()):
+                found.append(one)
+    return found
 
 
 def train(world: Path, folder: Path, *extra: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -134,15 +160,44 @@ def metrics(output: str, name: str) -> list[float]:
 
 def live(folder: Path) -> list[dict[str, Any]]:
     """The job's processes as ``flashpatch-verify --live`` saw them; every required patch must be live."""
-    done = subprocess.run(
-        [Path(sys.executable).with_name("flashpatch-verify"), "--live", "--json"],
-        env=environment(folder),
-        capture_output=True,
-        text=True,
-        timeout=limit(60),
-    )
+    command = [Path(sys.executable).with_name("flashpatch-verify"), "--live", "--json"]
+    done = machine.run(command, 60, env=environment(folder))
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)["processes"]
+
+
+def check_learned(output: str, bound: float) -> None:
+    """Two steps were taken, both of which taught something, on rollouts whose probabilities are within ``bound`` of the trainer's."""
+    assert metrics(output, "training/global_step") == [1, 2]
+    assert max(metrics(output, "training/rollout_probs_diff_max")) < bound
+    assert min(metrics(output, "actor/grad_norm")) > 0
+
+
+def check_steps(output: str, bound: float, corrected: bool) -> None:
+    """Two steps of rollouts that follow the updates within ``bound``, and are corrected for, by verl, if they are in 8 bits."""
+    assert metrics(output, "training/global_step") == [1, 2]
+    assert max(metrics(output, "training/rollout_probs_diff_max")) < bound
+    advantages, norms = (metrics(output, name) for name in ("critic/advantages/max", "actor/grad_norm"))
+    assert len(norms) == 2  # answers to a prompt may all be worth the same, and teach nothing
+    assert [norm > 0 for norm in norms] == [most > 0 for most in advantages]
+    assert bool(metrics(output, "rollout_corr/rollout_is_mean")) is corrected
+    gaps = metrics(output, "mismatch/k3")
+    assert len(gaps) == 2 and all(0 <= gap < bound for gap in gaps)
+
+
+def check_faults(world: Path, folder: Path, fault: str, words: tuple[str, ...], *extra: str) -> str:
+    """A rollout worker fails or dies in an update: the job ends, and says these words; return all that it says."""
+    faulty = "+actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls=transfer_fault.Faulty"
+    env = dict(FLASHPATCH="cpu,bf16", TRANSFER_FAULT=fault, PYTHONPATH=str(SUPPORT))
+    done = train(world, folder, *extra, faulty, **env)
+    assert done.returncode not in (0, None)
+    for word in words:
+        assert word in done.stdout, done.stdout[-8000:]
+    return done.stdout
+
+
+def of_role(processes: list[dict[str, Any]], role: str) -> list[dict[str, Any]]:
+    return [process for process in processes if role in process["roles"]]
 
 
 def calls(processes: list[dict[str, Any]], patch: str) -> int:

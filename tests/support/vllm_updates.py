@@ -53,8 +53,10 @@ def mixture(base: str, *layers: tuple[str, str]) -> str:
 
 
 def seed_of_the_day() -> int:
-    """Another one every time, unless FLASHPATCH_LAB_SEED repeats one. Print it: a failure must be repeatable."""
-    return int(os.environ.get("FLASHPATCH_LAB_SEED") or time.time_ns() % 1_000_000)
+    """Another one every time, unless FLASHPATCH_LAB_SEED repeats one. It is printed: a failure must be repeatable."""
+    seed = int(os.environ.get("FLASHPATCH_LAB_SEED") or time.time_ns() % 1_000_000)
+    print(f"FLASHPATCH_LAB_SEED={seed}")
+    return seed
 
 
 def buckets(items: Sequence[Named], rng: random.Random) -> list[list[Named]]:

@@ -185,15 +185,12 @@ def test_a_broken_family_is_caught(verify, site, file, text, other, said):
     assert done.returncode == 1 and said in flat(done.stdout), done.stdout
 
 
-def test_wrong_use(verify, tmp_path):
+def test_wrong_use_and_its_version(verify, tmp_path):
     assert verify("toi").returncode == 2
     assert "toy" in verify("toi").stderr
     assert verify("--nonsense").returncode == 2
     assert verify("--live", str(tmp_path / "absent")).returncode == 2
     assert verify("--against", str(tmp_path / "absent")).returncode == 2
-
-
-def test_its_version(verify):
     done = verify("--version")
     assert (done.returncode, done.stdout) == (0, f"flashpatch-verify {flashpatch.__version__}\n")
 
@@ -286,13 +283,10 @@ def test_a_name_that_acted_nowhere_is_not_proven(run, verify):
     assert "toy was called in no process" in verify("--live").stdout
 
 
-def test_live_without_any_process(verify):
+def test_live_without_any_process_and_on_a_directory(verify, run, tmp_path):
     done = verify("toy", "--live")
     assert done.returncode == 1
     assert "no process with FLASHPATCH set has reported there" in done.stderr
-
-
-def test_live_on_a_directory(run, verify, tmp_path):
     run("-c", JOB, FLASHPATCH="toy")
     for where in (["--live", str(tmp_path / "ledger")], ["--ledger", str(tmp_path / "ledger")]):
         assert verify(*where, FLASHPATCH_LEDGER=str(tmp_path / "other")).returncode == 0

@@ -1,13 +1,17 @@
-"""How a family's probe is found, and by which name a family is reported."""
+"""How a family's probe is found, that a proof which it does not give is missed, and by which name a family is reported."""
 
 import json
 import subprocess
 import sys
 
+import probe_proofs
 import pytest
 
 from flashpatch import registry
 from flashpatch.record import Family
+from flashpatch.verify.probes.cpu import probe as cpu
+from flashpatch.verify.probes.flowrl import probe as flowrl
+from flashpatch.verify.probes.grpo import probe as grpo
 from flashpatch.verify.proof import Proof
 from flashpatch.verify.run import find_probe
 
@@ -70,3 +74,15 @@ def test_live_reports_a_required_family_by_the_name_the_user_typed(run, verify, 
     done = verify("loud", "--live")
     assert done.returncode == 1
     assert "no process carries loud" in done.stdout and "toy" not in done.stdout
+
+
+@pytest.mark.parametrize("module", [cpu, flowrl, grpo], ids=["cpu", "flowrl", "grpo"])
+def test_a_proof_that_is_missing_is_found(module):
+    given = [
+        {"what": one.pattern.replace("\\", "").replace(".+", "fsdp2").removeprefix("(?:").partition("|")[0]}
+        for one in probe_proofs.patterns(module)
+    ]
+    assert len(given) >= 3
+    assert not probe_proofs.missing(module, given)
+    whole = [one for one in given if one["what"] != "fsdp2"]
+    assert probe_proofs.missing(module, whole[1:])

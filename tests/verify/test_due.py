@@ -1,5 +1,8 @@
 """Evidence with alternatives and conditions, in hand-made runs; and what the records of all families say about it."""
 
+import importlib
+import inspect
+
 import pytest
 from live_rows import entry, patch, row
 
@@ -77,7 +80,7 @@ def test_no_update_is_due_in_an_engine_that_was_opened_after_the_last():
     assert found(400.0) == []
 
 
-def test_what_is_due_once_in_the_job():
+def test_what_is_due_once_in_the_job_or_through_a_child():
     begun = row("worker", patches={BEGIN.id: entry("live", 1)})
     sides = [row("trainer", pid=pid, patches=idle(SENT)) for pid in (20, 21)]
     assert problems(*sides) == []
@@ -85,9 +88,6 @@ def test_what_is_due_once_in_the_job():
         "fam.toy.sent was called in no process, though fam.toy.begin was called in this job"
     ]
     assert problems(begun, sides[0], row("trainer", pid=21, patches={SENT.id: entry("live", 1)})) == []
-
-
-def test_what_a_child_makes_due():
     driver = row("driver", patches=idle(SPAWN))
     assert problems(driver, row("engine-core", pid=11, ppid=9, patches=idle(BEGIN))) == []
     assert len(problems(driver, row("engine-core", pid=11, ppid=10, patches=idle(BEGIN)))) == 1
@@ -106,16 +106,13 @@ def test_records_are_checked():
 RECORDS = registry.patches()
 
 
-def test_conditions_and_alternatives_name_patches_that_there_are():
+def test_conditions_and_alternatives_name_patches_that_there_are_and_stand_for_each_other():
     for record in RECORDS.values():
         named = {
             id for t in conditions.parse(record.when) if t.key in ("called", "anywhere") for id in t.values
         }
         assert named | set(record.one_of) <= set(RECORDS), record.id
         assert record.id not in named, f"{record.id} waits for itself"
-
-
-def test_alternatives_stand_for_each_other():
     for record in RECORDS.values():
         for other in record.one_of:
             assert record.id in RECORDS[other].one_of and RECORDS[other].framework == record.framework
@@ -132,3 +129,13 @@ def test_it_is_said_in_words():
     said = explain(RECORDS["fp8.verl_vllm.sender_cleanup"])
     assert said == "once weights were updated, if fp8.verl_vllm.async_send_weights was called"
     assert explain(RECORDS["fp8.vllm.init_executor"]) == "if it started a process of role worker"
+
+
+UNWRAPPED = [one for one in RECORDS.values() if one.wrapper is None and one.evidence in ("update", "step")]
+
+
+@pytest.mark.parametrize("patch", UNWRAPPED, ids=lambda patch: patch.id)
+def test_a_due_patch_without_a_wrapper_counts_its_calls_itself(patch: Patch) -> None:
+    """Else ``--live`` would call every job in which it is due unproven."""
+    assert patch.apply is not None
+    assert "record_call(" in inspect.getsource(importlib.import_module(patch.apply.__module__))

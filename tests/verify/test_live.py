@@ -101,16 +101,17 @@ def test_a_missing_process_is_named():
     assert (missing.present, missing.alive) == (False, None)
 
 
-def test_a_present_process_without_the_family_is_named():
+def test_a_process_without_a_family_that_is_expected_carried_by_peers_or_required_is_named():
     assert problems(row(pid=12), expected=(expects(12, "worker"),)) == [
         "worker far:12: carries no fam patch, though one is expected"
     ]
-
-
-def test_a_worker_that_lacks_what_its_peers_carry_is_named():
     peer = row("worker", patches={LOAD.id: entry("live", 3)}, updates=1)
     assert problems(peer, row("worker", pid=12)) == [
         "worker far:12: carries no fam patch, though its role needs one"
+    ]
+    assert problems(row("worker"), required={"fam": "typed"}) == [
+        "worker far:10: carries no typed patch, though its role needs one",
+        "no process carries typed",
     ]
 
 
@@ -119,13 +120,6 @@ def test_an_expected_role_counts_where_the_process_never_learned_it():
         row(pid=12, patches={LOAD.id: entry("waiting")}, updates=1), expected=(expects(12, "worker"),)
     )
     assert problem.startswith("worker far:12: fam.toy.load is still waiting")
-
-
-def test_a_required_family_that_nobody_carries_is_named():
-    assert problems(row("worker"), required={"fam": "typed"}) == [
-        "worker far:10: carries no typed patch, though its role needs one",
-        "no process carries typed",
-    ]
 
 
 def test_families_not_asked_for_are_left_out():

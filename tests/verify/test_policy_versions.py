@@ -25,16 +25,13 @@ def problems(*rows: Row) -> tuple[str, ...]:
     return judge(Run("r", list(rows), []), {}).problems
 
 
-def test_two_ranks_of_an_engine_on_two_versions_are_named() -> None:
+def test_ranks_on_two_versions_and_engines_sent_different_steps_are_named() -> None:
     assert problems(worker(0, 3), worker(1, 3)) == ()
     [problem] = problems(worker(0, 3), worker(1, 2))
     assert problem == (
         "the ranks of one engine hold several policy versions: 2 in rank 1 (far:71); 3 in rank 0 (far:70). "
         "Send a complete update to all of them"
     )
-
-
-def test_engines_that_were_sent_different_steps_are_named() -> None:
     [problem] = problems(worker(0, 3, sync_step=3), worker(0, 2, ppid=8, sync_step=2))
     assert problem.startswith(
         "engines of one job hold the policies of several steps: 2 in rank 0 (far:80); 3 in rank 0 (far:70)"

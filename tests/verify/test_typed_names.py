@@ -9,10 +9,7 @@ from flashpatch.ledger.runs import Expected, Run
 from flashpatch.verify.live import judge, typed_names
 
 PATCHES = registry.patches()
-ON = {
-    "fp8": {"name": "int8", "options": {"precision": "int8"}},
-    "fsdp": {"name": "fsdp", "options": {}},
-}
+ON = {"fp8": {"name": "int8", "options": {"precision": "int8"}}, "fsdp": {"name": "fsdp", "options": {}}}
 STEP = "fp8.vllm.worker_execute_model"
 SHARDING = "fsdp.verl.get_sharding_strategy"
 
@@ -88,6 +85,5 @@ def test_a_name_that_no_process_carries_is_left_to_the_problems():
 def test_another_name_of_the_family_than_the_one_that_is_on_is_not_proven():
     assert job(worker(1), required={"fp8": "int8"})[1].problems == ()
     names, report = job(worker(1), required={"fp8": "bf16"})
-    assert (
-        report.problems == ("no process carries bf16: int8 is on",) and names["bf16"].verdict == "not proven"
-    )
+    assert report.problems == ("no process carries bf16: int8 is on",)
+    assert names["bf16"].verdict == "not proven"

@@ -98,11 +98,7 @@ class HistoryDrafts:
         seconds: time spent here.
     """
 
-    def __init__(
-        self,
-        capacity: int = REMEMBERED,
-        clock: Callable[[], float] = time.perf_counter,
-    ) -> None:
+    def __init__(self, capacity: int = REMEMBERED, clock: Callable[[], float] = time.perf_counter) -> None:
         self.capacity, self._clock = capacity, clock
         self._prompts: OrderedDict[tuple[int, ...], TokenIndex] = OrderedDict()
         self._any = TokenIndex(_ORDERS[_ANY], max(1, capacity // 2))

@@ -31,10 +31,7 @@ class Trainer:
     """
 
     def __init__(
-        self,
-        drafter: Drafter,
-        target_embeddings: TargetEmbeddings,
-        recipe: Recipe | None = None,
+        self, drafter: Drafter, target_embeddings: TargetEmbeddings, recipe: Recipe | None = None
     ) -> None:
         self.drafter, self.target_embeddings, self.recipe = drafter, target_embeddings, recipe or Recipe()
         self.count = self.skipped = 0

@@ -217,12 +217,7 @@ patches = Patches("eagle", "verl>=0.9", scope="driver", remove_when=UNTIL_VERL)
 )
 def sleep_replicas(original, self, *args: Any, **kwargs: Any) -> Any:
     """Start a slice of drafter training when a step's rollouts are complete; it ends with the next weight update."""
-    return followed(_rollouts_ended, original, self, *args, **kwargs)
-
-
-def _rollouts_ended() -> None:
-    if _job is not None:
-        _job.rollouts_ended()
+    return followed(lambda: _job and _job.rollouts_ended(), original, self, *args, **kwargs)
 
 
 def _end_job(site: Site) -> None:

@@ -100,11 +100,7 @@ class Adapters:
             )
 
     def replace(
-        self,
-        names: Names,
-        stage: Callable[[], str],
-        place: Callable[[], Any],
-        restore: Callable[[], None],
+        self, names: Names, stage: Callable[[], str], place: Callable[[], Any], restore: Callable[[], None]
     ) -> Any:
         """Stage an adapter, agree, put it in place, agree again; return what ``place`` gives.
 

@@ -77,10 +77,7 @@ def read(pairs: Mapping[str, Pair]) -> tuple[bool, bytes]:
 
 
 def problems(
-    pairs: Mapping[str, Pair],
-    finite: bool,
-    places: Mapping[str, Place | None],
-    config: Mapping[str, Any],
+    pairs: Mapping[str, Pair], finite: bool, places: Mapping[str, Place | None], config: Mapping[str, Any]
 ) -> list[str]:
     """Return what is wrong with an adapter, empty if nothing is.
 

@@ -30,10 +30,7 @@ DECLARE = "sglang.srt.arg_groups.overrides:declare_resolution"
     when="called=fp8.sglang.launch_scheduler_processes",
     why="Rollout scripts open their engine in bf16; asking for online fp8 means editing each of them.",
     remove_when="never: this is the switch itself.",
-).wrap(
-    "sglang.srt.arg_groups.pipeline:run_resolution_pipeline",
-    relies_on=(DECLARE, GET_CONFIG),
-)
+).wrap("sglang.srt.arg_groups.pipeline:run_resolution_pipeline", relies_on=(DECLARE, GET_CONFIG))
 def run_resolution_pipeline(original, server_args: Any):
     """Declare quantization, as SGLang's own resolvers do, if it is unset, the checkpoint is not quantized and the model is not
     excluded.

@@ -93,18 +93,14 @@ def manage(
     from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
     from flashpatch.patches.fp8.refit.managed_model import ManagedModel
 
-    if _uses_native_loader(load_config):
+    form = load_config.load_format
+    if getattr(form, "value", form) == "flash_rl":
         logger.warning("updates of %s are left to %s", type(model).__name__, NATIVE)
         ledger.note(superseded={patch: NATIVE})
     elif hasattr(model, "load_weights"):
         rounding = Rounding(model) if model_config.quantization == INT8 else None
         adapter = adapter_for(model, model_config)
         model_registry.add(model, ManagedModel(model, adapter, engine.options("fp8"), rounding))
-
-
-def _uses_native_loader(load_config: Any) -> bool:
-    form = load_config.load_format
-    return getattr(form, "value", form) == "flash_rl"
 
 
 @patches.wrap(

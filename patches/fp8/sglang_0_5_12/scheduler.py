@@ -162,9 +162,7 @@ def release_memory_occupation(original, self, recv_req: Any):
 
 
 @patches.wrap(
-    *_either("resume_memory_occupation"),
-    relies_on=memory.TAGS,
-    **as_newer(memory.resume_memory_occupation),
+    *_either("resume_memory_occupation"), relies_on=memory.TAGS, **as_newer(memory.resume_memory_occupation)
 )
 def resume_memory_occupation(original, self, recv_req: Any):
     """Follow the memory saver."""

@@ -185,9 +185,7 @@ async def rollout_update_weights_delta(
         if weights is None:
             return None  # the driver reads why, and has everything sent
         await self.server_adapter.update_weights(
-            weights,
-            global_steps=global_steps,
-            wire_format=getattr(transfer, "wire_format", "named_tensors"),
+            weights, global_steps=global_steps, wire_format=getattr(transfer, "wire_format", "named_tensors")
         )
     except Damaged as damage:
         raise PatchError(

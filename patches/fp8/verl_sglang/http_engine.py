@@ -27,12 +27,7 @@ BUSY_SECONDS = 10.0
 _SENT = "anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.server_adapter_update_weights"
 
 patches = Patches(
-    "fp8",
-    "verl>=0.9",
-    framework="verl_sglang",
-    beside="sglang>=0.5.21",
-    evidence="update",
-    scope="trainer",
+    "fp8", "verl>=0.9", framework="verl_sglang", beside="sglang>=0.5.21", evidence="update", scope="trainer"
 )
 
 

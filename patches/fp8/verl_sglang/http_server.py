@@ -152,13 +152,7 @@ async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
 
 
 async def complete(
-    patch: Patch,
-    original,
-    self,
-    prompt_ids: Any,
-    sampling_params: dict[str, Any],
-    *args: Any,
-    **kwargs: Any,
+    patch: Patch, original, self, prompt_ids: Any, sampling_params: dict[str, Any], *args: Any, **kwargs: Any
 ) -> Any:
     """Raise if verl drops a sample, and add the replica's precision in a mixed fleet.
 

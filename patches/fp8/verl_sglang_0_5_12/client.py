@@ -59,12 +59,7 @@ def http_server_adapter_init(original, self, *args: Any, launch_server: bool = T
     remove_when="verl tells SGLang where an update begins and ends, and returns what each rank committed.",
 )
 def server_adapter_update_weights(original, self, weights: Any, *args: Any, **kwargs: Any) -> Coroutine:
-    """See `server_adapter.server_adapter_update_weights`.
-
-    Raises:
-        PatchError: see there.
-    """
-
+    """See `server_adapter.server_adapter_update_weights`, also for what it raises."""
     patch = patches.of(server_adapter_update_weights)
 
     def begin(sync: str) -> Awaitable[Any]:

@@ -47,11 +47,7 @@ patches = Patches(
 
 @patches.wrap(
     f"{EXTENSION}.update_weights_from_ipc",
-    relies_on=(
-        "BucketedWeightReceiver",
-        "process_weights_after_loading",
-        f"{EXTENSION}._iter_all_models",
-    ),
+    relies_on=("BucketedWeightReceiver", "process_weights_after_loading", f"{EXTENSION}._iter_all_models"),
     params=("peft_config", "base_sync_done", "use_shm"),
     when=_SENT,
     needs="fp8.vllm.initialize_model",

@@ -112,11 +112,7 @@ class TokenBalancer:
         return prompt_tokens + max(1, int(expected if limit is None else min(expected, limit)))
 
     async def release_server(
-        self,
-        server_id: str,
-        request_id: str | None = None,
-        tokens: int | None = None,
-        complete: bool = True,
+        self, server_id: str, request_id: str | None = None, tokens: int | None = None, complete: bool = True
     ) -> None:
         """Release a server after a generation has ended or failed.
 

@@ -169,8 +169,7 @@ assert seen == ["ours", "theirs"], seen
 
 
 def test_threads_wait_for_the_callbacks_of_an_import(waiting):
-    waiting(
-        """
+    waiting("""
 import threading, time
 done = []
 def slow(module):
@@ -188,5 +187,4 @@ for thread in threads:
 for thread in threads:
     thread.join()
 assert not wrong and len(done) == 1
-"""
-    )
+""")

@@ -76,8 +76,7 @@ def test_order(world, first):
     """Each order in a process of its own, forked before anything of FlashPatch is imported."""
     world.families(FAMILY)
     orders = [order for order in ORDERS if order[0] == first]
-    world.run(
-        f"""
+    world.run(f"""
 import os
 for ORDER in {orders!r}:
     child = os.fork()
@@ -86,8 +85,7 @@ for ORDER in {orders!r}:
     assert os.waitpid(child, 0)[1] == 0, ORDER
 else:
     os._exit(0)
-{SCENARIO}"""
-    )
+{SCENARIO}""")
 
 
 TWO = """

@@ -111,10 +111,7 @@ def test_contract_that_drifted(world, enabled):
 def test_members_installed_already_leave_when_a_later_one_fails(world, enabled):
     world.module("fakefw/late.py", "def f(): pass\n")
     world.module("failing.py", "def apply(site):\n    site.wrap(print)\n    raise OSError('disk')\n")
-    world.family(
-        PLAIN,
-        '"toy.fakefw.f", "fakefw.late:f", wrapper=None, apply=__import__("failing").apply',
-    )
+    world.family(PLAIN, '"toy.fakefw.f", "fakefw.late:f", wrapper=None, apply=__import__("failing").apply')
     done = enabled("""
     from flashpatch import engine
     from fakefw.core import plain
@@ -138,10 +135,7 @@ def test_members_installed_already_leave_when_a_later_one_fails(world, enabled):
 
 def test_undo_that_raises_lets_the_others_be_undone(world, enabled):
     world.module("failing.py", "def undo(site):\n    raise OSError('disk')\n")
-    world.family(
-        PLAIN,
-        '"toy.fakefw.method", "fakefw.core:Thing.method", undo=__import__("failing").undo',
-    )
+    world.family(PLAIN, '"toy.fakefw.method", "fakefw.core:Thing.method", undo=__import__("failing").undo')
     enabled("""
     flashpatch.disable()
     assert core.plain is core.BORN["plain"]
@@ -336,3 +330,40 @@ def test_a_module_that_has_been_imported_is_a_conflict(monkeypatch):
     assert examine(patch).problem is None
     monkeypatch.setitem(sys.modules, "a_rival.patches", ModuleType("a_rival.patches"))
     assert examine(patch).problem == "conflicts with a_rival.patches, which is active in this process"
+
+
+# Patches for another generation of a framework stand aside, also where the installed version has none of their modules.
+MEMBERS = (
+    '"toy.fakefw.moved", "fakefw.newer:plain", requires="fakefw>=2"',
+    '"toy.fakefw_1_2.plain", "fakefw.core:plain", requires="fakefw>=1.2,<1.3"',
+)
+ASIDE = "superseded(those of fakefw_1_2, which are for the installed version)"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_those_whose_modules_are_never_imported(world, order):
+    world.family(*MEMBERS[::order])
+    world.run(f"""
+        import flashpatch
+        flashpatch.enable("toy")
+        def found():
+            return {{id: str(one.state) for id, one in flashpatch.status().items() if id.startswith("toy.")}}
+        assert found()["toy.fakefw.moved"] == "waiting", found()
+        import fakefw.core as core
+        assert core.plain(1) == ("patched", 2)
+        assert found() == {{"toy.fakefw.moved": {ASIDE!r}, "toy.fakefw_1_2.plain": "live(1 call)"}}, found()
+    """)
+
+
+def test_a_version_that_neither_is_for_refuses_them(world):
+    world.family(*MEMBERS)
+    world.framework_version("1.5.0")
+    done = world.run("""
+        import flashpatch
+        flashpatch.enable("toy")
+        import fakefw.core as core
+        assert core.plain is core.BORN["plain"]
+        found = [one.state.word for id, one in flashpatch.status().items() if id.startswith("toy.")]
+        assert found == ["skipped", "skipped"], found
+    """)
+    assert "does not meet fakefw>=1.2,<1.3" in done.stderr

@@ -111,8 +111,7 @@ def test_a_framework_that_is_loaded_already_is_left_to_the_engine(world):
 
 @pytest.mark.parametrize("family", index.families())
 def test_a_family_is_loaded_alone(world, family):
-    world.run(
-        f"""
+    world.under(FLASHPATCH=family)(f"""
         import sys
         from flashpatch.bootstrap import start
         start()
@@ -121,9 +120,7 @@ def test_a_family_is_loaded_alone(world, family):
         loaded = {{name.split(".")[2] for name in sys.modules if name.startswith("flashpatch.patches.")}}
         assert loaded - {{"_shared"}} == {{{family!r}}}, loaded
         assert engine.manager.selection.names == ({family!r},)
-    """,
-        FLASHPATCH=family,
-    )
+    """)
 
 
 def test_the_engine_comes_with_the_framework(toys, built_in):
@@ -178,15 +175,12 @@ assert core.plain is core.BORN["plain"] and flashpatch.status().names == ()
 """)
 
 
-def test_what_was_on_at_the_start_stays_on_whatever_becomes_of_the_variable(built_in):
+def test_a_variable_that_changes_is_obeyed_by_the_next_start_alone(built_in):
     built_in("""
 os.environ.pop("FLASHPATCH"), os.environ.pop("FLASHPATCH_RESOLVED")
 import fakefw.core as core
 assert core.plain(1) == ("patched", 2) and "FLASHPATCH" not in os.environ
 """)
-
-
-def test_a_changed_variable_is_obeyed_by_the_next_start(built_in):
     built_in("""
 os.environ["FLASHPATCH"] = "other"
 start()
@@ -210,8 +204,7 @@ def test_threads_that_import_at_once_find_their_modules_patched(toys, built_in):
     for number in range(20):
         toys.module(f"fakefw/m{number}.py", "import time\ntime.sleep(0.002)\ndef f():\n    return 1\n")
     toys.family(*(f'"toy.fakefw.f{i}", "fakefw.m{i}:f"' for i in range(20)))
-    built_in(
-        """
+    built_in("""
 import importlib
 wrong = []
 def load(first):
@@ -226,8 +219,7 @@ for thread in threads:
 for thread in threads:
     thread.join()
 assert not wrong, wrong
-"""
-    )
+""")
 
 
 def test_a_forked_child_wakes_by_itself_and_writes_its_own_row(toys, built_in):

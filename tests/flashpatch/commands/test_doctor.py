@@ -133,13 +133,10 @@ def test_two_owners_of_one_package(toys) -> None:
     ]
 
 
-def test_a_variable_that_nothing_reads(toys) -> None:
+def test_a_variable_that_nothing_reads_and_a_ray_hook_of_another(toys) -> None:
     [found] = diagnosis(toys, fails=True, FLASHPATCH_STRIKT="1")["conflicts"][-1:]
     wanted = "FLASHPATCH_STRIKT is no variable of FlashPatch; did you mean FLASHPATCH_STRICT?"
     assert found["what"] == wanted
-
-
-def test_a_ray_hook_of_another(toys) -> None:
     conflicts = diagnosis(toys, fails=True, RAY_RUNTIME_ENV_HOOK="other.package.hook")["conflicts"]
     assert any("RAY_RUNTIME_ENV_HOOK=other.package.hook" in one["what"] for one in conflicts)
 

@@ -17,8 +17,7 @@ UPDATE = '''
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["self.runner", "self.runner.get_model", "load_weights", "model.load_weights", "prepare", "ready"],
+    "name", ["self.runner", "self.runner.get_model", "load_weights", "model.load_weights", "prepare", "ready"]
 )
 def test_mentions_in_the_body_hold(write, checked, name):
     write(toy={"worker": UPDATE})

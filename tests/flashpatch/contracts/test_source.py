@@ -95,35 +95,25 @@ def test_callables_are_found_with_their_parameters(checked, name, params):
 
 
 @pytest.mark.parametrize(
-    "name",
-    "FLAG limit optional Engine.size Engine.kind Engine.runner Engine.left Engine.right".split(),
+    "name", "FLAG limit optional Engine.size Engine.kind Engine.runner Engine.left Engine.right".split()
 )
 def test_attributes_and_constants_exist(checked, name):
     assert checked("toy.engine:plain", exists=(f"toy.engine:{name}",)).ok
 
 
-def test_all_conditional_definitions_must_hold(checked):
+def test_all_conditional_definitions_must_hold_and_a_property_is_its_getter(checked):
     assert checked("toy.engine:conditional", params=("a",)).ok
     result = checked("toy.engine:conditional", params=("b",))
     assert not result.ok
     assert result.line == "toy/engine.py:17"
-
-
-def test_a_property_is_its_getter(checked):
     assert not checked("toy.engine:Engine.weights", params=("value",)).ok
 
 
-def test_a_reexported_name_leads_to_the_module_that_defines_it(checked):
+def test_a_reexported_name_leads_to_its_module_and_the_first_target_that_exists_wins(checked):
     assert checked("toy.engine:renamed").target == "toy.base:helper"
     assert checked("toy.engine:Base.inherited").target == "toy.base:Base.inherited"
-
-
-def test_an_inherited_method_stays_with_the_subclass(checked):
     result = checked("toy.engine:Engine.inherited")
     assert (result.target, result.line) == ("toy.engine:Engine.inherited", "toy/base.py:5")
-
-
-def test_the_first_target_that_exists_wins(checked):
     result = checked("toy.newer:plain", "toy.engine:absent", "toy.engine:plain", "toy.base:helper")
     assert (result.ok, result.target) == (True, "toy.engine:plain")
 

@@ -43,12 +43,7 @@ flashpatch.enable("fp8", in_flight="recompute")
 for role in ("worker", "driver", "engine-core", "driver"):
     ledger.role(role)
 """
-    env = {
-        **os.environ,
-        "FLASHPATCH_LEDGER": str(home),
-        "FLASHPATCH_RUN": "told",
-        "FLASHPATCH_STRCIT": "1",
-    }
+    env = {**os.environ, "FLASHPATCH_LEDGER": str(home), "FLASHPATCH_RUN": "told", "FLASHPATCH_STRCIT": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
     said, unknown = [line for line in done.stderr.splitlines() if line.startswith("flashpatch: ")]
     assert "fp8 (in_flight=recompute) on in this driver" in said
@@ -223,8 +218,7 @@ def test_a_forked_child_in_which_nothing_happens_leaves_no_row(home, finish):
 
 
 def test_a_full_disk_never_breaks_the_job(home, start):
-    process = start(
-        """
+    process = start("""
         import logging; logging.basicConfig(format="%(message)s")
         import resource; hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
@@ -232,8 +226,7 @@ def test_a_full_disk_never_breaks_the_job(home, start):
         ledger.boot()
         for _ in range(5): ledger.touch(now=True)
         print(ledger.problem())
-        """
-    )
+        """)
     out, err = process.communicate(timeout=limit(60))
     assert process.returncode == 0, err
     assert "File too large" in out

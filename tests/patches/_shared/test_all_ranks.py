@@ -50,13 +50,11 @@ def test_results_pass_through():
     assert call(lambda worker, by: worker.rank + by, (10,)) == [10, 11, 12]
 
 
-def test_all_ranks_are_heard_and_the_failed_one_is_named():
+def test_all_ranks_are_heard_and_those_that_failed_are_named():
     with pytest.raises(RuntimeError, match=r"rank 1: PatchError: .*did not come") as caught:
         call("load", (0,))
     assert "Traceback" in str(caught.value) and "rank 0" not in str(caught.value)
 
-
-def test_several_failures():
     def fails(worker):
         if worker.rank:
             raise ValueError(f"at {worker.rank}")

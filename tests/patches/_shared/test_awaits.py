@@ -9,14 +9,11 @@ def target() -> bool:
     return caller_awaits()
 
 
-def test_the_frame_that_calls_decides() -> None:
+def test_the_frame_that_calls_decides_and_those_of_flashpatch_are_ignored() -> None:
     async def coroutine() -> bool:
         return caller_awaits()
 
     assert asyncio.run(coroutine()) and not target()
-
-
-def test_frames_of_flashpatch_are_ignored() -> None:
     wrapper = {"__name__": "flashpatch.patches.toy.hook", "caller_awaits": caller_awaits}
     exec("def hook():\n    return caller_awaits()", wrapper)
 

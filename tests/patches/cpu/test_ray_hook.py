@@ -15,7 +15,7 @@ def clean(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
 
 
-def test_our_variables_join_those_of_the_job(tmp_path):
+def test_our_variables_join_those_of_the_job_which_win(tmp_path):
     child_env.export("cpu,fp8", "{}")
     given = {"env_vars": {"MINE": "1"}, "working_dir": None}
     merged = child_env.ray_runtime_env(given)
@@ -24,9 +24,6 @@ def test_our_variables_join_those_of_the_job(tmp_path):
     assert merged["env_vars"]["FLASHPATCH_JOB_LEDGER"] == str(tmp_path / "flashpatch" / "ledger")
     assert "FLASHPATCH_LEDGER" not in merged["env_vars"], "a node may name its own"
     assert given == {"env_vars": {"MINE": "1"}, "working_dir": None}
-
-
-def test_what_the_job_says_itself_wins():
     child_env.export("cpu", "{}")
     assert child_env.ray_runtime_env({"env_vars": {"FLASHPATCH": "0"}})["env_vars"]["FLASHPATCH"] == "0"
 

@@ -57,11 +57,8 @@ LOOK = """
 """
 
 
-def test_the_variable_reaches_a_cluster_that_was_running(scenario, cluster):
+def test_the_variable_and_nothing_else_reaches_a_cluster_that_was_running(scenario, cluster):
     assert json.loads(scenario(LOOK, CLUSTER=cluster).splitlines()[-1]) == ["cpu", True]
-
-
-def test_without_the_variable_nothing_travels(scenario, cluster):
     assert json.loads(scenario(LOOK, names="", CLUSTER=cluster).splitlines()[-1])[0] is None
 
 

@@ -106,19 +106,13 @@ def test_a_trainer_that_does_not_validate_is_refused_all_the_same():
     assert ran == ["runner"]
 
 
-def test_a_plain_recipe_is_not_refused():
+def test_a_plain_recipe_goes_without_sleep_mode_and_flash_attention_if_no_other_was_chosen():
     assert list(verl_config.refusals(reader())) == []
-
-
-def test_sleep_mode_and_flash_attention_are_left_out():
     assert dict(verl_config.adaptations(reader())) == {
         f"{ROLLOUT}.free_cache_engine": False,
         f"{ROLLOUT}.enable_sleep_mode": False,
         "actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
     }
-
-
-def test_an_attention_that_was_chosen_stays():
     chosen = reader(**{"actor_rollout_ref.model.override_config.attn_implementation": "eager"})
     assert "sdpa" not in dict(verl_config.adaptations(chosen)).values()
 
@@ -170,13 +164,10 @@ def few(monkeypatch, cores, given=(), starts_ray=True, **changes):
     return dict(verl_config.for_few_cores(reader(**stock, **changes), starts_ray))
 
 
-def test_few_cores_get_few_helpers_and_no_dashboard(monkeypatch):
+def test_few_cores_get_few_helpers_and_no_dashboard_unless_numbers_were_given(monkeypatch):
     assert few(monkeypatch, 2) == {**dict.fromkeys(verl_config.HELPERS, 1), verl_config.DASHBOARD: False}
     assert set(few(monkeypatch, 8, starts_ray=False).values()) == {4}
     assert few(monkeypatch, 16) == {}
-
-
-def test_numbers_that_were_given_stay(monkeypatch):
     first, *others = verl_config.HELPERS
     assert first not in few(monkeypatch, 2, given={first})
     assert set(few(monkeypatch, 2, given=None, **{verl_config.DASHBOARD: True})) == set()

@@ -1,15 +1,14 @@
 """The partition function through verl's checkpoints: saved, resumed, exported and merged."""
 
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import machine
 import pytest
 
 pytest.importorskip("torch")
-
 
 import flow_lab
 import torch
@@ -137,13 +136,8 @@ def test_the_merged_model_is_the_policy_alone_and_an_actor_goes_on_from_it(done,
 
     folder = done[ranks]
     places = ("--local_dir", folder / f"{kind}-saved", "--target_dir", folder / f"{kind}-merged")
-    merged = subprocess.run(
-        [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", *places],
-        env=flow_lab.environment(folder, FLASHPATCH="cpu,bf16,flowrl"),
-        capture_output=True,
-        text=True,
-        timeout=flow_lab.LIMIT,
-    )
+    command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp", *places]
+    merged = machine.run(command, 900, env=flow_lab.environment(folder, FLASHPATCH="cpu,bf16,flowrl"))
     assert merged.returncode == 0, merged.stdout[-3000:] + merged.stderr[-5000:]
     model, seen = AutoModelForCausalLM.from_pretrained(
         folder / f"{kind}-merged", dtype=torch.bfloat16, output_loading_info=True

@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-
 import sglang_lab
 from verl_job import live, metrics, trained
 

@@ -85,16 +85,13 @@ def test_the_weight_has_no_gradient():
     assert torch.allclose(log_prob.grad, expected.detach().expand(1, 2))
 
 
-def test_masked_tokens_do_not_count_even_if_they_are_not_numbers():
+def test_masked_tokens_and_responses_without_tokens_weigh_nothing():
     mask = torch.tensor([[True, False]])
     log_prob, got = one([-1.0, float("nan")], [-1.0, float("nan")], mask=mask)
     _, short = one([-1.0], [-1.0])
     assert got.loss.item() == pytest.approx(short.loss.item())
     got.loss.sum().backward()
     assert log_prob.grad[0, 1] == 0
-
-
-def test_a_response_without_tokens_weighs_nothing():
     _, got = one([-1.0, -1.0], [-1.0, -1.0], mask=torch.zeros(1, 2, dtype=torch.bool))
     assert got.loss.item() == 0 and got.weight.item() == 0
 

@@ -7,7 +7,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-
 import flow_lab
 import torch
 from flow_lab import gradient
@@ -258,11 +257,7 @@ def test_a_rate_of_its_own(result):
 
 
 @pytest.mark.parametrize(
-    "name, ranks",
-    [
-        *cases(("lora", 1), ("lora-fsdp2", 1)),
-        *cases(("lora", 2), ("lora-fsdp2", 2), ranks=2),
-    ],
+    "name, ranks", [*cases(("lora", 1), ("lora-fsdp2", 1)), *cases(("lora", 2), ("lora-fsdp2", 2), ranks=2)]
 )
 def test_adapters_and_the_whole_partition_function_learn(result, name, ranks):
     """Adapters start at zero: the gradient of their second matrix is the whole weight's, through the first."""

@@ -4,7 +4,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-
 import cpu_lab
 import warm
 

@@ -60,9 +60,8 @@ def test_checkpoints_of_adapters_alone_are_refused_where_there_is_a_partition_fu
     lora_only = reader(**{verl_config.LORA_ONLY: True})
     (refusal,) = verl_config.learned_refusals(lora_only)
     assert refusal.startswith(f"{verl_config.LORA_ONLY}=True (")
-    assert not list(verl_config.learned_refusals(reader())) and not list(
-        verl_config.group_refusals(lora_only)
-    )
+    assert not list(verl_config.learned_refusals(reader()))
+    assert not list(verl_config.group_refusals(lora_only))
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from machine import limit
+import machine
 
 from flashpatch.patches.fp8.rollout_numbers import RolloutNumbers
 
@@ -53,9 +53,7 @@ def test_the_oldest_policy_of_living_engines_and_all_refusals(tmp_path: Path) ->
         return process
 
     def seen() -> dict[str, float]:
-        done = subprocess.run(
-            [sys.executable, "-c", TRAINER], env=env, capture_output=True, text=True, timeout=limit(60)
-        )
+        done = machine.run([sys.executable, "-c", TRAINER], 60, env=env)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

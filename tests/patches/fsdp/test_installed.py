@@ -1,19 +1,9 @@
 """The family on the installed verl: which mesh it replicates, what it refuses, what each side says of the other."""
 
-import cpu_lab
 import pytest
 
 pytestmark = pytest.mark.verl
-
-
-@pytest.fixture
-def scenario(tmp_path):
-    """Run Python code in a process of its own; it must succeed."""
-
-    def run(code: str, **extra: str) -> str:
-        return cpu_lab.checked(code, tmp_path, **extra).stdout
-
-    return run
+NAMES = ""
 
 
 def test_meshes_have_their_strategy_until_torch_or_verl_is_native(scenario):

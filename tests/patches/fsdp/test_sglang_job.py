@@ -1,30 +1,17 @@
 """Whole jobs of verl's own entry point whose rollouts are SGLang's, audited at each sync."""
 
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import verl_job
 from sglang_lab import FRAMEWORK, OLD
-from verl_job import live, train
+from verl_job import live, trained
 
 pytestmark = [pytest.mark.verl, pytest.mark.sglang, pytest.mark.full]
 
-VICTIM = "model.layers.1.mlp.down_proj.weight"
 FAMILY = f"fsdp.{FRAMEWORK}"
 AUDIT = f"{FAMILY}.update_weights_from_tensor"
-
-
-def run(world: Path, folder: Path, names: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return train(
-        world,
-        folder,
-        "actor_rollout_ref.rollout.name=sglang",
-        FLASHPATCH=names,
-        TORCHDYNAMO_DISABLE="1",
-        **variables,
-    )
 
 
 def audits(folder: Path) -> dict[str, Any]:
@@ -36,8 +23,8 @@ def audits(folder: Path) -> dict[str, Any]:
 
 def test_each_sync_is_audited(wide_world, tmp_path):
     """Once before the first step and after each of two; the weights fill several buckets."""
-    done = run(wide_world, tmp_path, "cpu,bf16,fsdp")
-    assert done.returncode == 0, done.stdout[-8000:]
+    on = dict(FLASHPATCH="cpu,bf16,fsdp", TORCHDYNAMO_DISABLE="1")
+    trained(wide_world, tmp_path, "actor_rollout_ref.rollout.name=sglang", **on)
     calls = [
         {name: patch["calls"] for name, patch in process["patches"].items() if name.startswith(f"{FAMILY}.")}
         for process in live(tmp_path)

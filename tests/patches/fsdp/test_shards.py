@@ -10,7 +10,6 @@ from tree import SUPPORT
 
 pytest.importorskip("torch")
 
-
 import torch
 
 from flashpatch.patches._shared import fingerprint

@@ -11,11 +11,6 @@ pytestmark = pytest.mark.verl
 VICTIM = "model.layers.1.mlp.down_proj.weight"
 
 
-@pytest.fixture
-def world(wide_world: Path) -> Path:
-    return wide_world
-
-
 def strategy(name: str) -> list[str]:
     return [f"actor_rollout_ref.actor.strategy={name}", f"actor_rollout_ref.ref.strategy={name}"]
 
@@ -25,8 +20,8 @@ def test_two_fsdp2_ranks_and_two_replicas_are_audited_at_each_sync(fp8_job):
 
 
 @pytest.mark.full
-def test_two_fsdp_ranks_and_two_replicas_are_audited_at_each_sync(world, two_ranks, tmp_path):
-    trained(world, tmp_path, *two_ranks, *strategy("fsdp"), FLASHPATCH="cpu,fp8,fsdp")
+def test_two_fsdp_ranks_and_two_replicas_are_audited_at_each_sync(wide_world, two_ranks, tmp_path):
+    trained(wide_world, tmp_path, *two_ranks, *strategy("fsdp"), FLASHPATCH="cpu,fp8,fsdp")
     check_audits(live(tmp_path), tmp_path)
 
 
@@ -49,18 +44,11 @@ def check_audits(processes: list[dict[str, Any]], folder: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_flipped_bit_stops_the_job_and_is_named(world, two_ranks, tmp_path):
+def test_a_flipped_bit_stops_the_job_and_is_named(wide_world, two_ranks, tmp_path):
     """A bit flips in the shared memory of the second sync, between the trainer and one of two replicas."""
     (tmp_path / "fsdp_flip.py").write_text(FLIP.format(victim=VICTIM))
-    done = train(
-        world,
-        tmp_path,
-        *two_ranks,
-        *strategy("fsdp2"),
-        FLASHPATCH="cpu,fp8,fsdp",
-        PYTHONPATH=str(tmp_path),
-        VERL_USE_EXTERNAL_MODULES="fsdp_flip",
-    )
+    on = dict(FLASHPATCH="cpu,fp8,fsdp", PYTHONPATH=str(tmp_path), VERL_USE_EXTERNAL_MODULES="fsdp_flip")
+    done = train(wide_world, tmp_path, *two_ranks, *strategy("fsdp2"), **on)
     assert done.returncode != 0
     assert f"{VICTIM} has other values than the trainer's shards" in done.stdout, done.stdout[-8000:]
     assert "fsdp.verl_vllm.receive_weights" in done.stdout

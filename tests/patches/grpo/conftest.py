@@ -1,11 +1,22 @@
 """Tests of the grpo family; those that need torch or verl are marked, and skipped without it."""
 
+import asyncio
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 
-import cpu_lab
 import grpo_lab
 import pytest
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    asyncio.run(
+        pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames})
+    )
+    return True
 
 
 @pytest.fixture
@@ -14,15 +25,5 @@ def ranks(tmp_path: Path) -> Callable[..., list[str]]:
 
     def run(code: str, world: int = 2, **extra: str) -> list[str]:
         return grpo_lab.ranks(code, tmp_path, world, **extra)
-
-    return run
-
-
-@pytest.fixture
-def scenario(tmp_path: Path) -> Callable[..., str]:
-    """Run Python code with ``FLASHPATCH=names``; it must succeed, and its output is returned."""
-
-    def run(code: str, names: str = "grpo", **extra: str) -> str:
-        return cpu_lab.checked(code, tmp_path, **({"FLASHPATCH": names} if names else {}), **extra).stdout
 
     return run

@@ -3,11 +3,11 @@
 import pytest
 
 pytestmark = pytest.mark.verl
+NAMES = ""
 
 
 def test_armed_superseded_and_undone(scenario):
-    scenario(
-        """
+    scenario("""
         import verl.utils.config, verl.workers.engine.utils
         import verl.workers.engine.fsdp.transformer_impl as fsdp
         import verl.trainer.ppo.core_algos as algos, verl.workers.rollout.router
@@ -48,15 +48,12 @@ def test_armed_superseded_and_undone(scenario):
         theirs = fused.FusedLinearForPPO().forward(states, head, labels, temperature=0.9)
         torch.testing.assert_close(ours, theirs)
         assert all(look()[name] is then for name, then in before.items())
-    """,
-        names="",
-    )
+    """)
 
 
 def test_without_its_loss_the_mode_is_not_registered_and_no_step_owes_a_call(scenario):
     """`flashpatch-verify --live` asks for a call of each registered patch once there were steps."""
-    scenario(
-        """
+    scenario("""
         import flashpatch
         import verl.trainer.ppo.core_algos as algos
         import verl.utils.config as config, verl.workers.engine.utils
@@ -68,6 +65,4 @@ def test_without_its_loss_the_mode_is_not_registered_and_no_step_owes_a_call(sce
         assert states["grpo.verl.prepare_micro_batches"].state.word == "installed"
         flashpatch.disable()
         assert algos.POLICY_LOSS_REGISTRY == stock[0] and config.validate_config is stock[1]
-    """,
-        names="",
-    )
+    """)

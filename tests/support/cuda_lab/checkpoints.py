@@ -4,7 +4,6 @@ Two random models of equal spread have nearly equal scales: an update that forgo
 """
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,16 +55,11 @@ def _converted(source: Path, scheme: str) -> Path:
 
 
 def _written(source: Path, suffix: str, convert: Callable[[str, Any], Tensors], config: dict | None) -> Path:
-    from safetensors.torch import save_file
-
     with making(source.with_name(f"{source.name}-{suffix}")) as (target, work):
         if work is None:
             return target
-        for file in source.iterdir():
-            if file.suffix != ".safetensors":
-                shutil.copy(file, work)
         tensors = {n: t.contiguous() for name, w in models.weights(source) for n, t in convert(name, w)}
-        save_file(tensors, str(work / "model.safetensors"), metadata={"format": "pt"})
+        models.write_changed(work, source, tensors)
         if config is not None:
             whole = json.loads((work / "config.json").read_text()) | {"quantization_config": config}
             (work / "config.json").write_text(json.dumps(whole))

@@ -103,12 +103,7 @@ def updated(llm: vllm.LLM, second: Path, steps: tuple[str, ...]) -> dict[str, An
         if other["addresses"].get(path) != address
     ]
     answers = ask(llm)
-    return {
-        "before": before,
-        "answers": answers,
-        "moved": moved,
-        "workers": of_workers(llm),
-    }
+    return {"before": before, "answers": answers, "moved": moved, "workers": of_workers(llm)}
 
 
 def of_workers(llm: vllm.LLM) -> list[dict[str, Any]]:

@@ -9,70 +9,71 @@ GROUPED = dict(n_routed_experts=4, **_ROUTED)
 LOCAL = dict(num_local_experts=4, num_experts_per_tok=2)
 """Experts of a layer, as configurations of different models call them."""
 
+
+def of(model_type: str, **own: Any) -> tuple[str, Mapping[str, Any]]:
+    """A family: transformers' model_type, and what its config has beyond the common part."""
+    return model_type, own
+
+
 MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "llama3.1": (
+    "llama3.1": of(
         "llama",
-        dict(
-            max_position_embeddings=16384,
-            rope_parameters=dict(
-                rope_type="llama3",
-                rope_theta=500000.0,
-                factor=8.0,
-                low_freq_factor=1.0,
-                high_freq_factor=4.0,
-                original_max_position_embeddings=8192,
-            ),
+        max_position_embeddings=16384,
+        rope_parameters=dict(
+            rope_type="llama3",
+            rope_theta=500000.0,
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=8192,
         ),
     ),  # slow turns are slower, for long texts
-    "falcon": ("falcon", dict(num_kv_heads=2, new_decoder_architecture=True, alibi=False, bias=False)),
-    "mistral": ("mistral", dict(head_dim=64, sliding_window=None)),
-    "olmo": ("olmo", dict(num_key_value_heads=4)),  # norms without weights
-    "olmo2": ("olmo2", {}),  # norms behind attention and mlp, and over all heads of q and k at once
-    "olmo3": ("olmo3", dict(sliding_window=64)),
-    "granite": (
+    "falcon": of("falcon", num_kv_heads=2, new_decoder_architecture=True, alibi=False, bias=False),
+    "mistral": of("mistral", head_dim=64, sliding_window=None),
+    "olmo": of("olmo", num_key_value_heads=4),  # norms without weights
+    "olmo2": of("olmo2"),  # norms behind attention and mlp, and over all heads of q and k at once
+    "olmo3": of("olmo3", sliding_window=64),
+    "granite": of(
         "granite",
-        dict(embedding_multiplier=1.5, residual_multiplier=0.8, attention_multiplier=0.1, logits_scaling=2.0),
+        embedding_multiplier=1.5,
+        residual_multiplier=0.8,
+        attention_multiplier=0.1,
+        logits_scaling=2.0,
     ),
-    "glm4": ("glm4", dict(head_dim=64)),  # four norms a layer, pairs of features turned side by side
-    "starcoder2": ("starcoder2", {}),  # norms with means and biases, no gate
-    "stablelm": ("stablelm", {}),  # a quarter of each head is turned
-    "persimmon": ("persimmon", dict(num_key_value_heads=4)),  # q, k, v head by head, squared ReLU
-    "apertus": ("apertus", {}),  # xIELU
-    "smollm3": ("smollm3", {}),
-    "gemma": ("gemma", dict(head_dim=64, tie_word_embeddings=True)),
-    "cohere": ("cohere", dict(tie_word_embeddings=True)),  # attention and mlp side by side
-    "cohere2": ("cohere2", dict(head_dim=64, tie_word_embeddings=True, sliding_window=64)),
-    "gemma4": (
+    "glm4": of("glm4", head_dim=64),  # four norms a layer, pairs of features turned side by side
+    "starcoder2": of("starcoder2"),  # norms with means and biases, no gate
+    "stablelm": of("stablelm"),  # a quarter of each head is turned
+    "persimmon": of("persimmon", num_key_value_heads=4),  # q, k, v head by head, squared ReLU
+    "apertus": of("apertus"),  # xIELU
+    "smollm3": of("smollm3"),
+    "gemma": of("gemma", head_dim=64, tie_word_embeddings=True),
+    "cohere": of("cohere", tie_word_embeddings=True),  # attention and mlp side by side
+    "cohere2": of("cohere2", head_dim=64, tie_word_embeddings=True, sliding_window=64),
+    "gemma4": of(
         "gemma4_text",
-        dict(
-            head_dim=64,
-            global_head_dim=64,
-            tie_word_embeddings=True,
-            sliding_window=64,
-            hidden_size_per_layer_input=0,
-            layer_types=["sliding_attention", "full_attention"],
-        ),
+        head_dim=64,
+        global_head_dim=64,
+        tie_word_embeddings=True,
+        sliding_window=64,
+        hidden_size_per_layer_input=0,
+        layer_types=["sliding_attention", "full_attention"],
     ),  # a scalar of each layer is a buffer
-    "dots1": (
-        "dots1",
-        dict(n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1, **GROUPED),
+    "dots1": of(
+        "dots1", n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1, **GROUPED
     ),  # the router's correction bias is a buffer
-    "gpt2": ("gpt2", dict(num_key_value_heads=4, tie_word_embeddings=True)),  # learned positions
-    "phi": ("phi", dict(num_key_value_heads=4)),  # a bias of the head
-    "ernie4": ("ernie4_5", dict(head_dim=64)),
-    "ernie4-moe": (
+    "gpt2": of("gpt2", num_key_value_heads=4, tie_word_embeddings=True),  # learned positions
+    "phi": of("phi", num_key_value_heads=4),  # a bias of the head
+    "ernie4": of("ernie4_5", head_dim=64),
+    "ernie4-moe": of(
         "ernie4_5_moe",
-        dict(
-            moe_num_experts=4,
-            moe_k=2,
-            moe_intermediate_size=128,
-            moe_num_shared_experts=1,
-            moe_layer_start_index=0,
-        ),
+        moe_num_experts=4,
+        moe_k=2,
+        moe_intermediate_size=128,
+        moe_num_shared_experts=1,
+        moe_layer_start_index=0,
     ),
-    "granite-moe": ("granitemoe", dict(intermediate_size=128, **LOCAL)),
-    "qwen2-moe": (
-        "qwen2_moe",
-        dict(shared_expert_intermediate_size=128, decoder_sparse_step=1, **EXPERTS),
+    "granite-moe": of("granitemoe", intermediate_size=128, **LOCAL),
+    "qwen2-moe": of(
+        "qwen2_moe", shared_expert_intermediate_size=128, decoder_sparse_step=1, **EXPERTS
     ),  # a gate of its shared expert
 }

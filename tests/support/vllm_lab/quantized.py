@@ -3,12 +3,11 @@
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_lab.models import making, weights
+from vllm_lab.models import making, weights, write_changed
 
 GROUP = 128
 Tensors = Iterator[tuple[str, Any]]
@@ -78,19 +77,10 @@ def _write(
     weight: Mapping[str, Any],
     activation: Mapping[str, Any] | None,
 ) -> None:
-    from safetensors.torch import save_file
-
-    for file in source.iterdir():
-        if file.suffix != ".safetensors":
-            shutil.copy(file, target)
     converted: dict[str, Any] = {}
     for name, tensor in weights(source):
         converted.update(convert(name, tensor) if is_linear(name) else [(name, tensor)])
-    save_file(
-        {name: tensor.contiguous() for name, tensor in converted.items()},
-        target / "model.safetensors",
-        metadata={"format": "pt"},
-    )
+    write_changed(target, source, {name: tensor.contiguous() for name, tensor in converted.items()})
     config = json.loads((target / "config.json").read_text())
     config["quantization_config"] = dict(
         quant_method="compressed-tensors",

@@ -69,15 +69,13 @@ def test_positions_that_the_prompt_does_not_reach_are_compared() -> None:
     assert str(certified(GPT2, later).first) == "transformer.wpe, 80 of 128 rows, the first 48"
 
 
-def test_an_engine_that_does_not_give_its_rows_says_so() -> None:
+def test_rows_that_an_engine_does_not_give_and_windows_that_are_not_filled_are_left_out() -> None:
     model = model_of(LLAMA)
     with recorded(model) as calls:
         given = logits(model, IDS)
     found = compare(lambda dtype: copy.deepcopy(model).to(dtype), IDS, Pass(calls, given, ""))
     assert found.ok and "model.embed_tokens's rows that no token reads" in found.left_out
 
-
-def test_a_window_that_the_prompt_does_not_fill_is_left_out() -> None:
     def windows(window: int) -> list[str]:
         config = transformers.MistralConfig(**SMALL, **SIZES, sliding_window=window)
         return [one for one in certified(config).left_out if "window" in one]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import lora_lab
+import machine
 import pytest
 from exact_faults import FAULTS, plant, some_full
 from installed import version_of
-from machine import limit
 from packaging.version import Version
 from vllm_lab import environment, models, scenario
 
@@ -75,13 +74,8 @@ def _printed(model: Path, precision: str, /, *options: str, status: int = 0, **e
     """What the command prints of a model, with the engine in the precision that FLASHPATCH gives it."""
     command = [Path(sys.executable).with_name("flashpatch-verify"), "exact", model]
     variables = {**os.environ, "FLASHPATCH": precision, "FLASHPATCH_LEDGER": str(model.parent / "ledger")}
-    done = subprocess.run(
-        [*command, "--json", "--engine", json.dumps({**SMALL, **engine}), *options],
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=limit(300),
-    )
+    command += ["--json", "--engine", json.dumps({**SMALL, **engine}), *options]
+    done = machine.run(command, 300, env=variables)
     assert done.returncode == status, (done.stdout[-2000:], done.stderr[-2000:])
     return json.loads(done.stdout)
 
@@ -143,9 +137,8 @@ def test_however_the_prompt_is_read_it_agrees(certify, tmp_path, read: str, engi
 )
 def test_a_prompt_that_is_not_read_so_is_not_compared(certify, tmp_path, read, engine, said: str) -> None:
     found = certify(models.checkpoint(tmp_path, "llama"), read=read, **engine)
-    assert (
-        found.problem.startswith("cannot compare here: the engine does not read ") and said in found.problem
-    )
+    assert found.problem.startswith("cannot compare here: the engine does not read ")
+    assert said in found.problem
 
 
 @pytest.mark.full

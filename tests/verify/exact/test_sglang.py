@@ -1,16 +1,15 @@
 """SGLang agrees with the trainer's model where it is honest; a planted fault is named by the module where it is."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import lora_lab
+import machine
 import pytest
 import sglang_lab as lab
 from exact_faults import FAULTS, plant, some_full
-from machine import limit
 
 from flashpatch.verify.exact.causes import WAYS
 
@@ -170,13 +169,8 @@ def test_the_command_opens_the_engine_that_flashpatch_asks_for(tmp_path: Path) -
     """int8, and its causes, each in a process of its own."""
     command = Path(sys.executable).with_name("flashpatch-verify")
     model = lab.checkpoint(tmp_path, "llama", 0)
-    done = subprocess.run(
-        [command, "exact", model, "--json", "--causes", "--engine", json.dumps(SMALL)],
-        env=lab.environment(tmp_path, "int8", STANDIN_AMX="1"),
-        capture_output=True,
-        text=True,
-        timeout=limit(500),
-    )
+    whole = [command, "exact", model, "--json", "--causes", "--engine", json.dumps(SMALL)]
+    done = machine.run(whole, 500, env=lab.environment(tmp_path, "int8", STANDIN_AMX="1"))
     assert done.returncode == 0, (done.stdout[-2000:], done.stderr[-4000:])
     found = json.loads(done.stdout)
     assert found["quantization"] == "w8a8_int8" and found["kl_rounding"] > 1e-4

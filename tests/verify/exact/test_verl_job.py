@@ -27,8 +27,10 @@ def job(**changes: object) -> Job:
     return read(lambda path, default=None: values.get(path, default))
 
 
-def test_a_plain_job_leaves_nothing_out() -> None:
+def test_a_plain_job_leaves_nothing_out_with_or_without_tensor_parallelism() -> None:
     assert job() == Job("policy", {"max_model_len": None}, kind="vllm")
+    found = job(**{f"{ROLLOUT}.tensor_model_parallel_size": 2})
+    assert found == Job("policy", {"tensor_parallel_size": 2, "max_model_len": None}, kind="vllm")
 
 
 def test_a_job_on_sglang_opens_its_engine() -> None:
@@ -40,17 +42,9 @@ def test_a_job_on_sglang_opens_its_engine() -> None:
     assert said == f"{ROLLOUT}.tensor_model_parallel_size=2 (is compared without)"
 
 
-def test_ranks_of_tensor_parallelism_are_the_rollouts() -> None:
-    found = job(**{f"{ROLLOUT}.tensor_model_parallel_size": 2})
-    assert found == Job("policy", {"tensor_parallel_size": 2, "max_model_len": None}, kind="vllm")
-
-
 def test_what_the_trainers_probabilities_depend_on_is_read() -> None:
     assert job().trainer == Trainer()
-    changes = {
-        f"{ROLLOUT}.top_p": 0.9,
-        f"{ROLLOUT}.top_k": 50,
-    }
+    changes = {f"{ROLLOUT}.top_p": 0.9, f"{ROLLOUT}.top_k": 50}
     found = job(**changes).trainer
     assert found == Trainer(0.9, 50)
 
@@ -103,13 +97,10 @@ def test_a_config_that_verl_cannot_build_either_says_so(tmp_path) -> None:
         pass
 
 
-def test_a_plain_model_is_itself(tmp_path) -> None:
+def test_a_plain_model_is_itself_and_the_config_of_a_name_is_not_changed(tmp_path) -> None:
     found = job(**{f"{MODEL}.override_config": {"attn_implementation": "sdpa"}})
     with found.trainers_model() as model:
         assert model == "policy" and found == job()
-
-
-def test_the_config_of_a_name_is_not_changed() -> None:
     found = job(**{f"{MODEL}.override_config": {"rms_norm_eps": 0.1}})
     assert found.problem.startswith(f"cannot compare here: {MODEL}.override_config changes")
 
@@ -161,11 +152,7 @@ def test_a_setting_that_changes_one_side_alone_is_found(world, tmp_path, setting
 @pytest.mark.full
 @pytest.mark.verl
 def test_the_causes_of_a_job_are_its_engines_and_its_trainers(world, tmp_path) -> None:
-    given = [
-        *COMMAND,
-        f"{MODEL}.path={world}/model",
-        f"{ROLLOUT}.top_p=0.9",
-    ]
+    given = [*COMMAND, f"{MODEL}.path={world}/model", f"{ROLLOUT}.top_p=0.9"]
     found = printed(CAUSES, tmp_path, given, 0, "cpu,int8")
     seen = {cause["name"]: cause for cause in found["causes"]}
     unswitched = {name: cause["problem"] for name, cause in seen.items() if cause["problem"]}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import machine
 import pytest
 from machine import limit
 
@@ -92,14 +93,8 @@ def flashpatch(tmp_path: Path, ledger: Path):
     def flashpatch(*arguments: str, code: int = 0, **env: str) -> subprocess.CompletedProcess:
         command = "import sys; from flashpatch.cli import main; sys.exit(main(sys.argv[1:]))"
         clean = {k: v for k, v in os.environ.items() if not k.startswith("FLASHPATCH")}
-        done = subprocess.run(
-            [sys.executable, "-c", command, *arguments],
-            env={**clean, "FLASHPATCH_LEDGER": str(ledger), "NO_COLOR": "1", **env},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=limit(60),
-        )
+        env = {**clean, "FLASHPATCH_LEDGER": str(ledger), "NO_COLOR": "1", **env}
+        done = machine.run([sys.executable, "-c", command, *arguments], 60, env=env, cwd=tmp_path)
         assert done.returncode == code, done.stderr
         return done
 

@@ -69,14 +69,11 @@ def test_the_file_is_replaced(flashpatch, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
-def test_labels_are_escaped() -> None:
+def test_labels_are_escaped_and_names_of_metrics_follow_the_conventions() -> None:
     line = prometheus._line("flashpatch_process_proven", {"role": 'a"b\\c\nd'}, 1)
     assert line == 'flashpatch_process_proven{role="a\\"b\\\\c\\nd"} 1'
     [sample] = families(line + "\n")["flashpatch_process_proven"].samples
     assert sample.labels == {"role": 'a"b\\c\nd'}
-
-
-def test_names_of_metrics_follow_the_conventions() -> None:
     units = ("_seconds", "_bytes", "_total", "_tokens", "_versions", "_nats")
     without = {"process_alive", "process_proven", "processes_missing", "policy_version"}
     for name, (kind, help) in prometheus.METRICS.items():

@@ -24,16 +24,12 @@ def said(monkeypatch: pytest.MonkeyPatch, *rows: dict[str, int]) -> tuple[bool, 
     return proof.ok, proof.evidence
 
 
-def test_calls_in_any_process_of_the_role_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_in_any_process_of_the_role_count_and_what_is_due_and_was_not_counted_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     all_due = {"register_policy_loss": 1, "prepare_micro_batches": 1, "generate": 0, "release_server": 2}
     assert said(monkeypatch, all_due, {"generate": 3}) == (True, "7 calls of 4 patches")
-
-
-def test_what_was_never_counted_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ok, evidence = said(monkeypatch, {"register_policy_loss": 1, "prepare_micro_batches": 1, "generate": 1})
     assert not ok and evidence == "never called: grpo.verl.release_server by any trainer"
-
-
-def test_a_step_that_is_due_by_its_record_needs_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
     ok, evidence = said(monkeypatch, {"register_policy_loss": 0, "generate": 1, "release_server": 1})
     assert not ok and "grpo.verl.prepare_micro_batches by any trainer" in evidence

@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-
 import flow_lab
 import probe_proofs
 import verify_command

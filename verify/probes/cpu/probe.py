@@ -14,11 +14,7 @@ _proof = partial(Proof, "cpu")
 _TIMEOUT = 300.0  # seconds for both ranks together
 _SGLANG = {"SGLANG_USE_CPU_ENGINE": "1"}  # as the family sets it for a job whose rollouts are SGLang's
 _TAKEN = {
-    "cpu.verl": (
-        "validate_config",
-        "initialize_global_process_group_ray",
-        "fsdp2_sharded_save_to_cpu",
-    ),
+    "cpu.verl": ("validate_config", "initialize_global_process_group_ray", "fsdp2_sharded_save_to_cpu"),
     "cpu.torch": ("check_module_states_for_sync_module_states", "fsdp_param_init", "init_core_state"),
 }
 _CLOSE = 1e-6  # largest difference of weights after one step

@@ -53,11 +53,8 @@ def test_one_process_of_a_directory_and_node_publishes(run) -> None:
     mine._unlock()
 
 
-def test_without_a_run_directory_nobody_is_elected(tmp_path) -> None:
+def test_without_a_run_directory_or_a_connection_nobody_is_elected(tmp_path, run) -> None:
     assert not agent.Agent()._elected(str(tmp_path / "absent"), NODE)
-
-
-def test_a_process_that_is_not_connected_does_nothing(run) -> None:
     one = agent.Agent()
     one._turn()
     assert not any(name.startswith(agent.LOCK) for name in os.listdir(run))

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import machine
 import pytest
-from machine import limit
 from ray_nodes import Nodes, until
 
 pytestmark = pytest.mark.verl
@@ -19,14 +19,8 @@ BIN = Path(sys.executable).parent
 
 def command(nodes: Nodes, *arguments: object, ledger: str = "reader") -> subprocess.CompletedProcess[str]:
     """Run a command of ours with a ledger directory of its own."""
-    return subprocess.run(
-        [BIN / str(arguments[0]), *map(str, arguments[1:])],
-        env=nodes.environment(FLASHPATCH_LEDGER=str(nodes.ledger(ledger))),
-        cwd=nodes.folder,
-        capture_output=True,
-        text=True,
-        timeout=limit(60),
-    )
+    env = nodes.environment(FLASHPATCH_LEDGER=str(nodes.ledger(ledger)))
+    return machine.run([BIN / str(arguments[0]), *map(str, arguments[1:])], 60, env=env, cwd=nodes.folder)
 
 
 def live(
@@ -85,11 +79,7 @@ def test_the_rows_of_all_nodes_are_gathered_and_those_of_a_dead_one_are_kept(nod
     report = json.loads(command(nodes, "flashpatch", "report", run, "--ray", nodes.address, "--json").stdout)
     assert sorted(
         update["process"].partition(" on ")[2].partition(" ")[0] for update in report["updates"]
-    ) == [
-        "head",
-        "one",
-        "two",
-    ]
+    ) == ["head", "one", "two"]
     metrics = command(nodes, "flashpatch", "metrics", run, "--ray", nodes.address).stdout
     assert 'node="one (' in metrics and "flashpatch_weight_updates_total" in metrics
 

@@ -136,14 +136,7 @@ def test_events_of_other_nodes_are_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "[]",
-        '{"one": 3}',
-        '{"one": {}}',
-        '{"one": {"published": 7, "state": "alive"}}',
-    ],
+    "content", ["", "[]", '{"one": 3}', '{"one": {}}', '{"one": {"published": 7, "state": "alive"}}']
 )
 def test_a_broken_file_about_the_nodes_is_a_problem(tmp_path: Path, content: str) -> None:
     put(tmp_path / "r" / "row-near-1-5.json", row("near", 1))

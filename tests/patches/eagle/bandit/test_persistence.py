@@ -1,4 +1,4 @@
-"""The file that keeps what a bandit learned."""
+"""What a controller records of its choices, and the file that keeps what a bandit learned."""
 
 import json
 from collections.abc import Iterator
@@ -30,11 +30,8 @@ def test_a_file_that_does_not_fit_is_logged_and_left_alone(tmp_path, caplog, tex
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     before, content = policy.state(), path.read_bytes()
     assert controller.restore(policy, path).startswith("not restored: ")
-    assert (
-        "starts with nothing learned" in caplog.text
-        and policy.state() == before
-        and path.read_bytes() == content
-    )
+    assert "starts with nothing learned" in caplog.text and policy.state() == before
+    assert path.read_bytes() == content
 
 
 def _numbers(value: Any, path: tuple = ()) -> Iterator[tuple]:
@@ -87,3 +84,23 @@ def test_a_full_disk_stops_nothing(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     controller.save(Policy(ARMS), tmp_path / "file" / "bandit.json")
     assert "cannot be saved" in caplog.text
+
+
+def test_choices_are_counted_by_arm_over_all_batch_sizes() -> None:
+    ours = controller.Controller(Policy(ARMS, hold=1))
+    chosen: dict[str, int] = {}
+    for step in range(300):
+        batch = 1 + step % 40
+        arm = ours.choose(batch)
+        ours.policy.update(batch, arm, batch, 0.01)
+        chosen[str(arm)] = chosen.get(str(arm), 0) + 1
+    counted = {arm: count for arm, count in ours.policy.pulls().items() if count}
+    assert counted == chosen and len(counted) == len(ARMS)
+
+
+def test_acceptance_is_that_of_the_last_steps() -> None:
+    ours = controller.Controller(Policy(ARMS))
+    for accepted, length in ((16, 3.0), (0, 1.0)):
+        for _ in range(100):
+            ours.count_drafts(8, 24, accepted)
+        assert ours.acceptance_length == length

@@ -10,6 +10,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.bandit.rules import DEFAULT, RULES
+from flashpatch.patches.eagle.bandit.rules.windowed import Window
 
 steps = st.lists(
     st.tuples(st.integers(1, 600), st.floats(0.01, 1.0), st.floats(1e-4, 10.0)), min_size=1, max_size=50
@@ -189,3 +190,12 @@ def test_the_regret_estimate_is_near_the_truth():
         policy.update(8, arm, tokens, seconds)
         lost, total = lost + seconds - tokens / (8 * best), total + seconds
     assert policy.metrics()["regret_seconds"] / total == pytest.approx(lost / total, abs=0.01)
+
+
+def test_an_arm_that_left_the_window_keeps_its_rate():
+    window = Window(2, 3)
+    window.add(0, 10.0, 2.0)
+    for _ in range(5):
+        window.add(1, 1.0, 1.0)
+    assert window.pulls == [0, 3]
+    assert window.rate == [5.0, 1.0]

@@ -26,19 +26,13 @@ def test_every_window_is_kept_with_the_same_chance():
     assert sum((found[place] - expected) ** 2 / expected for place in range(8)) < 24.3  # chi-square, 7, 0.001
 
 
-def test_a_short_request_is_kept_whole():
+def test_short_requests_cached_prefixes_and_positions_that_come_again_draw_nothing():
     window = CaptureWindow(size=512)
     assert not window.advance(range(300)) and not window.advance(range(300, 512)) and window.first == 0
-
-
-def test_a_cached_prefix_has_no_windows():
     for _ in range(100):
         window = CaptureWindow(size=16)
         window.advance(range(96, 112))  # what came before was in the cache
         assert window.first == 96
-
-
-def test_positions_that_come_again_draw_nothing():
     window = CaptureWindow(size=16)
     window.advance(range(160))
     kept = window.first
@@ -67,9 +61,8 @@ def test_256_concurrent_requests_of_16k_tokens_all_leave_their_share(tmp_path):
     for sample in samples:
         seen = sample.hidden[sample.known][:, 0].long()
         first = int(seen[0])
-        assert (
-            len(sample) == 512 and seen.tolist() == list(range(first, first + len(seen))) and len(seen) >= 511
-        )
+        assert len(sample) == 512 and seen.tolist() == list(range(first, first + len(seen)))
+        assert len(seen) >= 511
         assert sample.input_ids.tolist() == [position % 997 for position in range(first, first + 512)]
         assert sample.response.tolist() == [position >= 1000 for position in range(first, first + 512)]
         tail += first >= LENGTH * 3 // 4

@@ -13,7 +13,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some

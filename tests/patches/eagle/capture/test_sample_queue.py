@@ -11,7 +11,6 @@ from tree import SUPPORT
 
 pytest.importorskip("torch")
 
-
 from eagle_samples import equal, sample
 
 from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter

@@ -12,15 +12,12 @@ def _index(*texts: list[int], order: int = 2, capacity: int = 10_000) -> TokenIn
     return index
 
 
-def test_the_continuation_of_an_earlier_occurrence_is_predicted():
+def test_the_continuation_of_an_earlier_occurrence_is_predicted_and_nothing_else():
     index = _index([1, 2, 3, 4, 5, 6])
     guesses = index.predict([9, 2, 3], most=8)
     assert [guess.token for guess in guesses] == [4, 5, 6]
     assert [guess.match for guess in guesses] == [2, 3, 4]
     assert {(guess.votes, guess.total) for guess in guesses} == {(1, 1)}
-
-
-def test_nothing_is_predicted_where_nothing_matches():
     index = _index([1, 2, 3, 4])
     assert index.predict([2, 1], most=4) == []
     assert index.predict([3], most=4) == []  # shorter than the order

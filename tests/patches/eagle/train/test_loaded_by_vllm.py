@@ -2,16 +2,14 @@
 
 import json
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 
+import machine
 import pytest
-from machine import limit
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-
 
 import torch
 from drafter_lab import capture, cut, make_target
@@ -71,14 +69,9 @@ def test_first_drafts_are_accepted_as_often_as_the_trained_drafter_agrees(family
     assert agreement > 0.6
     folder = save_drafter(tmp_path / "drafter", trainer.weights(), config, "vllm", target_embeddings)
     prompts = [sample.input_ids[:4].tolist() for sample in samples]
-    done = subprocess.run(
-        [sys.executable, "-c", ENGINE, str(tmp_path / "target"), kind, str(folder), json.dumps(prompts)],
-        capture_output=True,
-        text=True,
-        timeout=limit(400),
-        cwd=tmp_path,
-        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"},
-    )
+    command = [sys.executable, "-c", ENGINE, tmp_path / "target", kind, folder, json.dumps(prompts)]
+    env = {**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TORCH_COMPILE_DISABLE": "1"}
+    done = machine.run(command, 400, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
     said = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))[6:])
     assert said["tokens"] == [sample.input_ids[4:].tolist() for sample in samples]

@@ -5,7 +5,6 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-
 import torch
 from drafter_lab import capture, cut, make_target
 

@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-
 import torch
 from drafter_lab import capture, fill, make_target
 from machine import limit

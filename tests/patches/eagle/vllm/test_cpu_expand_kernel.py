@@ -29,13 +29,10 @@ def test_values_reach_the_output(dtype):
     assert output.tolist() == [2, 2, 1, 1, 1, 5]
 
 
-def test_requests_without_drafts_get_nothing():
+def test_requests_without_drafts_get_nothing_and_what_the_kernel_can_do_is_left_to_it():
     output = torch.full((2,), 77.0)
     expand(_stock, output, torch.tensor([0.5, 0.7, 0.9]), torch.tensor([0, 2, 2]), 0, 1)
     assert output.tolist() == pytest.approx([0.7, 0.7])
-
-
-def test_what_the_kernel_can_do_is_left_to_it():
     output = torch.zeros(1, dtype=torch.int64)
     expand(_stock, output, torch.ones(1, dtype=torch.int64), torch.ones(1), 0, 1)
     assert output.tolist() == [-1]

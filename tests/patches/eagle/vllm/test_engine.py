@@ -6,7 +6,6 @@ import pytest
 
 pytest.importorskip("torch")
 
-
 import torch
 from eagle_reference import check_distribution, states
 

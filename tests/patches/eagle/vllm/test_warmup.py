@@ -9,11 +9,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import machine
 import pytest
 
 pytest.importorskip("torch")
-
-from machine import limit
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.vllm import warmup
@@ -22,13 +21,8 @@ from flashpatch.patches.eagle.vllm.warmup import read_prompts
 
 def _flashpatch(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", "import sys; from flashpatch.cli import main; sys.exit(main())"]
-    return subprocess.run(
-        [*command, "eagle-warmup", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=limit(500),
-        env={**os.environ, **environment},
-    )
+    whole = [*command, "eagle-warmup", *map(str, arguments)]
+    return machine.run(whole, 500, env={**os.environ, **environment})
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
-
 from flashpatch.patches.fp8.calibration import profile_file
 
 MAIN = "import sys; from flashpatch.cli import main; sys.exit(main())"

@@ -13,7 +13,6 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
-
 import profile_lab
 import torch
 from hypothesis import HealthCheck, given, settings

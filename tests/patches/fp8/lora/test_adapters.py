@@ -64,19 +64,13 @@ def test_content_is_remembered_when_the_adapter_is_gone():
     assert adapters.meanings == 1 and adapters.held[1].digest == "b"
 
 
-def test_a_rank_that_cannot_stage_keeps_all_others_from_placing():
+def test_what_fails_on_one_rank_is_taken_back_on_all():
     adapters = Adapters(OtherRank("rank 1: OSError: gone"))
     assert replace(adapters, "a") == ["stage", "PatchError"]
     assert adapters.version == 0 and not adapters.held
-
-
-def test_a_rank_that_cannot_place_makes_all_others_restore():
     adapters = Adapters(OtherRank(None, "rank 1: OSError: gone"))
     assert replace(adapters, "a") == ["stage", "place", "restore", "PatchError"]
     assert adapters.version == 0 and adapters.policy().state == "ready"
-
-
-def test_a_rank_that_fails_tells_the_others():
     other = OtherRank(None, None)
     adapters = Adapters(other)
     assert replace(adapters, "a", place=fail) == ["stage", "place", "restore", "OSError"]

@@ -39,9 +39,8 @@ def test_a_wide_value_goes_on_as_values_and_scales(dtype: torch.dtype) -> None:
     w = torch.randn(3, 8, dtype=torch.bfloat16)
     assert model[0].weight.weight_loader(model[0].weight, w, 1) == "done"
     q, scale = quantize.quantized(w, "int8" if dtype is torch.int8 else "fp8")
-    assert torch.equal(model[0].weight[3:].float(), q.float()) and torch.equal(
-        model[0].weight_scale[3:], scale
-    )
+    assert torch.equal(model[0].weight[3:].float(), q.float())
+    assert torch.equal(model[0].weight_scale[3:], scale)
     assert not model[0].weight[:3].float().any() and not model[0].weight_scale[:3].any()
     assert list(found.readings.errors) == ["0[1]"] and 0 < found.readings.errors["0[1]"] < 0.1
 

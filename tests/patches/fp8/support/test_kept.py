@@ -25,7 +25,7 @@ def of_weights(weights: dict[int, float], *more: int) -> dict[int, SimpleNamespa
     )
 
 
-def test_finite_log_probabilities_are_those_of_kept_tokens():
+def test_finite_log_probabilities_are_those_of_kept_tokens_or_too_many():
     assert kept_ids(of_weights({7: 1, 3: 5, 9: 2}, 4, 5), WIDTH).tolist() == [7, 3, 9]
     assert kept_ids(of_weights({7: 1, 3: 5, 9: 2, 2: 1}), WIDTH).tolist() == [
         7,
@@ -33,9 +33,6 @@ def test_finite_log_probabilities_are_those_of_kept_tokens():
         9,
         2,
     ]  # as many as are carried
-
-
-def test_a_set_that_is_larger_than_what_is_carried_is_called_so():
     five = of_weights({7: 1, 3: 5, 9: 2, 2: 1, 8: 1})
     assert kept_ids(five, WIDTH).tolist() == [TOO_MANY]
     del five[8]  # the sum of what is left is not 1

@@ -44,14 +44,11 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     ledger.note(little_weight=None)
 
 
-def test_tokens_of_tools_and_tokens_without_a_logprob_do_not_count() -> None:
+def test_tokens_of_tools_and_tokens_without_a_logprob_are_not_measured() -> None:
     given = batch([[0.0, 5.0], [0.0, 0.0]], tool_mask=torch.tensor([[1, 0], [1, 1]]))
     given["sampling_per_token_logps"][1, 1] = float("nan")
     found = _measured(trainer(), given)
     assert found["mismatch/tokens"] == 2 and found["mismatch/k3"] == 0
-
-
-def test_without_the_trainers_logprobs_nothing_is_measured() -> None:
     given = batch([[0.0, 0.0], [0.0, 0.0]])
     del given["old_per_token_logps"]
     assert _measured(trainer(), given) == {}

@@ -1,10 +1,10 @@
 """A server whose scheduler died and whose main thread never runs a signal's handler, as in a Ray actor."""
 
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import machine
 import pytest
 from cpu_lab import environment
 from machine import limit
@@ -38,14 +38,8 @@ print("still there", flush=True)
 def test_a_server_that_ignores_the_watchdogs_signal_is_ended(which: str, tmp_path: Path) -> None:
     # Stock: seconds after which it is shown to live on. Patched: the watchdog ends it long before.
     seconds = 8.0 if which == "stock" else limit(60)
-    done = subprocess.run(
-        [sys.executable, "-c", SERVER, which, str(seconds)],
-        env=environment(tmp_path, SGLANG_USE_CPU_ENGINE="1"),
-        cwd=tmp_path,
-        timeout=limit(120),
-        capture_output=True,
-        text=True,
-    )
+    env = environment(tmp_path, SGLANG_USE_CPU_ENGINE="1")
+    done = machine.run([sys.executable, "-c", SERVER, which, str(seconds)], 120, env=env, cwd=tmp_path)
     assert ("still there" in done.stdout) == (which == "stock"), done.stderr[-2000:]
     assert done.returncode == (0 if which == "stock" else -9)
     other, deadline = int(done.stdout.split()[0]), time.monotonic() + limit(60)

@@ -45,11 +45,8 @@ def test_it_asks_again_while_requests_run(begin: Any) -> None:
     assert calls == 3 * [("begin_weight_update", {"selector": "target", "rid": "sync-1"})]
 
 
-def test_requests_that_go_on_are_the_servers_refusal(begin: Any) -> None:
+def test_requests_that_go_on_are_the_servers_refusal_and_another_is_raised_at_once(begin: Any) -> None:
     with pytest.raises(PatchError, match=REQUESTS_RUN):
         begin(iter(lambda: RUNNING, None), seconds=0.3)
-
-
-def test_any_other_refusal_is_raised_at_once(begin: Any) -> None:
     with pytest.raises(PatchError, match="no such model"):
         begin(iter([BROKEN]))

@@ -70,14 +70,11 @@ def test_a_stream_becomes_the_calls_that_verl_makes_itself():
     assert sync(client, marked(base=False)) == [second]  # the base came once
 
 
-def test_a_sync_without_adapters_is_an_error_that_names_both():
+def test_a_sync_without_adapters_and_an_adapter_before_any_base_are_errors():
     with pytest.raises(PatchError) as error:
         sync(Client(), BASE)
     assert "the trainer has LoRA adapters (lora_rank=8) and this sync brings none" in str(error.value)
     assert "the engine of replica 1, which lists no adapter" in str(error.value)
-
-
-def test_an_adapter_before_any_base_is_an_error():
     with pytest.raises(PatchError, match=r"opened on dummy weights \(load_format=dummy\)"):
         sync(Client(), marked(base=False))
     assert len(sync(Client(load_format="auto"), marked(base=False))) == 1

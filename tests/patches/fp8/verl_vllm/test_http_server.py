@@ -49,17 +49,11 @@ def call(behaviour: str, method: str):
     return asyncio.run(run())
 
 
-def test_receipts_come_back():
+def test_receipts_come_back_and_failures_and_other_calls_stay_as_they_are():
     given = call("answers", "update_weights_from_ipc")
     assert given == [{"method": "update_weights_from_ipc", "a": 1}]
-
-
-def test_other_calls_stay_as_they_are():
     given = call("answers", "monkey_patch_model")
     assert given is None
-
-
-def test_a_failure_passes_through():
     with pytest.raises(LookupError, match="as the worker said"):
         call("fails", "update_weights_from_ipc")
 

@@ -47,7 +47,6 @@ def updated(kind: str, model: str, sources: list[str], seed: int) -> dict[str, A
 def test_experts_are_rounded_on_load_and_by_updates(runner: scenario.Runner, family: str, kind: str) -> None:
     a, b = (updates.checkpoint(family, seed) for seed in (0, 1))
     seed = updates.seed_of_the_day()
-    print(f"FLASHPATCH_LAB_SEED={seed}")
     found = runner(updated, kind, a, [b, a, b], seed)
     want = [fresh(kind, family, seed) for seed in (0, 1)]
     assert engines.difference(*want).mean > 0.01
@@ -161,6 +160,5 @@ def test_where_no_kernel_is_experts_are_refused_before_anything_loads(
 ) -> None:
     found = runner(refusal_without_kernels, updates.checkpoint(family, 0), name)
     assert f"no kernel here for experts in {name}" in found["error"] and "Use bf16" in found["error"]
-    assert (
-        "fp8.vllm.initialize_model" in found["error"] and found["loaded"] == [] and found["advised"] is None
-    )
+    assert "fp8.vllm.initialize_model" in found["error"] and found["loaded"] == []
+    assert found["advised"] is None

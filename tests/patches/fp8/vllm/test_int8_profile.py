@@ -49,22 +49,14 @@ def smoothed(model: str) -> str:
     """The checkpoint that `smooth_profile` makes of a model: its scales moved, its linear layers in int8 but one."""
     import json
 
-    from safetensors.torch import save_file
-
     from flashpatch.patches.fp8.calibration.profile_file import load
 
     source = Path(model)
     profile = load(smooth_profile(str(source.with_name("qwen2-0"))))
     with models.making(source.with_name(f"{source.name}-smoothed")) as (target, work):
         if work is not None:
-            for file in Path(quantized.quantize(source, "int8")).iterdir():
-                if file.suffix != ".safetensors":
-                    (work / file.name).write_bytes(file.read_bytes())
-            save_file(
-                profile_lab.rounded(models.weights(source), profile),
-                work / "model.safetensors",
-                metadata={"format": "pt"},
-            )
+            tensors = profile_lab.rounded(models.weights(source), profile)
+            models.write_changed(work, Path(quantized.quantize(source, "int8")), tensors)
             config = json.loads((work / "config.json").read_text())
             config["quantization_config"]["ignore"].append("model.layers.0.self_attn.o_proj")
             (work / "config.json").write_text(json.dumps(config))

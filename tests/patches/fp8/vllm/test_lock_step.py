@@ -39,7 +39,7 @@ def test_a_refused_step_runs_an_empty_batch_where_others_wait(core: Core, ran: i
             return {0: "ended"}
 
     gate = Gate.__new__(Gate)
-    vars(gate).update(stepped=True, turn=nullcontext(), door=SimpleNamespace(runner=None))
+    vars(gate).update(stepped=True, turn=nullcontext(), door=SimpleNamespace(runner=None, models=tuple))
     monkeypatch.setattr(engine_core, "gates", {core: gate})
     outputs = engine_core.engine_core_step(lambda core: pytest.fail("the step was refused"), core)
     assert outputs == ({0: "ended"}, bool(ran)) and core.ran == ran

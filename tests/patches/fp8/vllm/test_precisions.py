@@ -25,7 +25,6 @@ _FULL = pytest.mark.full
 def test_int8_without_a_template(runner: scenario.Runner, family: str) -> None:
     a, b = (updates.checkpoint(family, seed) for seed in (0, 1))
     seed = updates.seed_of_the_day()
-    print(f"FLASHPATCH_LAB_SEED={seed}")
     found = runner(there_and_back, "int8", a, [b, a, b], seed)
     want = [int8(family, seed) for seed in (0, 1)]
     assert engines.difference(*want).mean > 0.01

@@ -19,17 +19,12 @@ TAKEN = version_of("vllm") >= Version("0.31")
 
 def with_head(directory: str) -> str:
     """The same tied checkpoint with a copy of its embedding as head."""
-    from safetensors.torch import save_file
-
     source = Path(directory)
     with models.making(source.with_name(f"{source.name}-head")) as (target, work):
         if work is not None:
-            for file in source.iterdir():
-                if file.suffix != ".safetensors":
-                    (work / file.name).write_bytes(file.read_bytes())
             tensors = dict(models.weights(source))
             tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-            save_file(tensors, work / "model.safetensors", metadata={"format": "pt"})
+            models.write_changed(work, source, tensors)
     return str(target)
 
 

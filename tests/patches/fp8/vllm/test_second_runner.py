@@ -96,7 +96,6 @@ def test_an_update_in_shuffled_buckets_equals_a_fresh_engine(
 ) -> None:
     a, b = checkpoints()
     seed = updates.seed_of_the_day()
-    print(f"FLASHPATCH_LAB_SEED={seed}")
     got = runner(shuffled, a, b, name, seed)
     fresh = oracle.answers(b, env=environment.V2, tokens=TOKENS, **CACHED, **stock)
     assert engines.difference(got["answers"], fresh).exact

@@ -128,12 +128,6 @@ def preserved(a: str, b: str) -> dict[str, Any]:
     return found
 
 
-def drawn_seed() -> int:
-    seed = updates.seed_of_the_day()
-    print(f"FLASHPATCH_LAB_SEED={seed}")
-    return seed
-
-
 def need(case: str) -> dict[str, Any]:
     if case in NEEDS_AVX512 and not environment.avx512():
         pytest.skip("vLLM needs AVX-512 for this on a CPU")
@@ -158,7 +152,7 @@ def need(case: str) -> dict[str, Any]:
     ],
 )
 def test_updates_after_sleep(runner: scenario.Runner, case: str, load_format: str) -> None:
-    kw, seed = need(case), drawn_seed()
+    kw, seed = need(case), updates.seed_of_the_day()
     a, b = (checkpoint(case, number) for number in (0, 1))
     want = {"a": oracle.answers(a, **kw), "b": oracle.answers(b, **kw)}
     assert engines.difference(want["a"], want["b"]).mean > 0.01, (
@@ -185,7 +179,7 @@ def test_updates_after_sleep(runner: scenario.Runner, case: str, load_format: st
 )
 def test_an_engine_in_processes_refuses_and_lives(runner: scenario.Runner, kw: dict[str, Any]) -> None:
     a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
-    got = runner(in_processes, a, b, kw, drawn_seed())
+    got = runner(in_processes, a, b, kw, updates.seed_of_the_day())
     for refusal in got["refusals"]:
         assert "PatchError" in refusal and "sleep level 2" in refusal
     fresh = oracle.answers(b, **{key: value for key, value in kw.items() if key not in ("processes", "fork")})

@@ -77,7 +77,6 @@ def check(run: scenario.Runner, family: str, precision: str) -> None:
     a, b = (updates.checkpoint(family, seed, scheme) for seed in (0, 1))
     expected = EXPECTED.get((family, precision), "exact")
     seed = updates.seed_of_the_day()
-    print(f"FLASHPATCH_LAB_SEED={seed}")
     if expected == "no engine":  # stock vLLM cannot even open it here
         with pytest.raises(scenario.ScenarioError, match="MoE backend|cpu_gemm_wna16"):
             oracle.answers(a, **kw)

@@ -92,7 +92,6 @@ def test_twenty_random_updates_gain_nothing(bf16: scenario.Runner, family: str, 
     wide = {} if family == "qwen3-moe" else dict(intermediate_size=4096)  # so that a leak stands out
     sources = [updates.checkpoint(family, seed, **wide) for seed in (0, 1)]
     seed = updates.seed_of_the_day()
-    print(f"FLASHPATCH_LAB_SEED={seed}")
     got = bf16(many, sources, kw, seed)
     rounds = got["rounds"]
     for found in rounds:

@@ -85,7 +85,7 @@ def test_each_term_is_its_formula():
     torch.testing.assert_close(weighted, by_hand(-gain * ratio * rows["weights"]))
 
 
-def test_what_lies_outside_the_mask_is_never_looked_at():
+def test_what_lies_outside_the_mask_is_never_looked_at_and_no_output_gives_zero():
     rows = batch(4, 2)
     spoiled = {
         name: values if name == "mask" else values.masked_fill(rows["mask"] == 0, float("nan"))
@@ -94,9 +94,6 @@ def test_what_lies_outside_the_mask_is_never_looked_at():
     how = dict(clip=Clip(dual=3.0))
     everything = [[list(range(4))]]
     assert torch.equal(gradient(spoiled, everything, **how), gradient(rows, everything, **how))
-
-
-def test_a_batch_without_any_output_gives_zero():
     rows = batch(3, 0)
     rows["mask"].zero_()
     assert not gradient(rows, [[[0, 1, 2]]], clip=Clip()).any()
@@ -120,10 +117,7 @@ def test_counts_are_summed_over_ranks(ranks):
 
 @pytest.mark.parametrize(
     "change, named",
-    [
-        (dict(aggregation="mean"), "'mean'"),
-        (dict(aggregation="seq-mean-token-sum-norm"), "constant"),
-    ],
+    [(dict(aggregation="mean"), "'mean'"), (dict(aggregation="seq-mean-token-sum-norm"), "constant")],
 )
 def test_bad_input_is_refused_by_name(change, named):
     zeros = torch.zeros(2, 3)

@@ -58,6 +58,5 @@ def test_wrong_counts_are_loud(monkeypatch):
         PatchError, match=r"\(8, 6\), and the batch was counted as Counts\(samples=3"
     ) as error:
         policy_loss.policy_loss(ones, ones, ones, ones, "token-mean", config)
-    assert error.value.patch == "grpo.verl.register_policy_loss" and "grpo.verl.prepare_micro_batches" in str(
-        error.value
-    )
+    assert error.value.patch == "grpo.verl.register_policy_loss"
+    assert "grpo.verl.prepare_micro_batches" in str(error.value)

@@ -37,26 +37,20 @@ def _batch(packed=True, masks=((1, 1, 1), (1, 0, 0)), experts=LENGTHS):
     return batch, rows
 
 
-def test_packed_sequences_have_their_records_one_after_the_other():
+def test_packed_records_follow_each_other_and_padded_ones_are_as_long_as_the_longest():
     batch, rows = _batch()
     record, needed = replay.record(batch)
     assert torch.equal(record, torch.cat(rows))
     assert needed.tolist() == [True] * 4 + [False] + [True] + [False] * 2
-
-
-def test_padded_sequences_are_as_long_as_the_longest():
     batch, rows = _batch(packed=False)
     record, needed = replay.record(batch)
     assert torch.equal(record[:5], rows[0]) and torch.equal(record[5:8], rows[1]) and not record[8:].any()
     assert needed.tolist() == [True] * 4 + [False] + [True] + [False] * 4
 
 
-def test_a_sequence_that_is_not_trained_on_needs_no_record():
+def test_a_sequence_that_is_not_trained_on_needs_no_record_and_another_is_refused():
     batch, _ = _batch(masks=((0, 0, 0), (0, 1, 0)))
     assert replay.record(batch)[1].tolist() == [False] * 5 + [True, True, False]
-
-
-def test_a_batch_without_or_with_another_record_is_refused():
     with pytest.raises(PatchError, match="no routed_experts"):
         replay.record(_batch(experts=())[0])
     with pytest.raises(PatchError, match="other lengths than the tokens"):

@@ -42,10 +42,7 @@ def test_a_slow_server_rests(error):
     assert resubmit.lost(error) and told(error) == [("rest_server", "a", 30.0)]
 
 
-def test_a_dead_server_is_removed():
+def test_a_dead_server_is_removed_and_an_error_of_the_request_is_the_requests():
     assert resubmit.lost(ActorDiedError()) and told(ActorDiedError()) == [("remove_servers", ["a"])]
-
-
-def test_an_error_of_the_request_is_the_requests():
     assert resubmit.lost(ValueError("prompt too long")) is None
     assert resubmit.lost(RayTaskError("generate", "", ValueError("prompt too long"))) is None

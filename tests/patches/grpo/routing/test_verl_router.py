@@ -69,59 +69,51 @@ def test_the_balancer_speaks_verls_protocol():
     assert set(status) <= set(ours.get_status())
 
 
-def test_tokens_not_requests_decide():
+async def test_tokens_not_requests_decide():
     from flashpatch.patches.grpo.routing.lengths import Conversation
 
-    async def scenario():
-        ours = balancer()
-        first, _ = await ours.acquire_server(
-            "long", prompt_ids=[0] * 1000, sampling_params={"max_tokens": 100}
+    ours = balancer()
+    first, _ = await ours.acquire_server("long", prompt_ids=[0] * 1000, sampling_params={"max_tokens": 100})
+    for number in range(5):
+        name, handle = await ours.acquire_server(
+            str(number), prompt_ids=[0] * 10, sampling_params={"max_tokens": 9}
         )
-        for number in range(5):
-            name, handle = await ours.acquire_server(
-                str(number), prompt_ids=[0] * 10, sampling_params={"max_tokens": 9}
-            )
-            assert name != first and handle == name.upper()
-        assert sorted(ours.get_status()["servers"].values()) == [1, 5]
-        one = Conversation(None)
-        assert ours.cost(2, {"max_new_tokens": 7}, one) == 9 and ours.cost(1, {"max_tokens": 9999}, one) > 101
-        again, _ = await ours.acquire_server("long", prompt_ids=[0] * 10)
-        assert again == first, "a conversation stays where its prefix is"
-        for request in ("long", "long", *map(str, range(5))):
-            await ours.release_server(first if request == "long" else {"a": "b", "b": "a"}[first], request)
-        await ours.release_server(first, "long")  # once too often: nothing happens
-        assert ours.get_total_inflight() == 0 and set(ours.get_status()["tokens"].values()) == {0}
-
-    asyncio.run(scenario())
+        assert name != first and handle == name.upper()
+    assert sorted(ours.get_status()["servers"].values()) == [1, 5]
+    one = Conversation(None)
+    assert ours.cost(2, {"max_new_tokens": 7}, one) == 9 and ours.cost(1, {"max_tokens": 9999}, one) > 101
+    again, _ = await ours.acquire_server("long", prompt_ids=[0] * 10)
+    assert again == first, "a conversation stays where its prefix is"
+    for request in ("long", "long", *map(str, range(5))):
+        await ours.release_server(first if request == "long" else {"a": "b", "b": "a"}[first], request)
+    await ours.release_server(first, "long")  # once too often: nothing happens
+    assert ours.get_total_inflight() == 0 and set(ours.get_status()["tokens"].values()) == {0}
 
 
-def test_thresholds_hold_requests_back_and_leaving_servers_let_go():
-    async def scenario():
-        ours = balancer(most=1, longest_first=False)
-        ask = dict(sampling_params={"max_tokens": 50})
-        prompts = ([number] * 50 for number in range(99))
-        places = [await ours.acquire_server(str(number), next(prompts), **ask) for number in range(2)]
-        late = asyncio.ensure_future(ours.acquire_server("late", next(prompts), **ask))
-        later = asyncio.ensure_future(ours.acquire_server("later", next(prompts), **ask))
+async def test_thresholds_hold_requests_back_and_leaving_servers_let_go():
+    ours = balancer(most=1, longest_first=False)
+    ask = dict(sampling_params={"max_tokens": 50})
+    prompts = ([number] * 50 for number in range(99))
+    places = [await ours.acquire_server(str(number), next(prompts), **ask) for number in range(2)]
+    late = asyncio.ensure_future(ours.acquire_server("late", next(prompts), **ask))
+    later = asyncio.ensure_future(ours.acquire_server("later", next(prompts), **ask))
+    await asyncio.sleep(0)
+    assert not late.done() and ours.get_status()["waiting"] == 2
+    await ours.release_server(places[0][0], "0")
+    assert (await late)[0] == places[0][0] and not later.done()
+    await ours.remove_servers(["a", "b"])
+    with pytest.raises(RuntimeError, match="No available servers in load balancer"):
+        await later
+    await ours.add_servers({"c": "C"})
+    assert await ours.acquire_server("new", next(prompts), **ask) == ("c", "C")
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    loop.time = lambda: now  # it stands still until the rest is to be over
+    await ours.rest_server("c", 5.0)
+    await ours.release_server("c", "new")
+    resting = asyncio.ensure_future(ours.acquire_server("newer", next(prompts), **ask))
+    for _ in range(50):
         await asyncio.sleep(0)
-        assert not late.done() and ours.get_status()["waiting"] == 2
-        await ours.release_server(places[0][0], "0")
-        assert (await late)[0] == places[0][0] and not later.done()
-        await ours.remove_servers(["a", "b"])
-        with pytest.raises(RuntimeError, match="No available servers in load balancer"):
-            await later
-        await ours.add_servers({"c": "C"})
-        assert await ours.acquire_server("new", next(prompts), **ask) == ("c", "C")
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        loop.time = lambda: now  # it stands still until the rest is to be over
-        await ours.rest_server("c", 5.0)
-        await ours.release_server("c", "new")
-        resting = asyncio.ensure_future(ours.acquire_server("newer", next(prompts), **ask))
-        for _ in range(50):
-            await asyncio.sleep(0)
-        assert not resting.done()
-        now += 6.0
-        assert (await resting)[0] == "c"
-
-    asyncio.run(scenario())
+    assert not resting.done()
+    now += 6.0
+    assert (await resting)[0] == "c"

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from machine import limit
-from verl_job import end, metrics, said, start, trained
+from verl_job import end, metrics, processes, said, start, trained, wait
 
 pytestmark = [pytest.mark.verl, pytest.mark.full]
 
@@ -120,25 +119,3 @@ def started_again(folder: Path) -> int:
     return sum(
         len(line.split(", ")) for line in re.findall(r"rollout servers started again: (.*)", said(folder))
     )
-
-
-def processes(job: Any, name: str) -> list[Any]:
-    import psutil
-
-    found = []
-    for one in psutil.Process(job.pid).children(recursive=True):
-        try:
-            if name in " ".join(one.cmdline()):
-                found.append(one)
-        except psutil.NoSuchProcess:
-            continue
-    return found
-
-
-def wait(job: Any, folder: Path, condition: Any) -> Any:
-    """Wait for something to hold, while the job runs, and return it."""
-    deadline = time.monotonic() + limit(300)
-    while not (found := condition()):
-        assert job.poll() is None and time.monotonic() < deadline, said(folder)[-8000:]
-        time.sleep(0.2)
-    return found

@@ -24,8 +24,10 @@ def problem(mode="mine", function=None, **settings):
     )
 
 
-def test_a_loss_that_follows_the_aggregation_may_have_other_terms():
+def test_a_loss_that_follows_the_aggregation_may_have_other_terms_and_any_terms_of_weight_0():
     assert problem("vanilla", entropy_coeff=0.1, use_kl_loss=True, kl_loss_coef=0.1) is None
+    assert problem("sapo", entropy_coeff=0, use_kl_loss=False, kl_loss_coef=0.2) is None
+    assert problem("sapo", use_kl_loss=True, kl_loss_coef=0) is None
 
 
 def test_a_loss_without_declaration_is_refused_with_what_to_write():
@@ -53,11 +55,6 @@ def test_terms_that_divide_by_something_else_than_the_loss_are_refused(settings,
     why = problem("sapo", **settings)
     assert named in why and "loss_agg_mode=token-mean" in why and "divides by samples" in why
     assert problem("sapo", loss_agg_mode="seq-mean-token-sum", **settings) is None
-
-
-def test_terms_of_weight_0_are_no_terms():
-    assert problem("sapo", entropy_coeff=0, use_kl_loss=False, kl_loss_coef=0.2) is None
-    assert problem("sapo", use_kl_loss=True, kl_loss_coef=0) is None
 
 
 def test_the_width_of_a_round_is_no_divisor():

@@ -1,11 +1,11 @@
 """verl's own entry point in trainer mode stream_async: what it trains, and what it survives."""
 
 import json
-import time
 
 import pytest
+import verl_job
 from machine import limit
-from verl_job import end, live, metrics, said, start, trained
+from verl_job import calls, end, live, metrics, said, start, trained
 
 pytestmark = pytest.mark.verl
 
@@ -33,9 +33,9 @@ def test_groups_are_trained_on_as_they_end(world, tmp_path):
     assert all(value > 0 for value in metrics(output, "actor/kl_loss")[1:])
     assert len(metrics(output, "rollout_corr/rollout_is_mean")) == 2
     assert max(metrics(output, "training/rollout_probs_diff_max")) < 0.2
-    patches = [one["patches"] for one in live(tmp_path)]
+    processes = live(tmp_path)
     for patch in ("grpo.verl.get_trainer_cls", "grpo.verl.generate_whole", "grpo.verl.generate_part"):
-        assert sum(one.get(patch, {}).get("calls", 0) for one in patches) > 0, patch
+        assert calls(processes, patch) > 0, patch
 
 
 @pytest.mark.full
@@ -84,11 +84,8 @@ def test_a_killed_job_goes_on_from_its_checkpoint(world, tmp_path):
     assert steps[0] in (3, 4) and steps[-1] == 5, steps
     kept = {file.parts[-4] for file in (tmp_path / "saved").rglob("reference/rank_1_of_2.pt")}
     assert "global_step_5" in kept and "global_step_1" not in kept, kept
-    keys = [
-        json.loads(line)["uid"]
-        for file in sorted((tmp_path / "trained").glob("*.jsonl"))
-        for line in file.read_text().splitlines()
-    ]
+    lines = [file.read_text().splitlines() for file in (tmp_path / "trained").glob("*.jsonl")]
+    keys = [json.loads(line)["uid"] for of_step in lines for line in of_step]
     assert len(keys) == 5 * 32 == len(set(keys))
     # the reference is the policy after step 2, and after step 4: there the divergence begins at zero again
     away = dict(zip(metrics(first, "training/global_step"), metrics(first, "actor/kl_loss"), strict=True))
@@ -99,18 +96,10 @@ def test_a_killed_job_goes_on_from_its_checkpoint(world, tmp_path):
 
 def wait(job, folder, step: int) -> None:
     """Wait until a step has ended."""
-    deadline = time.monotonic() + limit(600)
-    while step not in metrics(said(folder), "training/global_step"):
-        assert job.poll() is None and time.monotonic() < deadline, said(folder)[-8000:]
-        time.sleep(0.2)
+    verl_job.wait(job, folder, lambda: step in metrics(said(folder), "training/global_step"), 600)
 
 
 def kill(job, folder, after: int, name: str) -> None:
     """SIGKILL one of the job's processes of this name when a step has ended."""
-    import psutil
-
     wait(job, folder, after)
-    found = [
-        one for one in psutil.Process(job.pid).children(recursive=True) if name in " ".join(one.cmdline())
-    ]
-    found[0].kill()
+    verl_job.processes(job, name)[0].kill()

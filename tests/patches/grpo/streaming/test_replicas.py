@@ -113,28 +113,22 @@ def _made(count: int, **more) -> tuple[Replicas, Sync, Balancer]:
     return Replicas(SimpleNamespace(global_load_balancer=balancer), sync, replace=0), sync, balancer
 
 
-def test_a_dead_server_is_left_out():
+def test_a_server_that_dies_before_or_during_an_update_is_left_out():
     replicas, sync, balancer = _made(3)
     _kill(sync.replicas[1].server)
     assert replicas.update_weights(7) == {"step": 7}
     assert sync.updates == [["server-0", "server-2"]]
     assert ray.get(balancer.names.remote()) == ["server-1"]
-
-
-def test_an_update_during_which_a_server_dies_is_repeated_without_it():
     replicas, sync, balancer = _made(3, die=(2,))
     assert replicas.update_weights(8) == {"step": 8}
     assert sync.updates == [["server-0", "server-1", "server-2"], ["server-0", "server-1"]]
     assert ray.get(balancer.names.remote()) == ["server-2"]
 
 
-def test_the_last_servers_death_ends_the_job_by_name():
+def test_the_last_servers_death_in_an_update_or_between_two_ends_the_job_by_name(monkeypatch):
     replicas, sync, _ = _made(1, die=(0,))
     with pytest.raises(PatchError, match="lost the last rollout server"):
         replicas.update_weights(9)
-
-
-def test_the_last_servers_death_between_two_updates_ends_the_job_by_name(monkeypatch):
     monkeypatch.setattr(replicas_module, "PING", 0.0)
     replicas, sync, _ = _made(2)
     for number in (1, 0):
@@ -185,15 +179,12 @@ def test_a_dead_server_is_started_again_and_serves_after_an_update():
     _update_until(lambda: len(sync.replicas) == 2, replicas)
 
 
-def test_an_update_waits_for_the_server_in_place_of_the_last():
+def test_an_update_waits_for_the_server_in_place_of_the_last_or_is_repeated_with_it():
     replicas, sync, balancer = _replaced(1, lambda rank: Replica(rank, suffix="-again"), replace=1)
     _kill(sync.replicas[0].server)
     assert replicas.update_weights(1) == {"step": 1}
     assert sync.updates == [["server-0-again"]]
     assert ray.get(balancer.added_names.remote()) == ["server-0-again"]
-
-
-def test_an_update_during_which_the_last_server_dies_is_repeated_with_the_next():
     replicas, sync, _ = _replaced(1, lambda rank: Replica(rank, suffix="-again"), replace=1)
     sync.die = [0]
     assert replicas.update_weights(1) == {"step": 1}

@@ -20,8 +20,9 @@ def refused(**changes):
     return list(verl_config.stream_refusals(lambda path, default=None: settings.get(path, default)))
 
 
-def test_a_job_that_fits_is_let_through():
+def test_a_job_that_fits_is_let_through_and_other_modes_are_left_alone():
     assert refused() == []
+    assert refused(trainer__v1__trainer_mode="sync", algorithm__adv_estimator="gae") == []
 
 
 @pytest.mark.parametrize(
@@ -58,15 +59,10 @@ def test_opo_is_refused_with_rejection_alone():
     assert refused(**opo) == [] and refused(**rejection) == []
 
 
-def test_other_modes_are_left_alone():
-    assert refused(trainer__v1__trainer_mode="sync", algorithm__adv_estimator="gae") == []
-
-
 @pytest.mark.verl
 def test_only_opo_among_the_estimators_looks_at_what_rejection_left(scenario):
     """Advantages are computed before the forward, which alone can reject; a new estimator is noticed here."""
-    told = scenario(
-        """
+    told = scenario("""
         import json
         import numpy, torch
         from flashpatch.patches.grpo.verl_config import GROUP_LOCAL
@@ -86,8 +82,7 @@ def test_only_opo_among_the_estimators_looks_at_what_rejection_left(scenario):
         differ = [name for name in GROUP_LOCAL
                   if not torch.equal(advantages(name, whole), advantages(name, left))]
         print(json.dumps(differ))
-        """
-    )
+        """)
     assert told.splitlines()[-1] == '["opo"]'
 
 

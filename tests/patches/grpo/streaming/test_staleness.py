@@ -9,12 +9,9 @@ from flashpatch.patches.grpo.streaming import staleness
 from flashpatch.patches.grpo.streaming.staleness import KEY, ages, histogram
 
 
-def test_each_token_has_the_age_of_its_part():
+def test_each_token_has_the_age_of_its_part_and_without_parts_that_of_the_first():
     extra = {KEY: [[2, 5], [4, 1]]}
     assert ages({"min_global_steps": 2}, extra, step=5) == Counter({2: 5, 0: 1})
-
-
-def test_without_parts_all_tokens_are_as_old_as_the_first():
     assert ages({"min_global_steps": 2, "response_len": 6}, {}, step=5) == Counter({2: 6})
     assert ages({"min_global_steps": None, "response_len": 6}, None, step=5) == Counter()
 
@@ -49,12 +46,9 @@ def turn(client, request):
     return asyncio.run(staleness.generate_whole(Client.whole, client, request_id=request))
 
 
-def test_parts_of_a_stopped_request_are_recorded_in_their_order():
+def test_parts_of_a_stopped_request_and_of_later_turns_are_recorded_in_their_order():
     found = turn(Client((3, 4), (3, 2), (4, 0), (5, 1)), "one").extra_fields[KEY]
     assert found == [[3, 6], [5, 1]]
-
-
-def test_later_turns_add_to_the_first():
     client = Client((3, 4), None, (4, 2), (5, 1))
     # as verl's tool loop does; it keeps nothing of later turns
     kept = dict(turn(client, "many").extra_fields)

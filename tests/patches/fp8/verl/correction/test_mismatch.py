@@ -116,10 +116,8 @@ def test_verls_metrics_stay_and_ours_join(monkeypatch) -> None:
     )
     found = mismatch.calculate_debug_metrics(lambda data: {"training/rollout_probs_diff_max": 1.0}, data)
     assert found["training/rollout_probs_diff_max"] == 1.0
-    assert (
-        found["mismatch/tokens"] == 120
-        and found["mismatch/tokens/int8"] == found["mismatch/tokens/bf16"] == 40
-    )
+    assert found["mismatch/tokens"] == 120
+    assert found["mismatch/tokens/int8"] == found["mismatch/tokens/bf16"] == 40
     assert ledger.notes()["mismatch"]["int8"]["k3"] == pytest.approx(found["mismatch/k3/int8"])
 
 

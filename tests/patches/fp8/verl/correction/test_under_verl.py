@@ -86,10 +86,8 @@ def test_quantized_rollouts_are_corrected_and_measured(tmp_path):
         tmp_path,
         "cpu,int8",
     )
-    assert (
-        "rollout_correction.rollout_is=token: truncated importance sampling with cap 2" in said
-        and "tis='off'" in said
-    )
+    assert "rollout_correction.rollout_is=token: truncated importance sampling with cap 2" in said
+    assert "tis='off'" in said
     assert (
         "truncated sampling (actor_rollout_ref.rollout.top_p=0.9, actor_rollout_ref.rollout.top_k=50) meets importance "
         "ratios (algorithm.rollout_correction.rollout_is=token)" in said

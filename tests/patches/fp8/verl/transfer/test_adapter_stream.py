@@ -40,19 +40,13 @@ def cut(items: Iterable[Any]) -> list[Any]:
     return asyncio.run(parts())
 
 
-def test_base_and_adapter_come_out_as_they_went_in():
+def test_base_and_adapter_come_out_as_they_went_in_and_aligned():
     stream = itertools.chain(adapters.marked(BASE, CONFIG, False), adapters.marked(ADAPTER, CONFIG, True))
     assert cut(stream) == [
         (BASE, {"peft_config": READ, "base_sync_done": False}),
         (ADAPTER, {"peft_config": READ, "base_sync_done": True}),
     ]
-
-
-def test_a_stream_without_marks_is_one_part():
     assert cut(BASE) == [(BASE, {})]
     assert cut([]) == [([], {})]
-
-
-def test_marks_keep_what_is_packed_behind_them_aligned():
     (name, mark), *_ = adapters.marked(ADAPTER, CONFIG, True)
     assert name.startswith(adapters.MARK) and mark.numel() % 512 == 0 and mark.dtype == torch.uint8

@@ -56,10 +56,7 @@ def outcome(fresh: dict, stock: dict) -> str:
 def check(name: str, fresh: dict, updated: dict, capability: int, note: str) -> None:
     assert "error" not in fresh and "error" not in updated, (fresh.get("error"), updated.get("error"))
     # a refused launch can be silent: nothing was computed
-    assert (fresh["launches"], updated["launches"]) == (
-        0,
-        0,
-    )
+    assert (fresh["launches"], updated["launches"]) == (0, 0)
     found = compare(fresh, updated)
     kernel = ", ".join(sorted(found.kernels))
     verdict = ", ".join(found.faults) or "equal"
