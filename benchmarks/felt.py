@@ -44,7 +44,7 @@ UPDATES = [
 UPDATES += ["experts bf16", "experts fp8"]
 MIB = 1 << 20
 QUICK = "steps:off,steps:bf16,steps:eagle,update:7B bf16,update:7B int8,update:experts bf16,sync"
-OWN = {"bf16": 40, "fp8": 40, "eagle": 120, "grpo": 0}
+OWN = {"bf16": 40, "fp8": 40, "eagle": 140, "grpo": 0}
 """Most calls of Python of FlashPatch's own in a step of 256 requests or fewer."""
 ROUNDING = 100 * MIB
 """What rounding to int8 may take: half of what the largest tensor has in bf16, and a block of 32 MiB in float32."""

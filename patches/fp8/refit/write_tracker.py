@@ -66,7 +66,7 @@ class WriteTracker(_Mode):
         if func is _COPIES:
             for pair in zip(args[0], args[1], strict=True):
                 self.__torch_dispatch__(_COPY, types, pair)
-            return args[0]
+            return None
         if written is None:
             return run(*args, **(kwargs or {}))
         for key, arg in enumerate(args):

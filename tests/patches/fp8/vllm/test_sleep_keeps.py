@@ -41,7 +41,8 @@ def test_a_sleep_that_fails_leaves_the_engine_awake(level: int) -> None:
     with pytest.raises(MemoryError):
         vllm_worker.worker_sleep(fails, worker, level)
     assert not engine.managed.asleep and runner not in vllm_worker._saved
-    engine.update(toys.checkpoint(1))
+    engine.model.load_weights(toys.checkpoint(1))
+    engine.managed.finish()
     assert toys.same_answers(engine.model, toys.fresh("quantized", toys.checkpoint(1)))
 
 
