@@ -6,7 +6,7 @@ import sys
 
 def parse(parser: argparse.ArgumentParser, **small: object) -> argparse.Namespace:
     """Add ``--quick``, which gives other options these defaults, and parse the command line."""
-    parser.add_argument("--quick", action="store_true", help="see that it runs; its figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="see that it runs; its times mean nothing")
     if "--quick" in sys.argv[1:]:
         parser.set_defaults(**small)
     return parser.parse_args()

@@ -350,13 +350,8 @@ class StagedUpdate:
         if plan is None:
             self._ask_errors(layer)
             self._readings.launch()
-            try:
-                with self._adapter.context():
-                    plan = layer.process(self._layer_state, process, self._adapter.compiled())
-            except BaseException:
-                if log is not None:
-                    log.undo()
-                raise
+            with self._adapter.context(), log.undone_on_error() if log is not None else nullcontext():
+                plan = layer.process(self._layer_state, process, self._adapter.compiled())
             if log is not None:
                 plan.hold_back(log)
         self._new |= not self.joined.check(layer, plan, last=not self.session)

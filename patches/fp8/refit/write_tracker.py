@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -235,6 +236,15 @@ class WriteLog(_Mode):
                 if storage_identity(tensor) in self.watched:
                     self.writes.append((tensor, tensor.clone()))
         return func(*args, **(kwargs or {}))
+
+    @contextmanager
+    def undone_on_error(self) -> Iterator[None]:
+        """Write everything back if what runs within raises."""
+        try:
+            yield
+        except BaseException:
+            self.undo()
+            raise
 
     def undo(self) -> None:
         """Write everything back, and forget it."""
