@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from functools import partial
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any
 
-from flashpatch import engine, log, registry
+from flashpatch import engine, ledger, log, registry
 from flashpatch.arming import standby
 from flashpatch.arming.group import Group
 from flashpatch.arming.import_hooks import when_ready
@@ -52,10 +53,11 @@ def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
         start()
         current = engine.manager.selection
         selection = selections.extend(current, names, strict, options)
-        late = _too_late(selection)
+        missed = _too_late(selection)
+        late = tuple(filter(None, missed.values()))
         if late and selection.strict:
             raise PatchError(" ".join(late), advice="Enable before the engine is created.")
-        _activate(selection)
+        _activate(selection, missed)
     for sentence in late:
         warnings.warn(sentence, UserWarning, stacklevel=2)
     return _status(late)
@@ -129,9 +131,10 @@ def start() -> None:
         except PatchError as error:
             _refuse(error)
             return
-        for sentence in _too_late(selection):
+        missed = _too_late(selection)
+        for sentence in filter(None, missed.values()):
             log.log.warning("%s", sentence)
-        _activate(selection)
+        _activate(selection, missed)
 
 
 def adopt(environment: tuple[str | None, str | None]) -> None:
@@ -159,8 +162,13 @@ def _status(late: tuple[str, ...] = ()) -> Status:
         return Status(engine.statuses(), selection.names, selection.strict, late, engine.problem)
 
 
-def _activate(selection: selections.Selection) -> None:
+def _activate(
+    selection: selections.Selection, missed: Mapping[str, str | None] = MappingProxyType({})
+) -> None:
     global _obeyed
+    before = ledger.notes().get("late", {})
+    if before or any(missed.values()):
+        ledger.note(late={**before, **missed})
     engine.problem = _environments.refusal = None
     _environments.remove_guards()
     engine.manager.activate(selection)
@@ -194,12 +202,11 @@ def _is_strict() -> bool:
     return os.environ.get("FLASHPATCH_STRICT", "") not in ("", "0")
 
 
-def _too_late(selection: selections.Selection) -> tuple[str, ...]:
-    """What families that are switched on only now, or under another name, have missed."""
+def _too_late(selection: selections.Selection) -> dict[str, str | None]:
+    """Return what each family that is switched on only now, or under another name, has missed; None if nothing."""
     on = {family: choice.name for family, choice in engine.manager.selection.choices.items()}
     joining = [registry.family(f) for f, choice in selection.choices.items() if on.get(f) != choice.name]
-    answers = [family.too_late() for family in joining if family.too_late is not None]
-    return tuple(answer for answer in answers if answer)
+    return {family.name: family.too_late() for family in joining if family.too_late is not None}
 
 
 def _environment() -> tuple[int, str | None, str | None]:

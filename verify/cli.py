@@ -164,7 +164,11 @@ def _live(options: argparse.Namespace) -> int:
         return NOT_LIVE
     report = live.judge(chosen, registry.patches(), required)
     names = live.typed_names(chosen.rows, report)
-    nothing = [] if names or report.problems else ["nothing was on in this run, so nothing is proven"]
+    nothing = (
+        []
+        if names or report.problems
+        else ["nothing is on in this run, or it was switched off: nothing is proven"]
+    )
     problems = (*report.problems, *live.idle(names), *nothing)
     rows, notes = [name.cells() for name in names], _about(report, chosen, options.all)
     tables = [Table(_which(chosen), live.COLUMNS, rows, notes=notes)]
@@ -179,9 +183,12 @@ def _live(options: argparse.Namespace) -> int:
 
 def _which(run: runs.Run) -> str:
     """Say which job a run was: the newest that there is may not be the one that was meant."""
+    from flashpatch.verify.job.screen import span
+
     began, command = min((row.first_written, row.argv0) for row in run.rows) if run.rows else (0.0, "")
     at = time.strftime("%b %d %H:%M", time.localtime(began))
-    return f"Run {run.id}" + (f": {Path(command).name or 'python'}, began {at}" if began else "")
+    ago = f"{span(time.time() - began)} ago"
+    return f"Run {run.id}" + (f": {Path(command).name or 'python'}, began {at}, {ago}" if began else "")
 
 
 def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:

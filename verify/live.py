@@ -118,7 +118,7 @@ class TypedName:
         return ", ".join(map(str, self.acted)) or "nowhere"
 
     def cells(self) -> tuple[str, ...]:
-        versions = ", ".join(map(str, self.versions))
+        versions = ", ".join(str(version or "0 (no update)") for version in self.versions)
         return self.name, self.where, str(self.calls), versions, self.precision, self.verdict
 
 
@@ -196,6 +196,10 @@ def _present(
     ]
     for id, patch in sorted(written.items()):
         problems += _fault(id, patch)
+    late = row.notes.get("late", {})
+    problems += [f"[flashpatch: {family}] {late[family]}" for family in sorted(families) if late.get(family)]
+    if row.notes.get("refusing") and policy_versions.FAMILY in families:
+        problems.append(f"[flashpatch: {policy_versions.FAMILY}] refuses requests: {row.notes['refusing']}")
     problems += due.not_seen(row, written, roles, at, patches)
     if row.error:
         problems.append(row.error)

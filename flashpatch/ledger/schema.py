@@ -161,7 +161,8 @@ def _rank(value: Any, name: str) -> Any:
 
 def _notes(value: Any, name: str) -> dict[str, Any]:
     counts = dict.fromkeys(("policy_version", "drafter_version", "updates", "steps"), _count)
-    for key in (checks := {**counts, "policy_since": _time}).keys() & _mapping(value, name):
+    checks = {**counts, "policy_since": _time, "late": _each(_text, or_none=True), "refusing": _text}
+    for key in checks.keys() & _mapping(value, name):
         checks[key](value[key], f"{name}.{key}")
     return value
 

@@ -37,6 +37,7 @@ def test_too_late_warns_and_is_in_the_status(world):
     world.families(LATE)
     world.run("""
         import warnings, flashpatch
+        from flashpatch import ledger
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             flashpatch.enable("toy")
@@ -50,6 +51,12 @@ def test_too_late_warns_and_is_in_the_status(world):
         assert caught[0].filename == "<string>", "it points at the caller"
         assert status.warnings == ("A Thing exists already.",) and "A Thing exists already." in str(status)
         assert core.plain(1) == ("patched", 2)
+        assert ledger.notes()["late"] == {"toy": "A Thing exists already."}
+        import sys
+        flashpatch.disable()
+        del sys.modules["fakefw.core"]
+        flashpatch.enable("toy")
+        assert ledger.notes()["late"] == {"toy": None}, "it exists no more"
     """)
 
 

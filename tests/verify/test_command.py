@@ -249,13 +249,13 @@ child.wait()
 def test_a_run_in_which_nothing_was_on_proves_nothing(run, verify):
     run("-c", "from flashpatch import ledger; ledger.boot(); ledger.flush()")
     done = verify("--live")
-    assert done.returncode == 1 and "nothing was on in this run" in done.stdout
+    assert done.returncode == 1 and "nothing is on in this run" in done.stdout
 
 
 def test_live_chooses_a_run(run, verify):
     for name in ("first", "second"):
         run("-c", JOB, FLASHPATCH="toy", FLASHPATCH_RUN=name)
-    assert re.match(r"Run second: -c, began \w+ \d+ \d\d:\d\d\n", verify("--live").stdout)
+    assert re.match(r"Run second: -c, began \w+ \d+ \d\d:\d\d, \d+ s ago\n", verify("--live").stdout)
     assert verify("--live", "--run", "first").stdout.startswith("Run first: -c,")
     assert verify("--run", "third").returncode == 2
 

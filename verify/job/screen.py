@@ -17,7 +17,7 @@ def view(found: dict[str, Any], height: int) -> list[Table]:
         f"{found['alive']} of {counted(len(found['processes']), 'process', 'processes')} alive, "
         f"{counted(len(found['updates']), 'update')}, {counted(len(found['syncs']), 'sync')}, "
         f"{counted(len(found['incidents']), 'refusal or problem', 'refusals and problems')}, "
-        f"{_span(found['ended'] - found['began'])} since it began"
+        f"{span(found['ended'] - found['began'])} since it began"
     )
     parts = [_names(found), _processes(found, most), _updates(found, most), _incidents(found, most)]
     return [Table(head, (), (), ""), *parts, *([_measured(found)] if found["charts"] else [])]
@@ -47,7 +47,7 @@ def _processes(found: dict[str, Any], most: int) -> Table:
     columns, rows = ("process", "replica", "policy", "for", "calls", "memory", "alive", "verdict"), []
     for one in order[:most]:
         replica, segment = held.get(one["name"], ("", None))
-        policy = ("", "") if segment is None else (str(segment[3]), _span(segment[1] - segment[0]))
+        policy = ("", "") if segment is None else (str(segment[3]), span(segment[1] - segment[0]))
         memory = f"{one['rss_bytes'] / 2**30:.2f} GiB" if one["rss_bytes"] else ""
         state = str(one["calls"]), memory, one["alive"], one["verdict"]
         rows.append((one["name"], str(replica), *policy, *state))
@@ -62,7 +62,7 @@ def _updates(found: dict[str, Any], most: int) -> Table:
         times = (update[name] for name in ("seconds", "load", "commit"))
         numbers = ("" if seconds is None else f"{seconds:.3f}" for seconds in times)
         version = "" if update["version"] is None else str(update["version"])
-        age = f"{_span(found['generated'] - update['t'])} ago"
+        age = f"{span(found['generated'] - update['t'])} ago"
         rows.append((age, update["process"], update["outcome"], version, *numbers))
     return Table("Weight updates, newest first", columns, rows, notes=_more(found["updates"], most))
 
@@ -70,7 +70,7 @@ def _updates(found: dict[str, Any], most: int) -> Table:
 def _incidents(found: dict[str, Any], most: int) -> Table:
     rows = []
     for one in found["incidents"][::-1][:most]:
-        when = "-" if one["t"] is None else f"{_span(found['generated'] - one['t'])} ago"
+        when = "-" if one["t"] is None else f"{span(found['generated'] - one['t'])} ago"
         rows.append((when, one["process"], one["kind"], one["text"][:200]))
     columns = ("when", "process", "what", "text")
     return Table("Refusals and problems, newest first", columns, rows, notes=_more(found["incidents"], most))
@@ -89,7 +89,8 @@ def _more(things: list[Any], shown: int) -> list[str]:
     return [f"{len(things) - shown} more"] if len(things) > shown else []
 
 
-def _span(seconds: float) -> str:
+def span(seconds: float) -> str:
+    """Return a duration as a person would say it."""
     seconds = max(0.0, seconds)
     if seconds < 120:
         return f"{seconds:.0f} s"

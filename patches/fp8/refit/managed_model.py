@@ -29,7 +29,7 @@ from flashpatch.patches.fp8.refit.layer_groups import group_layers, layers_and_p
 from flashpatch.patches.fp8.refit.layer_state import LayerState, held_tensors
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.model_hooks import ModelHooks
-from flashpatch.patches.fp8.refit.policy import SHOWN, Policy, listed
+from flashpatch.patches.fp8.refit.policy import Policy, listed
 from flashpatch.patches.fp8.refit.staged_update import StagedUpdate
 from flashpatch.patches.fp8.refit.turns import Turns
 from flashpatch.patches.fp8.refit.update_events import UpdateEvents
@@ -234,7 +234,7 @@ class ManagedModel:
         doubt = self._update.names.doubt if is_open and not self._update.session else ""
         missing = self._missing() if is_open and not doubt else []
         state = "broken" if is_open and self._update.mixed else self.state
-        return Policy(self.adapter.role, state, self.version, missing[:SHOWN], doubt or self.error)
+        return Policy(self.adapter.role, state, self.version, listed(missing), doubt or self.error)
 
     @property
     def may_generate(self) -> bool:

@@ -15,7 +15,7 @@ class Policy:
         role: of the model in its engine, ``target`` or ``drafter``.
         state: ``loading``, ``ready``, ``open`` or ``broken``, see `managed_model`.
         version: number of the last committed update, 0 before the first.
-        missing: names that an open update still waits for, the first few.
+        missing: names that an open update still waits for, as `listed` gives them.
         error: why the weights are broken, or what came may be of several updates; empty otherwise.
         holds: of LoRA adapters, number to name and path; None if another number has taken its place in caches.
     """
@@ -23,14 +23,14 @@ class Policy:
     role: str
     state: str
     version: int
-    missing: list[str] = field(default_factory=list)
+    missing: str = ""
     error: str = ""
     holds: dict[int | str, tuple[str, str] | None] = field(default_factory=dict)
 
     def why_refused(self) -> str:
         """Return one sentence for a policy that may not generate."""
         if self.missing:
-            return f"an update is incomplete, {', '.join(self.missing)} did not come"
+            return f"an update is incomplete, {self.missing} did not come"
         if self.state == "open" and not self.error:
             return "an update is open, its sender has not ended it"
         return self.error or f"its state is {self.state!r}"

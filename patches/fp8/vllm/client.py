@@ -130,8 +130,8 @@ def check_late(method: Any) -> None:
         return
     name = method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))
     raise PatchError(
-        f"this engine was opened before fp8, int8 or bf16 was enabled, so nobody would follow the weights that {name} "
-        "may write",
+        f"this engine was opened before fp8, int8 or bf16 was enabled, or these were switched off since, so nobody would "
+        f"follow the weights that {name} may write",
         patch=_late_calls.of(llm_engine_collective_rpc).id,
         advice="Open the engine after flashpatch.enable(); to update it as stock vLLM does, call flashpatch.disable().",
     )

@@ -158,6 +158,8 @@ def test_what_is_wrong_is_an_answer(models: Path, tmp_path: Path) -> None:
     assert "did not come" in got[9]
     assert got[10][0] is False
     assert all(done for done, _ in got[11]), got[11]
+    [notes] = [row["notes"] for row in lab.rows(seen) if "worker" in row["roles"]]
+    assert notes["requests_refused"] == 2 and notes["refusing"] == "", "noted, until it served again"
     assert got[12] == other.steps[0] and got[13] == ""
 
 

@@ -9,6 +9,8 @@ import vllm_updates as updates
 from vllm_lab import engines, models, oracle, scenario
 from vllm_precisions import opened
 
+from flashpatch import ledger
+
 pytestmark = pytest.mark.vllm
 
 CACHED = dict(enable_prefix_caching=True, block_size=32)
@@ -103,9 +105,10 @@ def zeroed(a: str, b: str) -> dict[str, Any]:
     with engines.open_llm(a, **CACHED) as llm:
         engines.greedy(llm)
         llm.collective_rpc("reset_weights")
-        found: dict[str, Any] = dict(refusal=updates.refusal(llm))
+        found: dict[str, Any] = dict(refusal=updates.refusal(llm), refusing=ledger.notes()["refusing"])
         engines.inner_model(llm).load_weights(models.weights(b))
         found["b"] = engines.answers(llm)
+        found["served"] = ledger.notes()["refusing"]
     return found
 
 
@@ -130,6 +133,7 @@ def enabled_late(a: str, b: str, processes: bool) -> dict[str, Any]:
             warnings.simplefilter("always")
             flashpatch.enable("bf16")
         found["said"] = [str(one.message) for one in caught]
+        found["noted"] = ledger.notes()["late"]["fp8"]
         found["update"] = updates.error(lambda: reload(llm))
         found["function"] = updates.error(lambda: llm.collective_rpc(load, args=(b,)))
         core = getattr(llm.llm_engine.engine_core, "engine_core", None)
@@ -235,7 +239,8 @@ def test_a_load_of_parts_is_an_update_of_the_whole(ab: tuple[str, str]) -> None:
 def test_weights_set_to_zero_are_no_policy(ab: tuple[str, str]) -> None:
     got = scenario.run(zeroed, *ab, env={"FLASHPATCH": "bf16"})
     assert got["refusal"] is not None, "the engine answers from zeros"
-    assert "discarded (reset_weights)" in got["refusal"]
+    assert "discarded (reset_weights)" in got["refusal"] and "reset_weights" in got["refusing"]
+    assert got["served"] == "", "it would be told as refusing for ever"
     assert engines.difference(got["b"], oracle.answers(ab[1])).exact
 
 
@@ -246,7 +251,7 @@ def test_an_engine_opened_before_enabling_takes_no_update(
     runner: scenario.Runner, ab: tuple[str, str], processes: bool
 ) -> None:
     got = runner(enabled_late, *ab, processes)
-    assert any("take no weight updates" in said for said in got["said"]), got["said"]
+    assert got["noted"] in got["said"] and "take no weight updates" in got["noted"]
     for call in ("update", "function", *([] if processes else ["model"])):
         assert got[call] is not None, "the engine was updated as stock does, without a word"
         assert "PatchError" in got[call] and "opened before" in got[call]
