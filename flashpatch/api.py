@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
 from functools import partial
-from types import MappingProxyType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from flashpatch import engine, ledger, log, registry
@@ -53,11 +52,10 @@ def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
         start()
         current = engine.manager.selection
         selection = selections.extend(current, names, strict, options)
-        missed = _too_late(selection)
-        late = tuple(filter(None, missed.values()))
+        late = _too_late(selection)
         if late and selection.strict:
             raise PatchError(" ".join(late), advice="Enable before the engine is created.")
-        _activate(selection, missed)
+        _activate(selection)
     for sentence in late:
         warnings.warn(sentence, UserWarning, stacklevel=2)
     return _status(late)
@@ -131,10 +129,9 @@ def start() -> None:
         except PatchError as error:
             _refuse(error)
             return
-        missed = _too_late(selection)
-        for sentence in filter(None, missed.values()):
+        for sentence in _too_late(selection):
             log.log.warning("%s", sentence)
-        _activate(selection, missed)
+        _activate(selection)
 
 
 def adopt(environment: tuple[str | None, str | None]) -> None:
@@ -162,13 +159,8 @@ def _status(late: tuple[str, ...] = ()) -> Status:
         return Status(engine.statuses(), selection.names, selection.strict, late, engine.problem)
 
 
-def _activate(
-    selection: selections.Selection, missed: Mapping[str, str | None] = MappingProxyType({})
-) -> None:
+def _activate(selection: selections.Selection) -> None:
     global _obeyed
-    before = ledger.notes().get("late", {})
-    if before or any(missed.values()):
-        ledger.note(late={**before, **missed})
     engine.problem = _environments.refusal = None
     _environments.remove_guards()
     engine.manager.activate(selection)
@@ -202,11 +194,14 @@ def _is_strict() -> bool:
     return os.environ.get("FLASHPATCH_STRICT", "") not in ("", "0")
 
 
-def _too_late(selection: selections.Selection) -> dict[str, str | None]:
-    """Return what each family that is switched on only now, or under another name, has missed; None if nothing."""
+def _too_late(selection: selections.Selection) -> tuple[str, ...]:
+    """Note and return what families that are switched on only now, or under another name, have missed."""
     on = {family: choice.name for family, choice in engine.manager.selection.choices.items()}
     joining = [registry.family(f) for f, choice in selection.choices.items() if on.get(f) != choice.name]
-    return {family.name: family.too_late() for family in joining if family.too_late is not None}
+    missed = {family.name: family.too_late() for family in joining if family.too_late is not None}
+    if any(missed.values()) or "late" in ledger.notes():
+        ledger.note(late={**ledger.notes().get("late", {}), **missed})
+    return tuple(filter(None, missed.values()))
 
 
 def _environment() -> tuple[int, str | None, str | None]:

@@ -58,16 +58,12 @@ def checked(
     finite, content = read(pairs)
     found = problems(pairs, finite, places, config)
     if found:
-        more = f" and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
         raise PatchError(
-            f"the LoRA adapter {name!r} is refused: {'; '.join(found[:_SHOWN])}{more}",
+            f"the LoRA adapter {name!r} is refused: {listed(found, '; ')}",
             patch=patch,
             advice="The adapter from before stays in place. Mend what the trainer sends, or the engine's lora settings.",
         )
     return digest(pairs, content)
-
-
-_SHOWN = 6
 
 
 def read(pairs: Mapping[str, Pair]) -> tuple[bool, bytes]:

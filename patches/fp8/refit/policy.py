@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-SHOWN = 6  # names listed in a message before "and N more"
-
 
 @dataclass
 class Policy:
@@ -31,12 +29,11 @@ class Policy:
         """Return one sentence for a policy that may not generate."""
         if self.missing:
             return f"an update is incomplete, {self.missing} did not come"
-        if self.state == "open" and not self.error:
-            return "an update is open, its sender has not ended it"
-        return self.error or f"its state is {self.state!r}"
+        is_open = "an update is open, its sender has not ended it"
+        return self.error or (is_open if self.state == "open" else f"its state is {self.state!r}")
 
 
-def listed(names: list[str]) -> str:
-    """Return the first names, comma-separated, and how many more there are."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+def listed(names: list[str], separator: str = ", ", most: int = 6) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more

@@ -56,7 +56,7 @@ class SchedulerGate:
 
     def __init__(self, core: Any) -> None:
         self.version = self.drafter_version = self.adapters = 0
-        self.drafter_problem = self._refusing = ""
+        self.drafter_problem = ""
         self.holds: dict[int, tuple[str, str] | None] | None = None
         self.weight_version: str | None = None
         self.stepped = False
@@ -137,7 +137,8 @@ class SchedulerGate:
             return f"{problem}. Send the adapter again."
         self.holds = next((one.holds for policies in reports for one in policies if one.role == "lora"), None)
         self._stale, self._seen_changes = False, model_registry.change_count(self.door.models())
-        self._tell_refusing("")
+        if ledger.notes().get("refusing"):
+            ledger.note(refusing="")
         if (version, adapters) == (self.version, self.adapters):
             return None
         try:
@@ -207,13 +208,8 @@ class SchedulerGate:
         ledger.event("refused", what="requests", problem=reason)
         count("requests_refused")
         if requests is None:
-            self._tell_refusing(reason)
-        return _finish(core, requests, "ERROR", f"{MARK} {reason}")
-
-    def _tell_refusing(self, reason: str) -> None:
-        if reason != self._refusing:
-            self._refusing = reason
             ledger.note(refusing=reason)
+        return _finish(core, requests, "ERROR", f"{MARK} {reason}")
 
     def _abort(self, core: Any, requests: list[str]) -> None:
         """Abort ``requests`` and notify their clients: at once, or with the next step if there is no queue."""

@@ -46,6 +46,14 @@ def check_two_steps(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.01), ("fp8", 0.05)])
+def test_two_tensor_parallel_ranks(wide_world, tmp_path, precision, bound):
+    settings = ("trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2")
+    output = trained(wide_world, tmp_path, *settings, FLASHPATCH=f"cpu,{precision}")
+    check_two_steps(output, live(tmp_path), bound, corrected=precision != "bf16", replicas=2)
+
+
+@pytest.mark.full
 def test_a_mixed_fleet_is_told_apart(wide_world, tmp_path):
     """Two replicas, one in bf16 and one in fp8: every sample says which drew it, and so do the metrics."""
     fleet = '[[fp8.fleet]]\nprecision = "bf16"\n\n[[fp8.fleet]]\nprecision = "fp8"\n'
