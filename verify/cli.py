@@ -186,9 +186,8 @@ def _which(run: runs.Run) -> str:
     from flashpatch.verify.job.screen import span
 
     began, command = min((row.first_written, row.argv0) for row in run.rows) if run.rows else (0.0, "")
-    at = time.strftime("%b %d %H:%M", time.localtime(began))
-    ago = f"{span(time.time() - began)} ago"
-    return f"Run {run.id}" + (f": {Path(command).name or 'python'}, began {at}, {ago}" if began else "")
+    at = f"{time.strftime('%b %d %H:%M', time.localtime(began))}, {span(time.time() - began)} ago"
+    return f"Run {run.id}" + (f": {Path(command).name or 'python'}, began {at}" if began else "")
 
 
 def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:

@@ -144,13 +144,9 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
     problems += [f"no process carries {named[family]}" for family in sorted(set(named) - carried)]
     problems += due.not_seen_anywhere(run.rows, situations, chosen, patches)
     split = policy_versions.splits(run.rows, patches)
-    problems += split
-    problems += run.problems
-    on = [
-        (family, family_on.get("name", family))
-        for row in reversed(run.rows)
-        for family, family_on in row.on.items()
-    ]
+    problems += [*split, *run.problems]
+    rows = reversed(run.rows)
+    on = [(family, one.get("name", family)) for row in rows for family, one in row.on.items()]
     said = dict(on)
     problems += [
         f"no process carries {name}: {said[family]} is on"

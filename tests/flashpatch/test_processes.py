@@ -30,16 +30,14 @@ def test_concurrent_calls_are_counted_exactly(toys):
 
 def test_threads_that_enable_and_disable_leave_no_trace(toys):
     toys.run("""
-        import sys, threading, flashpatch, fakefw.core as core
+        import sys, flashpatch, fakefw.core as core
+        from concurrent.futures import ThreadPoolExecutor
         sys.setswitchinterval(1e-6)
         def work():
             for _ in range(40):
                 flashpatch.enable("toy"), core.plain(1), flashpatch.disable("toy")
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda _: work(), range(4)))
         assert core.plain is core.BORN["plain"]
     """)
 

@@ -24,17 +24,10 @@ def view(found: dict[str, Any], height: int) -> list[Table]:
 
 
 def _names(found: dict[str, Any]) -> Table:
-    rows = [
-        (
-            one["name"],
-            one["acted"],
-            str(one["calls"]),
-            ", ".join(map(str, one["versions"])),
-            one["precision"],
-            one["verdict"],
-        )
-        for one in found["names"]
-    ]
+    rows = []
+    for one in found["names"]:
+        calls, versions = str(one["calls"]), ", ".join(map(str, one["versions"]))
+        rows.append((one["name"], one["acted"], calls, versions, one["precision"], one["verdict"]))
     return Table("What was switched on", COLUMNS, rows)
 
 

@@ -170,7 +170,8 @@ assert seen == ["ours", "theirs"], seen
 
 def test_threads_wait_for_the_callbacks_of_an_import(waiting):
     waiting("""
-import threading, time
+import time
+from concurrent.futures import ThreadPoolExecutor
 done = []
 def slow(module):
     time.sleep(0.2)
@@ -181,10 +182,7 @@ def load():
     import fakefw.core
     if not done:
         wrong.append(1)
-threads = [threading.Thread(target=load) for _ in range(4)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
+with ThreadPoolExecutor() as pool:
+    list(pool.map(lambda _: load(), range(4)))
 assert not wrong and len(done) == 1
 """)

@@ -11,7 +11,7 @@ LOADED = "import sys; print(*sorted(sys.modules))"
 
 # The toy families become built-in ones: in the index, and importable by their names.
 BUILT_IN = """
-import os, sys, threading
+import os, sys
 from flashpatch import _index, index
 import toys
 for record in (toys.FAMILY, getattr(toys, "OTHER", toys.FAMILY)):
@@ -213,11 +213,9 @@ def load(first):
         if importlib.import_module(name).f() != ("patched", 1):
             wrong.append(name)
 sys.setswitchinterval(1e-5)
-threads = [threading.Thread(target=load, args=(first,)) for first in (0, 5, 10, 15)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
+from concurrent.futures import ThreadPoolExecutor
+with ThreadPoolExecutor() as pool:
+    list(pool.map(load, (0, 5, 10, 15)))
 assert not wrong, wrong
 """)
 

@@ -11,6 +11,8 @@ import warm
 
 from cuda_lab import runs
 
+NEEDS_DEVICE = pytest.mark.skipif(not runs.is_built(), reason="the fake CUDA device is not built here")
+
 
 @dataclass(frozen=True)
 class Run:

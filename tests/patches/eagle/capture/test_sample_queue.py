@@ -2,6 +2,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -198,11 +199,8 @@ def test_two_readers_never_get_the_same_sample(tmp_path):
         while some := reader.read_samples(1):
             got.extend(one.version for one in some)
 
-    threads = [threading.Thread(target=read, args=(SampleReader(tmp_path),)) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(read, [SampleReader(tmp_path), SampleReader(tmp_path)]))
     assert sorted(got) == list(range(100))
 
 

@@ -46,6 +46,13 @@ class Engine(DrafterVersions):
                 self.load_failed() if self.fails else pending()
             self.observe(DraftCounts(1000, round(1000 * self.accepts(self.drafting, self.policy))))
 
+    def rollouts_and_update(self, steps: int) -> None:
+        """Roll out, update policy and drafter, roll out so many steps."""
+        self.rollout()
+        self.move_policy()
+        self.update(1)
+        self.rollout(steps)
+
     def move_policy(self) -> None:
         self.policy += 1
         self.policy_updated()
@@ -62,10 +69,7 @@ def behind(drafter: int, policy: int) -> float:
 @pytest.mark.parametrize("late", [False, True])
 def test_a_good_drafter_stays_though_the_policy_moved(late: bool) -> None:
     engine = Engine(lambda drafter, policy: 0.75 * 0.6**policy * 1.2**drafter, late=late)
-    engine.rollout()
-    engine.move_policy()
-    engine.update(1)
-    engine.rollout(300)
+    engine.rollouts_and_update(300)
     assert engine.events() == ["update 1", "doubted 1", "trial 0", "kept 1"]
     doubted, kept = engine.log[1], engine.log[3]
     assert doubted["before"] > 1.25 * doubted["after"], (
@@ -80,10 +84,7 @@ def test_a_good_drafter_stays_though_the_policy_moved(late: bool) -> None:
 @pytest.mark.parametrize("late", [False, True])
 def test_a_bad_drafter_goes_though_the_policy_moved(late: bool) -> None:
     engine = Engine(lambda drafter, policy: 0.1 if drafter else 0.75 * 0.8**policy, late=late)
-    engine.rollout()
-    engine.move_policy()
-    engine.update(1)
-    engine.rollout(300)
+    engine.rollouts_and_update(300)
     assert engine.events() == ["update 1", "doubted 1", "trial 0", "worse 1", "rollback 0"]
     assert engine.version == engine.drafting == 0 and engine.check._phase == "idle"
 
@@ -113,10 +114,7 @@ def test_useless_drafters_are_judged_though_each_runs_for_fewer_steps_than_a_ver
 def test_what_comes_during_a_trial_is_drafted_with_after_it_and_judged_by_itself() -> None:
     useless = {2}
     engine = Engine(lambda drafter, policy: 0.0 if drafter in useless else 0.75 * 0.6**policy)
-    engine.rollout()
-    engine.move_policy()
-    engine.update(1)
-    engine.rollout(STEPS + 10)
+    engine.rollouts_and_update(STEPS + 10)
     assert engine.drafting == 0 and engine.version == 1
     engine.update(2)
     assert engine.drafting == 0, "the trial goes on"
@@ -152,10 +150,7 @@ def test_an_update_before_a_rollback_is_judged_by_what_the_rollback_would_have_b
 def test_weights_that_cannot_be_loaded_leave_those_in_use(steps: int, drafts: int, last: str) -> None:
     """The first time the old ones fail, for a trial; the second time the new ones, after it."""
     engine = Engine(lambda drafter, policy: 0.75 * 0.6**policy, late=True)
-    engine.rollout()
-    engine.move_policy()
-    engine.update(1)
-    engine.rollout(steps)
+    engine.rollouts_and_update(steps)
     engine.fails = True
     engine.rollout(300)
     assert engine.drafting == drafts and engine.in_use.version == engine.version == drafts

@@ -1,6 +1,6 @@
 """The fp8 product on a CPU against float64, on both kinds of CPU, and what it keeps in memory."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -88,9 +88,6 @@ def test_threads_do_not_disturb_each_other(fast: bool) -> None:
             if not torch.equal(scaled_mm(*layers[i], torch.bfloat16), want[i]):
                 wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(work, range(4)))
     assert not wrong

@@ -6,13 +6,11 @@ import time
 
 import pytest
 from cuda_lab import check, runs
+from cuda_lab.lane import NEEDS_DEVICE
 from fake_cuda.variables import variables
 from tree import TREE
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not runs.is_built(), reason="the fake CUDA device is not built here"),
-]
+pytestmark = [pytest.mark.cuda, NEEDS_DEVICE]
 
 
 def test_what_needs_a_device() -> None:
