@@ -151,10 +151,11 @@ def test_a_head_that_the_engine_leaves_in_its_dtype_is_not_called_float32(certif
 
 
 @pytest.mark.full
-def test_a_compiled_engine_is_compared_by_its_distributions(tmp_path) -> None:
+def test_a_compiled_engine_is_compared_by_its_tables_and_distributions(tmp_path) -> None:
     model = str(models.checkpoint(tmp_path, "llama"))
     found = scenario.run(certified, model, enforce_eager=False, env=environment.COMPILED)
-    assert found["ok"] and [place["name"] for place in found["places"]] == [DISTRIBUTIONS], found["problem"]
+    tables = ["model.embed_tokens", "model.layers.0.self_attn.rotary_emb"]
+    assert [place["name"] for place in found["places"]] == [*tables, DISTRIBUTIONS] and found["ok"], found
 
 
 @pytest.mark.parametrize("fault", some_full(FAULTS, SOON))

@@ -97,7 +97,7 @@ def test_a_first_drafter_is_accepted_more_often_than_one_from_scratch(
     )
     done = _flashpatch(*arguments, **tiny.ENVIRONMENT)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    found = json.loads(done.stdout[done.stdout.rindex("\n{") :])
+    found, _ = json.JSONDecoder().raw_decode(done.stdout[done.stdout.rindex("\n{") + 1 :])
     assert found["samples"] >= 64 and found["steps"] > 20
     assert (tmp_path / "out" / "drafter" / "config.json").exists()
     trained, _ = job("acceptance", DRAFTER=found["drafter"])
