@@ -31,7 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if asked and not asked.startswith("-") and asked not in registry.commands():
         print(f"flashpatch: there is no command {asked!r}. {_meant(asked)}", file=sys.stderr)
         return 2
-    args = _parser(asked).parse_args(argv)
+    parser = _parser(asked)
+    if not argv:
+        parser.print_help(sys.stderr)
+        return 2
+    args = parser.parse_args(argv)
     try:
         code = args.run(args)
         if sys.stdout is not None:

@@ -61,11 +61,7 @@ class Facts:
 
 @functools.cache
 def parse(text: str) -> tuple[Term, ...]:
-    """Return the terms of a condition; none for an empty one.
-
-    Raises:
-        ValueError: a word is no term.
-    """
+    """Return the terms of a condition; none for an empty one. Raises ValueError if a word is no term."""
     found = []
     for word in text.split():
         match = _TERM.fullmatch(word)

@@ -36,11 +36,7 @@ def enabled(family: str) -> bool:
 
 
 def options(family: str) -> Mapping[str, Any]:
-    """Return all options of a family; the mapping follows later changes.
-
-    Raises:
-        PatchError: the family was never on in this process.
-    """
+    """Return all options of a family; the mapping follows later changes. Raises PatchError if it was never on in this process."""
     standby.wake()
     if family not in manager.options:
         raise PatchError("is not enabled.", patch=family, advice=f"Call flashpatch.enable({family!r}) first.")
@@ -81,11 +77,7 @@ def require(name: str) -> None:
 
 
 def record_call(patch_id: str) -> None:
-    """Count one observed call of a patch that is a registration, not a wrapper.
-
-    Raises:
-        PatchError: no such patch was ever on in this process.
-    """
+    """Count one observed call of a patch that is a registration, not a wrapper. Raises PatchError if it was never on in this process."""
     standby.wake()
     if patch_id not in manager.members:
         raise PatchError("was called and is not enabled.", patch=patch_id, advice="Enable its family first.")

@@ -56,8 +56,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"{hint}Known: {', '.join(names) or 'none'}."
 
 
-def closest(name: str, known: Iterable[str]) -> str:
+def closest(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Return the known name that is spelt most like ``name``; empty if none is."""
     import difflib
 
-    return next(iter(difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=0.5)), "")
+    return next(iter(difflib.get_close_matches(name.lower(), sorted(known), n=1, cutoff=cutoff)), "")

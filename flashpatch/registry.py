@@ -101,12 +101,9 @@ def family_names(family: Family) -> Mapping[str, Mapping[str, Any]]:
     return {family.name: {}, **family.names}
 
 
-def family_of(name: str) -> Family:
-    """The family a user's name stands for.
-
-    Raises:
-        PatchError: the name is unknown; the message lists the known ones and the nearest.
-    """
+def family_of(name: str, more: Iterable[str] = ()) -> Family:
+    """The family a user's name stands for; ``more``: names that could have been meant too. Raises PatchError, with the known
+    names and the nearest, if it is unknown."""
     built_in_family = index.family_of(name)
     if built_in_family is None:
         found = next((joined for joined in _joined()[0].values() if name in family_names(joined)), None)
@@ -117,7 +114,9 @@ def family_of(name: str) -> Family:
     known = names()
     if name not in known:
         broken = "".join(f" Not loaded: {where}: {why}." for where, why in problems().items())
-        raise PatchError(f"unknown name {name!r}.", advice=(meant(name) or nearest(name, known)) + broken)
+        raise PatchError(
+            f"unknown name {name!r}.", advice=(meant(name) or nearest(name, [*known, *more])) + broken
+        )
     return known[name]
 
 

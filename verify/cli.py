@@ -259,6 +259,8 @@ def _against(options: argparse.Namespace) -> int:
     report = survey(options.against, patches)
     for path, reason in report.unreadable:
         print(f"flashpatch-verify: {path} {reason}", file=sys.stderr)
+    if not (report.cells or options.json):
+        return report.exit_status
     drifted_first = sorted(report.cells, key=lambda cell: cell.verdict != "drifted")
     shown = [cell for cell in drifted_first if options.all or cell.verdict == "drifted"]
     rows = [(cell.patch, cell.of, cell.text, cell.drift) for cell in shown]

@@ -65,6 +65,8 @@ def selected(names: Sequence[str]) -> list[tuple[selections.Selection, str]]:
     the environment switches on. Raises PatchError for an unknown name, or settings that cannot be read."""
     if names:
         typed = [(PARTS[name][0], name) if name in PARTS else (name, "") for name in names]
+        for name, _ in typed:
+            registry.family_of(name, PARTS)
         return [(selections.extend(selections.NOTHING, [name], None, {}), part) for name, part in typed]
     on = selections.from_environment(selections.NOTHING)
     return [(selections.Selection({family: choice}, on.strict), "") for family, choice in on.choices.items()]
@@ -135,9 +137,7 @@ def _observe(
         spent = time.monotonic() - began
         proofs = [Proof(name, "the probe runs", False, f"{type(error).__name__}: {error}", spent)]
     for proof in proofs:
-        shown = replace(proof, subject=name) if proof.subject == family.name else proof
-        progress(f"{shown.subject}: {shown.what}: {'yes' if shown.ok else 'NO'} ({shown.evidence})")
-        yield shown
+        yield replace(proof, subject=name) if proof.subject == family.name else proof
 
 
 def _report(patch: Patch, owner: versions.Installed, rows: list[Row]) -> PatchReport:

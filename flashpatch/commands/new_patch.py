@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     id = _id(args.family, target)
     steps = [
         (f"{written[1]}", "say what is different with the patch; it fails until then"),
-        (f"{written[0]}", "write the function, its docstring, why, remove_when; choose evidence and scope"),
+        (f"{written[0]}", "write function, docstring, why, remove_when; choose evidence, scope, tested"),
         (f"make test-for PATCH={id}", "the tests that this patch needs"),
     ]
     data = {"id": id, "written": written, "changed": changed, "next": [list(step) for step in steps]}
@@ -162,7 +162,7 @@ def _patch(family: str, target: Target) -> str:
     passed = ", ".join([*given, "*args", "**kwargs"])
     release = Version(target.installed.version).release
     shared = [f'"{family}"', f'"{target.framework}>={".".join(map(str, release[:2]))}"']
-    shared += ['scope="driver"', 'evidence="optional"', f'tested="{target.installed.version}"']
+    shared += ['scope="driver"', 'evidence="optional"', "tested=()"]
     return f'''"""Say here in one sentence what the patch does."""
 
 from __future__ import annotations

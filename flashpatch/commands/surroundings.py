@@ -7,12 +7,17 @@ import platform
 import site
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
+from flashpatch import log
+from flashpatch.contracts import verdict_cache
 from flashpatch.errors import PatchError
+from flashpatch.ledger import events, files, old_runs
 from flashpatch.settings import child_env, selections
 
 _PLUGINS = "VLLM_PLUGINS"
@@ -40,7 +45,7 @@ def accelerator() -> str:
 def conflicts() -> list[Conflict]:
     """Return what keeps patches out of a process, or makes it unclear which framework is patched."""
     unknown = [Conflict(one, "unset it, or set what was meant") for one in child_env.unknown()]
-    return [*_two_owners(), *_no_front_door(), *_ray_hook(), *unknown, *_config_alone()]
+    return [*_two_owners(), *_no_front_door(), *_ray_hook(), *unknown, *_config_alone(), *_values()]
 
 
 def _instructions() -> list[str]:
@@ -104,6 +109,30 @@ def _config_alone() -> Iterator[Conflict]:
                 f"{file} names {', '.join(names)}, and FLASHPATCH is not set: nothing is on",
                 "export FLASHPATCH=1, or call flashpatch.enable()",
             )
+
+
+def _values() -> Iterator[Conflict]:
+    """Name variables with values that no job could obey."""
+    for name, folder in (
+        ("LEDGER", files.directory()),
+        ("CACHE", verdict_cache.directory() or files.directory()),
+    ):
+        try:
+            there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+            tempfile.TemporaryDirectory(dir=there).cleanup()
+        except OSError as error:
+            yield Conflict(f"FLASHPATCH_{name}={folder}: {error.strerror}", "name a folder of this user")
+    for check in (
+        partial(selections.strictness, selections.Config()),
+        log.configure,
+        old_runs.limits,
+        events.limit,
+    ):
+        try:
+            check()
+        except (PatchError, ValueError) as error:
+            advice = getattr(error, "advice", "unset it, or give such a number")
+            yield Conflict(getattr(error, "problem", str(error)), advice)
 
 
 def _ray_hook() -> Iterator[Conflict]:

@@ -138,11 +138,7 @@ def event_path(kind: str = "events") -> str:
 
 
 def limit() -> int:
-    """Return ``FLASHPATCH_EVENT_BYTES``; 0 switches events off.
-
-    Raises:
-        ValueError: it is no whole number of at least 0.
-    """
+    """Return ``FLASHPATCH_EVENT_BYTES``; 0 switches events off. Raises ValueError if it is no whole number of at least 0."""
     text = os.environ.get(VARIABLE, "").strip()
     if text and not text.isdecimal():
         raise ValueError(f"{VARIABLE}={text!r} is not a whole number of at least 0")

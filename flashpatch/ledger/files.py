@@ -213,11 +213,7 @@ def load_bytes(path: str, largest: int, end: bool = False, forbidden: int = 0) -
 
 
 def make_private(folder: str) -> bool:
-    """Make a directory with mode 0700 if it is missing; return whether it was made.
-
-    Raises:
-        OSError: it is another user's, or a link.
-    """
+    """Make a directory with mode 0700 if it is missing; return whether it was made. Raises OSError if it is another user's, or a link."""
     user_directories.check(folder)
     made = _make(folder or ".")
     found = os.lstat(folder or ".")
@@ -233,7 +229,9 @@ def _make(folder: str) -> bool:
     except FileExistsError:
         return False
     except FileNotFoundError:
-        _make(os.path.dirname(folder) or ".")
+        if os.path.isdir(above := os.path.dirname(folder) or "."):  # and takes none, as /proc
+            raise
+        _make(above)
         return _make(folder)
     return True
 

@@ -46,11 +46,7 @@ def prune_ledger() -> None:
 
 
 def limits() -> tuple[float, int]:
-    """Return the days and the number of runs that the environment says to keep.
-
-    Raises:
-        ValueError: a variable is no number of at least 0.
-    """
+    """Return the days and the number of runs that the environment says to keep. Raises ValueError if one is no number of at least 0."""
     return _number(KEEP_DAYS, DEFAULT_DAYS), int(_number(KEEP_RUNS, DEFAULT_RUNS))
 
 

@@ -44,11 +44,7 @@ def text(value: str) -> str:
 
 
 def row(value: Any) -> dict[str, Any]:
-    """Return the fields of a `flashpatch.ledger.runs.Row`, of a value that `loads` returned.
-
-    Raises:
-        ValueError: a field is missing, or is not what it must be.
-    """
+    """Return the fields of a `flashpatch.ledger.runs.Row`, of a value that `loads` returned. Raises ValueError if one is missing or wrong."""
     found = _fields(value, _ROW, "the row")
     return found | {name: check(value[name], name) for name, check in _LATER.items() if name in value}
 

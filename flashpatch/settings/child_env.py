@@ -117,7 +117,8 @@ def _list(add: bool) -> None:
 
 
 def unknown() -> list[str]:
-    """Return a sentence for each variable of this process that begins as FlashPatch's do and is none."""
-    names = sorted(name for name in os.environ if name.startswith("FLASHPATCH") and name not in VARIABLES)
-    near = {name: closest(name, map(str.lower, VARIABLES)).upper() for name in names}
-    return [f"{name} is no variable of FlashPatch; did you mean {near[name]}?" for name in names]
+    """Return a sentence for each variable of this process that begins or is spelt almost as FlashPatch's and is none."""
+    names, known = sorted(os.environ.keys() - {*VARIABLES}), [name.lower() for name in VARIABLES]
+    near = {name: closest(name, known, 0.5 if name.startswith("FLASHPATCH") else 0.85) for name in names}
+    meant = {name: found.upper() for name, found in near.items() if found}
+    return [f"{name} is no variable of FlashPatch; did you mean {meant[name]}?" for name in meant]

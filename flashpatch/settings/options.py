@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashpatch import plain_json
-from flashpatch.errors import PatchError, nearest
+from flashpatch.errors import PatchError, closest, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -68,10 +68,11 @@ def _checked_one(family: Family | IndexedFamily, name: str, value: Any, source: 
         wanted += f" of {option.items.__name__}"
     elif _fits(option, value):
         wanted = option.range
+    near = closest(value, filter(None, option.choices)) if option.kind is type(value) is str else ""
     raise PatchError(
         f"option {name!r} in {source} is {value!r}, not {wanted}.",
         patch=family.name,
-        advice=f"Write {name} = {allowed(option, ' or ')}: {option.help}",
+        advice=f"{f'Did you mean {near!r}? ' if near else ''}Write {name} = {allowed(option, ' or ')}: {option.help}",
     )
 
 

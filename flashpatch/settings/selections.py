@@ -62,18 +62,15 @@ NOTHING = Selection({})
 
 
 def from_environment(current: Selection) -> Selection:
-    """Resolve the selection of the environment; what ``enable()`` chose in this process wins.
-
-    Raises:
-        PatchError: an unknown name or option, a value of the wrong type, an unreadable config.
-    """
+    """Resolve the selection of the environment; what ``enable()`` chose in this process wins. Raises PatchError if a name or option is unknown,
+    a value is of the wrong type, or the config cannot be read."""
     asked = os.environ.get("FLASHPATCH", "")
     if asked in ("", "0"):
         return current
     base = inherited(asked, os.environ.get("FLASHPATCH_RESOLVED", ""))
     if base is None:
         settings = config()
-        base = _of_names(asked, settings, _strict(settings))
+        base = _of_names(asked, settings, strictness(settings))
     explicit = {family: choice for family, choice in current.choices.items() if choice.explicit}
     return Selection({**base.choices, **explicit}, current.strict if explicit else base.strict)
 
@@ -102,16 +99,13 @@ def extend(
         own = {key: value for key, value in values.items() if key in _record(family).options}
         choices[family] = Choice(name, {**base, **_checked(family, own, "enable()")}, explicit=True)
     if strict is None:
-        strict = current.strict if current.choices else _strict(settings)
+        strict = current.strict if current.choices else strictness(settings)
     return Selection(choices, strict)
 
 
 def reduce(current: Selection, names: Iterable[str]) -> Selection:
-    """Return ``current`` without the families of ``names``; without any family when no name is given.
-
-    Raises:
-        PatchError: an unknown name.
-    """
+    """Return ``current`` without the families of ``names``; without any family when no name is given. Raises PatchError for an
+    unknown name."""
     gone = {_family_of(name) for name in names} or set(current.choices)
     return Selection({f: choice for f, choice in current.choices.items() if f not in gone}, current.strict)
 
@@ -139,11 +133,8 @@ def resolved(asked: str, selection: Selection) -> str:
 
 
 def inherited(asked: str, text: str) -> Selection | None:
-    """What ``text``, of ``FLASHPATCH_RESOLVED``, says, if it was resolved from this value of ``FLASHPATCH``.
-
-    Raises:
-        PatchError: the text is not ours, or its names or options are wrong.
-    """
+    """What ``text``, of ``FLASHPATCH_RESOLVED``, says, if it was resolved from this value of ``FLASHPATCH``. Raises
+    PatchError if the text is not ours, or its names or options are wrong."""
     if not text:
         return None
     if f'"from": "{asked}"' in text:  # defaults, most often: no need to parse
@@ -190,11 +181,8 @@ def names_in(asked: str) -> tuple[str, ...]:
 
 
 def config() -> Config:
-    """Return what the file says that ``FLASHPATCH_CONFIG`` names, else ``./flashpatch.toml`` if there is one.
-
-    Raises:
-        PatchError: a named file is missing, not TOML, or has an unknown key or wrong value.
-    """
+    """Return what the file says that ``FLASHPATCH_CONFIG`` names, else ``./flashpatch.toml`` if there is one. Raises
+    PatchError if a named file is missing, is not TOML, or has an unknown key or wrong value."""
     if not os.environ.get("FLASHPATCH_CONFIG") and not os.path.isfile(CONFIG):
         return Config()
     from flashpatch.settings import config_file
@@ -213,6 +201,8 @@ def _record(family: str) -> Family | IndexedFamily:
 
 def _family_of(name: str) -> str:
     """Return the name of the family that a user's name stands for. Raises PatchError for an unknown name."""
+    if not isinstance(name, str):
+        raise PatchError(f"a name is text, not {name!r}.", advice='Write enable("fp8", "flowrl").')
     found = index.family_of(name)
     if found is not None:
         return found
@@ -263,7 +253,8 @@ def _known_somewhere(values: Mapping[str, Any], chosen: Mapping[str, str]) -> No
             )
 
 
-def _strict(settings: Config) -> bool:
+def strictness(settings: Config) -> bool:
+    """Return whether strict mode is on. Raises PatchError if ``FLASHPATCH_STRICT`` says neither."""
     text = os.environ.get("FLASHPATCH_STRICT")
     if text is None:
         return bool(settings.strict)

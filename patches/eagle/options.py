@@ -46,7 +46,7 @@ OPTIONS = {
         "that the engine can run",
         kind=list,
     ),
-    "rule": Option("", "choose by this rule: thompson, eg or ucb1; empty: thompson"),
+    "rule": Option("", "choose by this rule; empty: thompson", ("", "eg", "thompson", "ucb1")),
     "guard": Option(
         2048, "never verify more draft tokens than this in one step, over the whole batch", kind=int, least=1
     ),

@@ -74,7 +74,7 @@ FAMILY = Family(
         "fleet": Option(
             [], "tables with a precision each, assigned to replicas in turn", kind=list, items=dict
         ),
-        "scheme": Option("", "vLLM's name of the quantization; empty: chosen for the platform"),
+        "scheme": Option("", "vLLM's name of the quantization; empty: chosen for the platform", fleet.ONLINE),
         "profile": Option("", "absolute path of a smoothing profile for int8"),
         "lm_head": Option(
             "",

@@ -22,6 +22,10 @@ print(engine.generate())
 """
 
 
+def hurt(line: str) -> str:
+    return JOB.replace("engine = ", f"{line}\nengine = ")
+
+
 def flat(text: str) -> str:
     """Table cells separated by one space."""
     return " ".join(text.split())
@@ -37,7 +41,7 @@ def test_a_live_family_passes(verify, tmp_path):
     assert (update["state"]["word"], update["framework"], update["tested"]) == ("live", "toyfw 1.0", True)
     assert update["evidence"].startswith("1 calls in worker ")
     assert (fault["state"]["word"], fault["evidence"]) == ("live", update["evidence"])
-    assert "toy: probing" in done.stderr
+    assert "toy: probing" in done.stderr and "the update adds one" not in done.stderr, "it is said once"
     assert not list(tmp_path.glob("flashpatch-verify-*"))
 
 
@@ -115,16 +119,8 @@ def test_what_waits_for_a_module_of_a_path_that_was_not_taken():
 @pytest.mark.parametrize(
     ("sabotage", "job", "symptom"),
     [
-        (
-            "the wrapper was removed",
-            JOB.replace("engine = ", "Engine.update = Engine.update.__wrapped__\nengine = "),
-            "displaced",
-        ),
-        (
-            "another tool displaced it",
-            JOB.replace("engine = ", "Engine.update = lambda self, policy: None\nengine = "),
-            "displaced",
-        ),
+        ("the wrapper was removed", hurt("Engine.update = Engine.update.__wrapped__"), "displaced"),
+        ("another tool displaced it", hurt("Engine.update = lambda self, policy: None"), "displaced"),
         ("the wrapper was never called", "import toyfw.engine\nprint(42)", "installed, but never called"),
         ("the module was never imported", "print(42)", "waiting"),
         (
@@ -151,46 +147,31 @@ def test_sabotage_is_caught(verify, tmp_path, sabotage, job, symptom):
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "other", "said"),
+    ("module", "text", "other", "said"),
     [
-        ("toyfamily.py", "policy + 1", "policy", "the update adds one failed 41"),
-        (
-            "toyfamily.py",
-            "wrapper=update,",
-            "apply=lambda site: 1 / 0, undo=print,",
-            "failed(ZeroDivisionError",
-        ),
-        ("toyfw/engine.py", "policy)", "weights)", "no longer takes 'policy' (toyfw/engine.py:5)"),
-        (
-            "toyfamily.py",
-            "    command = ",
-            "    raise OSError('no engine')\n    command = ",
-            "OSError: no engine",
-        ),
-        ("toyfamily.py", "return [Proof(", "return [] and [Proof(", "toy"),
-    ],
-    ids=[
-        "a wrapper that does nothing",
-        "a hook raises",
-        "a contract drifted",
-        "a probe raises",
-        "a probe sees nothing",
+        ("toyfamily", "policy + 1", "policy", "the update adds one failed 41"),
+        ("toyfamily", "wrapper=update,", "apply=lambda _: 1 / 0, undo=print,", "failed(ZeroDivisionError"),
+        ("toyfw/engine", "policy)", "weights)", "no longer takes 'policy' (toyfw/engine.py:5)"),
+        ("toyfamily", "    command = ", "    open('/nowhere')\n    command = ", "FileNotFoundError: "),
+        ("toyfamily", "return [Proof(", "return [] and [Proof(", "it saw nothing"),
     ],
 )
-def test_a_broken_family_is_caught(verify, site, file, text, other, said):
-    source = (site / file).read_text()
+def test_a_broken_family_is_caught(verify, site, module, text, other, said):
+    file = site / f"{module}.py"
+    source = file.read_text()
     assert text in source
-    (site / file).write_text(source.replace(text, other))
+    file.write_text(source.replace(text, other))
     done = verify("toy")
     assert done.returncode == 1 and said in flat(done.stdout), done.stdout
 
 
 def test_wrong_use_and_its_version(verify, tmp_path):
-    assert verify("toi").returncode == 2
-    assert "toy" in verify("toi").stderr
+    wrong = verify("lorra")
+    assert wrong.returncode == 2 and "Did you mean 'lora'? Known: " in wrong.stderr and "toy" in wrong.stderr
     assert verify("--nonsense").returncode == 2
     assert verify("--live", str(tmp_path / "absent")).returncode == 2
-    assert verify("--against", str(tmp_path / "absent")).returncode == 2
+    done = verify("--against", str(tmp_path / "absent"))
+    assert (done.returncode, done.stdout) == (2, "") and "absent is neither" in done.stderr
     done = verify("--version")
     assert (done.returncode, done.stdout) == (0, f"flashpatch-verify {flashpatch.__version__}\n")
 

@@ -54,11 +54,7 @@ def packed(value: Any) -> bytes:
 
 
 def unpacked(data: bytes, largest: int = 3 * MOST_BYTES) -> Any:
-    """Return the value of `packed`.
-
-    Raises:
-        ValueError: it is not one, or has more than ``largest`` bytes.
-    """
+    """Return the value of `packed`. Raises ValueError if it is not one, or has more than ``largest`` bytes."""
     stream = zlib.decompressobj()
     try:
         content = stream.decompress(data, largest)

@@ -7,7 +7,6 @@ tensor-parallel ranks alike. Entries come from ``[[fp8.fleet]]`` tables in flash
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,10 @@ from flashpatch.errors import PatchError, nearest
 PATCH = "fp8.fleet"
 VERL_REPLICA_RANK = "VERL_REPLICA_RANK"
 """verl's variable with the number of a replica, in that replica's server."""
+
+#: Names under which vLLM (the last: SGLang) quantizes a bf16 checkpoint itself; empty: that of the precision.
+ONLINE = ("", *"fp8 fp8_per_tensor fp8_per_channel fp8_per_block mxfp8 mxfp4 nvfp4_per_token".split())
+ONLINE += ("int8_per_channel_weight_only", "w8a8_fp8")
 
 #: Precision to vLLM's name of the quantization; None: the platform's default for it, "": none.
 SCHEMES: Mapping[str, str | None] = {
@@ -28,7 +31,6 @@ SCHEMES: Mapping[str, str | None] = {
     "int8_weight_only": "torchao",
 }
 _ENTRIES = 1024
-_SCHEME = re.compile(r"[A-Za-z0-9_.\-]{1,64}\Z")
 
 
 @dataclass(frozen=True)
@@ -99,11 +101,9 @@ def parse(tables: Iterable[Mapping[str, Any]], source: str) -> tuple[Entry, ...]
             said = table.get("precision", "missing")
             raise _refuse(f"the precision in {where} is {said[:40]!r}.", f"Choose from {', '.join(SCHEMES)}.")
         scheme = table.get("scheme", "")
-        if scheme and (not _SCHEME.match(scheme) or not takes_scheme(table["precision"])):
-            raise _refuse(
-                f"the scheme in {where} is {scheme[:40]!r}.",
-                "Give vLLM's name of a quantization, not for bf16 and int8.",
-            )
+        if scheme not in ONLINE or (scheme and not takes_scheme(table["precision"])):
+            advice = f"{nearest(scheme, ONLINE[1:])} bf16 and int8 take none."
+            raise _refuse(f"the scheme in {where} is {scheme[:40]!r}.", advice)
         entries.append(Entry(table["precision"], scheme))
     if len(entries) > _ENTRIES:
         raise _refuse(f"{source} has {len(entries)} entries.", f"Give at most {_ENTRIES}.")

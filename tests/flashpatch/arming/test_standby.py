@@ -243,10 +243,12 @@ assert core.plain(1) == ("patched", 2)
     assert len({row["run"] for row in rows}) == 1 and len({row["pid"] for row in rows}) == 2
 
 
-def test_a_ledger_that_cannot_be_written_never_breaks_the_start(world):
+@pytest.mark.parametrize("place", ["", "/proc/nope"])
+def test_a_ledger_that_cannot_be_written_never_breaks_the_start(world, place):
     world.ledger.write_text("in the way")
-    done = world.run("from flashpatch import ledger; ledger.role('driver'); print('on')", FLASHPATCH="fp8")
-    assert done.stdout == "on\n" and "cannot be written" in done.stderr
+    env = {"FLASHPATCH": "fp8", "FLASHPATCH_LEDGER": place or str(world.ledger)}
+    done = world.run("from flashpatch import ledger; ledger.role('driver'); print('on')", **env)
+    assert done.stdout == "on\n" and "cannot be written: [Errno" in done.stderr
 
 
 def test_an_index_that_is_behind_its_family_is_reported(built_in):

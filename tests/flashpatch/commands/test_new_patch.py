@@ -59,13 +59,14 @@ def test_it_writes_patch_record_and_test(checkout, tmp_path):
         ).returncode
     shown = json.loads(checkout("-m", "flashpatch", "show", "grpo.rich.print", "--json").stdout)
     assert shown["contract"] == "holds" and shown["target"] == TARGET
-    assert shown["contract_params"] == ["self"]
+    assert shown["contract_params"] == ["self"] and shown["tested_versions"] == []
     assert "grpo.rich.print" in (tmp_path / "flashpatch" / "_index.py").read_text()
     before = (TREE / "patches" / "grpo" / "__init__.py").read_text()
     after = (tmp_path / "patches" / "grpo" / "__init__.py").read_text()
     assert after.replace(", print)", ")").replace("import print, verl_config", "import verl_config") == before
 
     mine = tmp_path / said["written"][0]
+    assert "tested=()" in mine.read_text(), "left out, it would claim the versions of its family"
     mine.write_text(mine.read_text() + "# mine\n")
     assert "exist" in checkout("-m", "flashpatch", "new-patch", "grpo", TARGET, code=1).stderr
     assert mine.read_text().endswith("# mine\n")

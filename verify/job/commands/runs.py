@@ -21,11 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the newest runs and return 0.
-
-    Raises:
-        PatchError: the ledger has none.
-    """
+    """Print the newest runs and return 0. Raises PatchError if the ledger has none."""
     ledger = source.ledger(args)
     folders = runs.newest_first(ledger)
     jobs = (folder for folder in folders if runs.read_run(folder) is not None)

@@ -11,6 +11,7 @@ from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.bandit.rules import DEFAULT, RULES
 from flashpatch.patches.eagle.bandit.rules.windowed import Window
+from flashpatch.patches.eagle.options import OPTIONS
 
 steps = st.lists(
     st.tuples(st.integers(1, 600), st.floats(0.01, 1.0), st.floats(1e-4, 10.0)), min_size=1, max_size=50
@@ -163,6 +164,7 @@ def test_an_empty_batch_and_one_beyond_the_guard_are_not_speculated_on():
     ],
 )
 def test_settings_that_make_no_sense_are_refused(wrong, says):
+    assert OPTIONS["rule"].choices == ("", *sorted(RULES))
     with pytest.raises(PatchError, match=says):
         Policy(**{"arms": ARMS, **wrong})
 
