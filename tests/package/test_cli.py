@@ -99,9 +99,8 @@ class TestList:
     def test_a_framework_that_is_not_installed_takes_one_line_and_json_stays_complete(self, toys) -> None:
         done = toys.run("flashpatch", "list", "haunted", FLASHPATCH="haunted")
         assert (done.returncode, done.stderr) == (0, "")
-        assert [line for line in done.stdout.splitlines() if "ghost" in line] == [
-            "ghost: not installed, 3 patches wait"
-        ]
+        ghosts = [line for line in done.stdout.splitlines() if "ghost" in line]
+        assert ghosts == ["ghost: not installed, 3 patches wait"]
         found = read(toys.run("flashpatch", "list", "--json", FLASHPATCH="haunted"))["patches"]
         ghosts = [patch for patch in found if patch["framework"] == "ghost"]
         assert [patch["detail"] for patch in ghosts] == ["ghost is not installed"] * 3

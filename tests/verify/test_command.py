@@ -54,10 +54,8 @@ def test_without_names_the_enabled_families_are_verified(verify):
 
 def test_the_verdict_comes_last(verify):
     good, bad = verify("toy"), verify("toy", TOY_JOB="import toyfw.engine\nprint(42)")
-    assert [line.split() for line in good.stdout.splitlines()[-2:]] == [
-        ["toy", "2", "of", "2", "2", "proven"],
-        ["--all", "shows", "every", "patch"],
-    ]
+    last = map(flat, good.stdout.splitlines()[-2:])
+    assert list(last) == ["toy 2 of 2 2 proven", "--all shows every patch"]
     assert "toy.toyfw" not in good.stdout
     assert bad.stdout.startswith("Not live\n") and "toy.toyfw.update" in bad.stdout
     assert "NOT proven" in bad.stdout.splitlines()[-2]
@@ -186,9 +184,8 @@ def test_live_judges_a_finished_job(run, verify):
     lines = verify("--live").stdout.splitlines()
     assert lines[1].split() == ["name", "acted", "in", "calls", "last", "version", "precision", "verdict"]
     assert lines[2].split() == ["toy", "1", "of", "1", "worker", "2", "proven"]
-    assert (
-        lines[3] == "0 of 1 process alive: it has ended; patches acted in 1, 0 called none (--all shows each)"
-    )
+    told = "0 of 1 process alive: it has ended; patches acted in 1, 0 called none (--all shows each)"
+    assert lines[3] == told
     assert len(lines) == 4 and "Processes" in verify("--live", "--all").stdout
 
 
@@ -248,9 +245,8 @@ def test_a_command_is_no_job(run, site, tmp_path):
     command.write_text("import sys; from flashpatch.verify.cli import main; sys.exit(main())")
     left = {"FLASHPATCH": "toy", "FLASHPATCH_LEDGER": str(tmp_path / "ledger"), "PYTHONPATH": str(site)}
     for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, command, "--live"], env=os.environ | left, capture_output=True, text=True
-        )
+        words = [sys.executable, command, "--live"]
+        done = subprocess.run(words, env=os.environ | left, capture_output=True, text=True)
         assert done.returncode == 0 and done.stdout.startswith("Run job: "), done.stdout + done.stderr
     assert os.listdir(tmp_path / "ledger") == ["job"]
 
@@ -276,9 +272,8 @@ def test_live_without_any_process_and_on_a_directory(verify, run, tmp_path):
 
 def test_live_and_a_name_in_either_order(run, verify, tmp_path):
     run("-c", JOB, FLASHPATCH="toy")
-    one, other = (
-        verify(*words).stdout.partition("\n")[2] for words in (("--live", "toy"), ("toy", "--live"))
-    )
+    orders = ("--live", "toy"), ("toy", "--live")
+    one, other = (verify(*words).stdout.partition("\n")[2] for words in orders)
     assert one == other
     for ledger in ([], ["--ledger", str(tmp_path / "ledger")]):
         done = verify(*ledger, "--live", "toi")
@@ -305,9 +300,8 @@ def test_an_absent_framework_takes_one_line_and_json_stays_complete(verify, site
     (site / "toyfamily.py").write_text(source)
     done = verify("toy")
     assert done.returncode == 0, done.stdout
-    assert [line for line in done.stdout.splitlines() if "ghost" in line] == [
-        "ghost: not installed, 3 patches wait"
-    ]
+    ghosts = [line for line in done.stdout.splitlines() if "ghost" in line]
+    assert ghosts == ["ghost: not installed, 3 patches wait"]
     [family] = json.loads(verify("toy", "--json").stdout)["families"]
     ghosts = [patch for patch in family["patches"] if patch["id"].startswith("toy.ghost.")]
     assert [patch["state"]["detail"] for patch in ghosts] == ["ghost is not installed"] * 3
