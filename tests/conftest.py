@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 import warm
+from cuda_lab import runs
 from installed import version_of
 from packaging.version import Version
 
@@ -40,6 +41,8 @@ def pytest_collection_finish() -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if item.get_closest_marker("cuda") and not runs.is_built():
+            item.add_marker(pytest.mark.skip(reason="the fake CUDA device is not built here"))
         for framework in FRAMEWORKS:
             marker = item.get_closest_marker(framework)
             reason = marker and _missing(framework, marker.kwargs.get("least", ""))

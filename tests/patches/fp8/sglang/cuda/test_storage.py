@@ -4,15 +4,11 @@ What this shows and what not: tests/support/fake_cuda/README.md.
 """
 
 import pytest
-from cuda_lab import runs, sglang_cases, table
+from cuda_lab import sglang_cases, table
 from cuda_lab.compare import compare
 from cuda_lab.lane import Run, parameters
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.sglang,
-    pytest.mark.skipif(not runs.is_built(), reason="the fake CUDA device is not built here"),
-]
+pytestmark = [pytest.mark.cuda, pytest.mark.sglang]
 
 
 def of(mode: str, capability: int, **more: str) -> Run:

@@ -6,16 +6,13 @@ What the fake device shows and what not: tests/support/fake_cuda/README.md.
 from importlib.util import find_spec
 
 import pytest
-from cuda_lab import mutants, runs, table
+from cuda_lab import mutants, table
 from cuda_lab.compare import differing
 from cuda_lab.lane import Run
 from installed import version_of
 from packaging.version import Version
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not runs.is_built(), reason="the fake CUDA device is not built here"),
-]
+pytestmark = pytest.mark.cuda
 
 # By the process that runs them: capability, variables, scenarios. Sleep mode takes one engine a process.
 PLAIN = ("bf16:graphs:reload", "bf16:graphs:buckets", "fp8:graphs:buckets", "static_kv:graphs:reload")

@@ -9,10 +9,7 @@ from cuda_lab import check, runs
 from fake_cuda.variables import variables
 from tree import TREE
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not runs.is_built(), reason="the fake CUDA device is not built here"),
-]
+pytestmark = pytest.mark.cuda
 
 
 def test_what_needs_a_device() -> None:

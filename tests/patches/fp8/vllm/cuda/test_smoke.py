@@ -4,14 +4,11 @@ What this shows and what not: tests/support/fake_cuda/README.md.
 """
 
 import pytest
-from cuda_lab import cases, runs
+from cuda_lab import cases
 from cuda_lab.compare import compare
 from cuda_lab.lane import Run
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not runs.is_built(), reason="the fake CUDA device is not built here"),
-]
+pytestmark = pytest.mark.cuda
 
 FRESH, UPDATED = (Run("storage", mode, 90, cases.SMOKE, is_new=True) for mode in ("fresh", "update"))
 

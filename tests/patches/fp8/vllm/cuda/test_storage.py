@@ -4,16 +4,13 @@ What this shows and what not: tests/support/fake_cuda/README.md.
 """
 
 import pytest
-from cuda_lab import cases, mutants, runs, table
+from cuda_lab import cases, mutants, table
 from cuda_lab.compare import compare
 from cuda_lab.lane import Run, parameters
 from installed import version_of
 from packaging.version import Version
 
-pytestmark = [
-    pytest.mark.cuda,
-    pytest.mark.skipif(not runs.is_built(), reason="the fake CUDA device is not built here"),
-]
+pytestmark = pytest.mark.cuda
 
 
 def of(mode: str, capability: int, names: tuple[str, ...] = (), **more: str) -> Run:
