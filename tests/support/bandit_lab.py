@@ -9,6 +9,15 @@ from flashpatch.patches.eagle.bandit.policy import Policy
 ARMS = ("disable", "1_1_2", "3_1_4", "5_1_6")
 
 
+class Clock:
+    """Tell the time that a simulated engine says."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 class Engine:
     """Accept each draft with probability `p`; a step costs 1 plus ``cost`` per draft step, with 2 % noise."""
 

@@ -1,7 +1,7 @@
 """What the tests of this folder share: jobs of one or two ranks that step verl's own actor worker."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,9 @@ from machine import limit
 
 JOB = Path(__file__).with_name("flow_job.py")
 LIMIT = limit(900)  # seconds
+ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
+PACKED, RECOMPUTED = f"{MODEL}.use_remove_padding=True", f"{MODEL}.enable_gradient_checkpointing=True"
+FSDP1, FSDP2 = f"{ACTOR}.strategy=fsdp", f"{ACTOR}.strategy=fsdp2"
 
 
 def run(folder: Path, cases: Sequence[Mapping[str, Any]], ranks: int = 1, **extra: str) -> None:
@@ -43,6 +46,22 @@ def run_plan(
     plan.write_text(json.dumps(cases))
     run_ranks([str(Path(__file__).with_name(script)), str(folder), plan.name], folder, ranks, **extra)
     return {case["name"]: torch.load(folder / f"{case['name']}-0.pt") for case in cases}
+
+
+def stepped(worker: Any, batch: Callable[[], Any], rows: Sequence[Any]) -> dict[str, Any] | None:
+    """Let verl's actor worker train on a batch of these rows; return the log-probabilities of the answers before, and the weights'
+    step; None where verl returns none: of ranks that share each row it lets the first alone."""
+    from flashpatch.verify.probes.flowrl import tiny
+
+    before = tiny.weights(worker.actor.engine)
+    output = worker.compute_log_prob(batch())
+    worker.update_actor(batch())
+    after = tiny.weights(worker.actor.engine)
+    if output is None:
+        return None
+    parts = output["log_probs"].unbind()  # jagged, a value per token of prompt and answer
+    logs = [part[len(row.prompt) - 1 : -1] for part, row in zip(parts, rows, strict=True)]
+    return {"logs": torch.cat(logs), "step": {name: before[name] - after[name] for name in before}}
 
 
 def tail(folder: Path, ranks: int = 1) -> str:

@@ -10,10 +10,12 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import pytest
 import torch
 from fp8_toy_methods import METHODS, Method, load_padded, load_shard, load_whole
 from torch import nn
 
+from flashpatch.patches._shared.context import having
 from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
 from flashpatch.patches.fp8.refit.managed_model import ManagedModel
 
@@ -222,6 +224,28 @@ class Engine:
     def update(self, weights: Iterable[tuple[str, torch.Tensor]], **keywords: Any) -> None:
         self.load(weights)
         self.managed.finish(**keywords)
+
+    def takes(self, weights: list[tuple[str, torch.Tensor]], method: str = "transposed") -> bool:
+        """Update; return whether the model answers as one that has only ever seen ``weights``."""
+        self.update(weights)
+        return same_answers(self.model, fresh(method, weights, self.model.tied))
+
+    def check_failed(self, before: dict) -> None:
+        """Check what a failed update leaves: the bits ``before``, under ``atomic="model"``, or no generation."""
+        kept = self.managed.options["atomic"] == "model"
+        assert self.managed.may_generate == kept and (not kept or same_bits(before, state(self.model)))
+
+    def fail_to_process(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+        """Update, while the processing of the last linear layer fails once it has been done."""
+        good = self.managed.adapter.process
+
+        def fails(module: nn.Module) -> None:
+            good(module)
+            if module is self.model.layers[1].down:
+                raise MemoryError("no room to repack")
+
+        with having(self.managed.adapter, "process", fails), pytest.raises(MemoryError):
+            self.update(weights)
 
 
 def engine(

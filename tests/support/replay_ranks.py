@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+import flow_lab
 import torch
 import torch.distributed as dist
 
@@ -108,22 +109,8 @@ for case in cases:
 
     share = 1 if any("ulysses" in setting for setting in settings) else ranks
     mine, own = (all_[rank % share :: share] for all_ in (rows, recorded))
-    before = tiny.weights(worker.actor.engine)
-    output = worker.compute_log_prob(batch())
-    worker.update_actor(batch())
-    after = tiny.weights(worker.actor.engine)
-    if output is None:  # of ranks that share each row verl lets the first alone return it
-        continue
-    parts = output["log_probs"].unbind()  # jagged, a value per token of prompt and answer
-    torch.save(
-        {
-            "logs": torch.cat(
-                [part[len(row.prompt) - 1 : -1] for part, row in zip(parts, mine, strict=True)]
-            ),
-            "step": {name: before[name] - after[name] for name in before},
-        },
-        folder / f"{case['name']}-{rank}.pt",
-    )
+    if found := flow_lab.stepped(worker, batch, mine):
+        torch.save(found, folder / f"{case['name']}-{rank}.pt")
 if rank == 0:
     torch.save(wanted(source, rows, recorded), folder / "wanted.pt")
 dist.barrier()

@@ -12,6 +12,7 @@ import os
 import sys
 from pathlib import Path
 
+import flow_lab
 import torch
 import torch.distributed as dist
 
@@ -83,19 +84,9 @@ for case in cases:
             made["kept_ids"] = torch.nested.as_nested_tensor(own, layout=torch.jagged)
         return made
 
-    before = tiny.weights(worker.actor.engine)
-    output = worker.compute_log_prob(batch())
-    worker.update_actor(batch())
-    after = tiny.weights(worker.actor.engine)
-    if output is None:  # of ranks that share each row verl lets the first alone return it
-        continue
-    parts = output["log_probs"].unbind()  # jagged, a value per token of prompt and answer
-    known = torch.cat([ids[:, 0] >= 0 for ids in own])
-    found = torch.cat([part[len(row.prompt) - 1 : -1] for part, row in zip(parts, mine, strict=True)])
-    torch.save(
-        {"logs": found[known], "step": {name: before[name] - after[name] for name in before}},
-        folder / f"{case['name']}-{rank}.pt",
-    )
+    if found := flow_lab.stepped(worker, batch, mine):
+        found["logs"] = found["logs"][torch.cat([ids[:, 0] >= 0 for ids in own])]
+        torch.save(found, folder / f"{case['name']}-{rank}.pt")
 if rank == 0:
     known = torch.cat([ids[:, 0] >= 0 for ids in kept])
     torch.save({"logs": torch.cat(logs)[known], "step": steps}, folder / "wanted.pt")

@@ -59,6 +59,13 @@ actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=1
 actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.ref.strategy=fsdp2
 """.split()
 
+#: Training that streams, beside rollouts on a GPU of their own.
+STREAM = """
+trainer.v1.trainer_mode=stream_async
+actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=1
+actor_rollout_ref.actor.ppo_max_token_len_per_gpu=200
+""".split()
+
 
 def make_world(folder: Path, *settings: str) -> Path:
     """Tokenizer, data and a tiny random model in ``folder``."""

@@ -55,6 +55,7 @@ class Plan:
         self._pairs: dict[int, Any] = {}
         self.owns_resources = False
         self.fresh: frozenset[int] = frozenset()  # identities of the fresh values' tensors
+        self.tables: list[tuple[dict, dict]] = []  # of modules, and what they held when this was planned
         self._steps.append(functools.partial(self.known.take, self.derived))
 
     def pair(self, live: Any, fresh: Any, where: str) -> Any:
@@ -161,6 +162,12 @@ class Plan:
     def copies(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, str]]:
         """Yield each tensor in use, the fresh one that is copied into it, and its name."""
         yield from self._copies.values()
+
+    def replaced(self) -> list[str]:
+        """Return the keys of `tables` under which another tensor is now than the one that is copied into."""
+        held = [(now, key, one) for now, then in self.tables for key, one in then.items()]
+        gone = [(key, one) for now, key, one in held if now.get(key) is not one]
+        return [key for key, one in gone if id(one) in self._copies or _inner_tensors(one)]
 
     def apply(self, undo: list[Undo] | None = None) -> None:
         """Carry the plan out. Only copies and assignments remain, which cannot fail for want of a match.

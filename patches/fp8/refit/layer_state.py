@@ -51,16 +51,7 @@ TABLES = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buff
 """A module's own tables, beside its ordinary attributes."""
 
 
-_BASES = (
-    types.FunctionType,
-    functools.partial,
-    types.MethodType,
-    dict,
-    tuple,
-    list,
-    set,
-    torch.nn.Module,
-)
+_BASES = (types.FunctionType, functools.partial, types.MethodType, dict, tuple, list, set, torch.nn.Module)
 _NOTHING = types.NoneType
 _known: dict[type, type] = {}  # a model has a million values of some hundred types
 

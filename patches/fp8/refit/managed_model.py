@@ -134,10 +134,11 @@ class ManagedModel:
         """Note that the first load and its post-processing are over; nothing if that has been done."""
         if self.state != "loading":
             return
-        params = (param for layer in self.layers for param in layer.params)
-        learned = [param.expected for param in params if param.expected is not None]
+        learned = [one.expected for layer in self.layers for one in layer.params if one.expected is not None]
         if learned and not any(expected.covered for expected in learned):
             self._unsupported = "its loader writes where it cannot be followed, in other threads perhaps"
+        if self._hooks.deleted:
+            self._unsupported = f"post-processing deletes {listed(sorted(self._hooks.deleted))}"
         self._layer_state.find_shared([layer.modules for layer in self.layers])
         for layer in self.layers:
             layer.learn_derived(self._layer_state)

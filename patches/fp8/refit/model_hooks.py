@@ -34,12 +34,14 @@ class ModelHooks:
 
     Attributes:
         phase: what a call of a hook means now: part of the ``first`` load, of a ``bucket``, or of a ``commit``.
+        deleted: names of modules with tensors that hooks have taken out of the model, so that none can be loaded.
     """
 
     def __init__(
         self, model: torch.nn.Module, deferred: Callable[[torch.nn.Module], bool] = lambda module: False
     ) -> None:
         self.phase: Literal["first", "bucket", "commit"] = "first"
+        self.deleted: set[str] = set()
         self._model = model
         self._set: dict[Place, tuple[Any, Any]] = {}  # what hooks have set: the container, the value before
         self._called: set[torch.nn.Module] = set()  # in this commit
@@ -128,8 +130,10 @@ class ModelHooks:
                 return None
             if self.phase == "commit":
                 return self._originals[module]()
-            before = Attributes(self._model)
+            before, modules = Attributes(self._model), dict(self._model.named_modules())
             result = self._originals[module]()
+            left = set(modules.values()).difference(self._model.modules())
+            self.deleted |= {name for name, one in modules.items() if one in left and one._parameters}
             for place, held in before.changes().items():
                 self._set.setdefault(place, held)
             return result

@@ -272,9 +272,9 @@ def record(modules: dict[str, torch.nn.Module], device: torch.device) -> list[Pr
             for key, tensor in table.items():
                 if tensor is None:
                     continue
-                if is_lazy(tensor):
+                if is_lazy(tensor) or hasattr(tensor, "local_tensors"):
                     raise PatchError(
-                        f"{prefix}.{key} has no shape before it is loaded",
+                        f"{prefix}.{key} is a {type(tensor).__name__}, which has no tensor of its own before it is loaded",
                         patch="fp8.vllm.initialize_model",
                         advice="Weights of this model cannot be updated in place; open a new engine on them.",
                     )

@@ -116,11 +116,9 @@ class StagedUpdate:
         kept = (self._plans, self._queue, self._owner, self._table, self.names, self._scales, self._readings)
         for one in kept:
             one.clear()
-        self._log = None
         self.joined.restart()
         self._tied.restart()
-        self._new = False
-        self._call = 0
+        self._log, self._new, self._call = None, False, 0
         for layer in self._layers:
             layer.reset()
         if planned:  # as large as a model, and what is woken next, such as the KV cache, may need it
@@ -146,8 +144,7 @@ class StagedUpdate:
             if not layer.processed_in and (layer.written or layer not in present)
         ]
         missing = [name for layer in waiting if layer.written or not partial for name in layer.missing()]
-        queued = [f"a part of {layer.name} on another rank" for layer in self._queue]
-        return self._tied.waiting + missing + queued
+        return self._tied.waiting + missing + [f"a part of {one.name} on another rank" for one in self._queue]
 
     def load(
         self, original: Callable, names: NamedWeights, constants: Callable[[], list], **kwargs: Any
@@ -191,18 +188,20 @@ class StagedUpdate:
         """
         left_out = not missing and bool(self.missing(partial=False))
         check_staged(self._layers)
-        by_turn = sorted(self._layers, key=lambda layer: layer.deferred)
-        last = [layer for layer in by_turn if layer.comes_last(left_out)]
+        last = [layer for layer in self._layers if layer.comes_last(left_out)]
+        last.sort(key=lambda layer: layer.deferred)
         for layer in last:
             layer.prepare(self._readings, left_out)
         self._readings.read()
-        for came in (self.joined, self._tied):
-            came.compare()
+        self.joined.compare()
+        self._tied.compare()
         followers = self.joined.followers(self._layers)
         for layer in last:
             self._scales.note(layer)
-        incomplete = f"the update is incomplete: {listed(missing)} did not come" if missing else None
-        self._raise(self._adapter.consensus.agree_on_commit(incomplete or self._scales.refusal()))
+        replaced = [f"{layer.name}.{key}" for layer, plan in self._plans.items() for key in plan.replaced()]
+        problem = f"{listed(replaced)} was replaced by another tensor during the update" if replaced else None
+        problem = f"the update is incomplete: {listed(missing)} did not come" if missing else problem
+        self._raise(self._adapter.consensus.agree_on_commit(problem or self._scales.refusal()))
         before = self.mixed
         undo: list[Undo] | None = [] if self._atomic == "model" else None
         self.mixed = True  # until all is in place
@@ -332,6 +331,7 @@ class StagedUpdate:
             layer.release()
         else:
             self._plans[layer] = plan
+            plan.tables = [(t, t.copy()) for m in layer.modules for t in (m._parameters, m._buffers)]
             layer.release(needed=plan.fresh)
 
     def _plan(self, layer: Layer) -> Plan:

@@ -135,10 +135,7 @@ class NamedWeights:
 _COPY = torch.ops.aten.copy_.default
 _COPIES = torch.ops.aten._foreach_copy_.default
 # need no memory; every other view does
-_METADATA = {
-    torch.ops.aten.detach.default,
-    torch.ops.aten.alias.default,
-}
+_METADATA = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
 
 
 _OVERWRITING = {_COPY, torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default}

@@ -34,7 +34,7 @@ class SglangAdapter(LoaderAdapter):
         settings: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._model, self._dtype, self._ranks, self._settings = model, model_config.dtype, ranks, settings
-        super().__init__(torch.device(device))
+        super().__init__(torch.device(device), "drafter" if model_config.is_draft_model else "target")
 
     def make_consensus(self, name: str) -> Consensus:
         from sglang.srt.distributed.parallel_state import get_tp_group

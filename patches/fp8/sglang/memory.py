@@ -83,12 +83,12 @@ def release(
 
     policy = [tensor for owner in owners["target"] for tensor in owner.brought()]
     away = dict(_copies)
-    for role in ROLES:
-        for owner in () if kept[role] else owners[role]:
-            if owner not in _copies:  # else it is away already, and there is nothing to copy
-                tensors = [*owner.constants(), *owner.never_loaded()] if role == "target" else owner.tensors()
-                _copies[owner] = HostCopies(tensors, without=policy)
     try:
+        for role in ROLES:
+            for one in () if kept[role] else owners[role]:
+                if one not in _copies:  # else it is away already, and there is nothing to copy
+                    tensors = [*one.constants(), *one.never_loaded()] if role == "target" else one.tensors()
+                    _copies[one] = HostCopies(tensors, without=policy)
         output = do()
     except BaseException:  # nothing went away: an old copy must not come back later
         for owner in _copies.keys() - away.keys():

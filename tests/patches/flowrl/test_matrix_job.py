@@ -7,16 +7,11 @@ import pytest
 pytest.importorskip("torch")
 
 import sglang_lab
-from verl_job import live, metrics, trained
+from verl_job import STREAM, live, metrics, trained
 
 pytestmark = [pytest.mark.verl, pytest.mark.full]
 
 RATE = "actor_rollout_ref.actor.optim.lr=1e-3"
-STREAM = """
-trainer.v1.trainer_mode=stream_async
-actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=1
-actor_rollout_ref.actor.ppo_max_token_len_per_gpu=200
-""".split()
 DRAFTER = """
 [eagle]
 drafter = "new"

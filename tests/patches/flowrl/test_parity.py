@@ -9,11 +9,10 @@ pytest.importorskip("torch")
 
 import flow_lab
 import torch
-from flow_lab import gradient
+from flow_lab import ACTOR, FSDP2, MODEL, PACKED, gradient
 
 pytestmark = pytest.mark.verl
 
-MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 EXACT = 2e-4  # float32 against float64, relative to the largest gradient of each weight
 SAME = 1e-4  # two float32 computations in another order
 
@@ -34,8 +33,6 @@ def correction() -> list[list[float]]:
 
 
 HALF = f"{ACTOR}.ppo_micro_batch_size_per_gpu=4"
-FSDP2 = f"{ACTOR}.strategy=fsdp2"
-PACKED = f"{MODEL}.use_remove_padding=True"
 ADAPTERS = (f"{MODEL}.lora_rank=4", f"{MODEL}.lora_alpha=12", f"{MODEL}.lora.merge=True")
 ULYSSES = (PACKED, f"{ACTOR}.ulysses_sequence_parallel_size=2")
 

@@ -6,7 +6,6 @@ An arm is a number of drafts. `fresh` opens the second policy with its drafter; 
 noise, asks, loads both, and asks again. FlashPatch chooses the number of drafts in both, and updates weights in the second.
 """
 
-import os
 import sys
 from collections import Counter
 from pathlib import Path
@@ -28,12 +27,8 @@ def main(mode: str, root: str, out: str, *arms: str) -> None:
     import flashpatch
 
     at, replayed = checkpoints(Path(root)), count_replays()
-    named = [
-        "disable",
-        "1_1_2",
-        "2_1_3",
-        "3_1_4",
-    ]  # else vLLM's first runner keeps its full graphs, and one number
+    # else vLLM's first runner keeps its full graphs, and one number
+    named = ["disable", "1_1_2", "2_1_3", "3_1_4"]
     flashpatch.enable(
         "eagle", strict=True, samples=f"{out}-samples", capture_rate=0, rollback=1.0, arms=named
     )
@@ -53,8 +48,7 @@ def main(mode: str, root: str, out: str, *arms: str) -> None:
     for result in found.values():
         result["launches"] = device.refused_launches()
     results.add_all(out, found)
-    sys.stdout.flush()
-    os._exit(0)  # destructors of CUDA libraries find no device
+    results.leave()
 
 
 def checkpoints(root: Path) -> dict[str, Path]:

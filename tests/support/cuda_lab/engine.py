@@ -11,7 +11,6 @@ compiled and captured (on the fake device as `graphs`); without either, all is e
 import os
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +45,7 @@ def main(mode: str, root: str, out: str, *scenarios: str) -> None:
     os.environ["VERL_RAY_JOB_ID"] = f"cuda-lab-{os.getpid()}"  # verl's worker finds its sender by it
     for scenario in scenarios:
         start, launched = time.perf_counter(), device.graph_launches()
-        try:
-            result = run(mode, Path(root), *scenario.split(":"))
-        except Exception as error:
-            traceback.print_exc()
-            result = {"error": f"{type(error).__name__}: {error}"[:500]}
+        result = results.attempt(lambda: run(mode, Path(root), *scenario.split(":")))
         if not device.is_lost(result):
             cleanup_dist_env_and_memory()
             type(current_platform)._global_graph_pool = None  # it ended with the engine's graphs
@@ -63,8 +58,7 @@ def main(mode: str, root: str, out: str, *scenarios: str) -> None:
         )
         if device.is_lost(result):
             break
-    sys.stdout.flush()
-    os._exit(0)  # destructors of CUDA libraries find no device
+    results.leave()
 
 
 def run(mode: str, root: Path, name: str, *steps: str) -> dict[str, Any]:

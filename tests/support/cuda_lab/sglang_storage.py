@@ -5,11 +5,11 @@
 `fresh` runs stock SGLang. `update` runs with FLASHPATCH set; without it, it is stock's own second load.
 """
 
+import functools
 import gc
 import os
 import sys
 import tempfile
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -39,22 +39,17 @@ def main(mode: str, root: str, out: str, *names: str) -> None:
     mutants.use(os.environ.get("CUDA_LAB_MUTANT", ""))
     for name in names:
         before = device.refused_launches()
-        try:
-            case = sglang_cases.CASES[name]
-            first, second = checkpoints.pair(Path(root), case.family, case.scheme, **case.config)
-            result = _fresh(case, second) if mode == "fresh" else _update(case, first, second)
-        except Exception as error:
-            traceback.print_exc()
-            result = {"error": f"{type(error).__name__}: {error}"[:500]}
+        case, run = sglang_cases.CASES[name], _fresh if mode == "fresh" else _update
+        pair = functools.partial(checkpoints.pair, Path(root), case.family, case.scheme, **case.config)
+        result = results.attempt(lambda: run(case, *pair()))
         result["launches"] = device.refused_launches() - before
         results.add(out, name, result)
         print(f"{mode} {name}: {result.get('error', 'ok')}", flush=True)
         gc.collect()
-    sys.stdout.flush()
-    os._exit(0)  # destructors of CUDA libraries find no device
+    results.leave()
 
 
-def _fresh(case: sglang_cases.Case, second: Path) -> dict[str, Any]:
+def _fresh(case: sglang_cases.Case, _: Path, second: Path) -> dict[str, Any]:
     _, model = _loaded(case, second)
     return {"found": state.snapshot(model)[0]}
 

@@ -11,7 +11,6 @@ import os
 import sys
 import tempfile
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,7 @@ def main(mode: str, root: str, out: str, *names: str) -> None:
     mutants.use(os.environ.get("CUDA_LAB_MUTANT", ""))
     for name in names:
         start, before, began = time.perf_counter(), device.refused_launches(), calls.copy()
-        try:
-            result = _fresh(Path(root), name) if mode == "fresh" else _update(Path(root), name)
-        except Exception as error:
-            traceback.print_exc()
-            result = {"error": f"{type(error).__name__}: {error}"[:500]}
+        result = results.attempt(lambda: (_fresh if mode == "fresh" else _update)(Path(root), name))
         result["launches"] = device.refused_launches() - before
         result["calls"] = dict(calls - began)
         results.add(out, name, result)
@@ -45,8 +40,7 @@ def main(mode: str, root: str, out: str, *names: str) -> None:
         gc.collect()
         if device.is_lost(result):
             break
-    sys.stdout.flush()
-    os._exit(0)  # destructors of CUDA libraries find no device
+    results.leave()
 
 
 def _fresh(root: Path, name: str) -> dict[str, Any]:

@@ -58,15 +58,6 @@ def test_base_and_slope_of_steps_are_learned_through_noise(share):
         assert full == pytest.approx(0.01 * (1 + batch / 8) * (1 + share * 4 * batch), rel=0.5)
 
 
-class Clock:
-    """Tell the time that a simulated engine says."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def _rollout(drafts: HistoryDrafts, answers: list[list[int]], slope: float) -> float:
     """Generate fixed answers in one batch; return the seconds, where a step takes 1 and each draft token ``slope``."""
     texts = [drafts.begin([1, 2, 3]) for _ in answers]

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
+from bandit_lab import Clock
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle import FAMILY
@@ -18,13 +19,6 @@ from flashpatch.patches.eagle.vllm.spec_controller import (
 )
 
 OPTIONS = {name: option.default for name, option in FAMILY.options.items()}
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def step(

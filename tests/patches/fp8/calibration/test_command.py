@@ -12,7 +12,6 @@ from machine import limit
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
 
 from flashpatch.patches.fp8.calibration import profile_file
 

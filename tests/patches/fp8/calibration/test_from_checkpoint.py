@@ -4,7 +4,6 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
 
 import numpy
 import profile_lab

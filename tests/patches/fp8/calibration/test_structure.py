@@ -4,7 +4,6 @@ import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-pytest.importorskip("safetensors")
 
 import profile_lab
 import torch

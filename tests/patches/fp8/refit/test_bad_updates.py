@@ -26,8 +26,7 @@ def test_failing_anywhere_leaves_the_old_policy_under_atomic_model(method):
         assert toys.same_places(before, after) and toys.same_bits(before, after)
         assert torch.equal(engine.model(toys.TOKENS), answers)
         assert engine.managed.may_generate and engine.managed.version == 0
-    engine.update(weights)
-    assert toys.same_answers(engine.model, toys.fresh(method, weights))
+    assert engine.takes(weights, method)
 
 
 @pytest.mark.parametrize("missing", range(len(B)))
@@ -38,11 +37,8 @@ def test_what_did_not_come_is_named(missing, atomic):
     assert engine.managed.policy().missing == B[missing][0]
     with pytest.raises(PatchError, match=rf"incomplete: {B[missing][0]} did not come"):
         engine.managed.finish()
-    assert engine.managed.may_generate == (atomic == "model")
-    if atomic == "model":
-        assert toys.same_bits(before, toys.state(engine.model))
-    engine.update(B)
-    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+    engine.check_failed(before)
+    assert engine.takes(B)
 
 
 def change(name, to):
@@ -67,11 +63,8 @@ def test_values_that_cannot_be_weights(to, error, atomic):
     before = toys.state(engine.model)
     with pytest.raises(error):
         engine.update(change("layers.1.k.weight", to))
-    assert engine.managed.may_generate == (atomic == "model")
-    if atomic == "model":
-        assert toys.same_bits(before, toys.state(engine.model))
-    engine.update(B)
-    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+    engine.check_failed(before)
+    assert engine.takes(B)
 
 
 def test_integers_that_a_loader_copies_by_the_list_are_refused():
@@ -95,23 +88,11 @@ def test_a_tensor_twice_in_one_call_is_refused():
 
 def test_processing_that_fails(atomic):
     engine = toys.engine(atomic=atomic)
-    before, good = toys.state(engine.model), engine.managed.adapter.process
-
-    def fails(module):
-        good(module)
-        if module is engine.model.layers[1].down:
-            raise MemoryError("no room to repack")
-
-    engine.managed.adapter.process = fails
-    with pytest.raises(MemoryError):
-        engine.update(B)
+    before = toys.state(engine.model)
+    engine.fail_to_process(B)
     assert toys.same_places(before, toys.state(engine.model))
-    assert engine.managed.may_generate == (atomic == "model")
-    if atomic == "model":
-        assert toys.same_bits(before, toys.state(engine.model))
-    engine.managed.adapter.process = good
-    engine.update(B)
-    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+    engine.check_failed(before)
+    assert engine.takes(B)
 
 
 @pytest.mark.parametrize("method", toys.METHODS)
@@ -134,8 +115,7 @@ def test_a_commit_that_fails_at_its_end_is_undone_or_broken(method, atomic):
         assert not engine.managed.may_generate and engine.managed.state == "broken"
         assert "generation is refused" in caught.value.__notes__[0]
     del engine.managed._hooks.run
-    engine.update(B)
-    assert toys.same_answers(engine.model, toys.fresh(method, B))
+    assert engine.takes(B, method)
 
 
 def test_an_engine_that_refuses_updates_says_why(atomic):
@@ -184,9 +164,7 @@ def test_a_loader_that_writes_into_the_live_model(atomic):
 
     with pytest.raises(PatchError, match="straight into layers.0.down.weight"):
         engine.managed.load(cheats, iter(B[:2]))
-    if atomic == "model":
-        assert toys.same_bits(before, toys.state(engine.model))
-    assert engine.managed.may_generate == (atomic == "model")
+    engine.check_failed(before)
 
 
 def test_a_loader_that_replaces_parameters_instead_of_writing_to_them(atomic):
@@ -208,8 +186,23 @@ def test_a_loader_that_replaces_parameters_instead_of_writing_to_them(atomic):
         with pytest.raises(PatchError, match=r"layers.0.down.weight .*replace"):
             engine.managed.load(loader, [("layers.0.down.weight", torch.ones(4, 4))])
             assert loader is beside_another and not engine.managed.finish(partial=True)
-        engine.update(B)
-        assert toys.same_answers(engine.model, toys.fresh("bare", B))
+        assert engine.takes(B, "bare")
+
+
+def test_a_parameter_that_is_replaced_between_two_calls(atomic):
+    """The new values went into the tensor that was there before, which no forward reads."""
+    engine = toys.engine("bare", atomic=atomic)
+    down = engine.model.layers[0].down
+    engine.load(B[:-1])
+    old, down.weight = down.weight, torch.nn.Parameter(down.weight.detach().clone(), requires_grad=False)
+    if atomic == "model":
+        before = old.clone()
+        with pytest.raises(PatchError, match="layers.0.down.weight was replaced by another tensor during"):
+            engine.update(B[-1:])
+        assert torch.equal(old, before) and toys.same_answers(engine.model, toys.fresh("bare", A))
+        engine.load(B[:-1])
+    engine.update(B[-1:])
+    assert toys.same_answers(engine.model, toys.fresh("bare", B))
 
 
 def test_a_loader_that_writes_out_of_sight(atomic):

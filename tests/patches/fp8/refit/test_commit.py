@@ -21,6 +21,10 @@ A, B = toys.checkpoint(0), toys.checkpoint(1)
 class Runner:
     """What owns the models of one engine."""
 
+    def serves(self) -> bool:
+        """Commit what is complete, as a step does; return whether the models may generate."""
+        return model_registry.first_unservable(model_registry.all_models(self)) is None
+
 
 def test_a_step_commits_what_is_complete_and_nothing_else(atomic):
     engine = toys.engine(atomic=atomic)
@@ -46,8 +50,7 @@ def test_after_sleep_level_2_only_a_complete_update_helps():
         engine.managed.finish()
     with pytest.raises(PatchError, match="did not come"):
         engine.update(B[:5])
-    engine.update(B)
-    assert toys.same_answers(engine.model, toys.fresh("quantized", B))
+    assert engine.takes(B, "quantized")
 
 
 def test_sleep_level_2_has_nothing_to_fall_back_to():
@@ -66,8 +69,7 @@ def test_withdrawing_does_not_make_a_mixture_whole():
     engine.managed.finish(partial=True)
     policy = engine.managed.policy()
     assert policy.state == "broken" and "given up" in policy.why_refused() and not engine.managed.may_generate
-    engine.update(B)
-    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+    assert engine.takes(B)
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -80,15 +82,9 @@ def test_nothing_is_committed_while_the_memory_is_away(level, atomic):
     worker = types.SimpleNamespace(model_runner=runner)
     engine.model.load_weights(B)
     vllm_worker.worker_sleep(lambda worker, level: None, worker, level)
-    assert (
-        model_registry.first_unservable(model_registry.all_models(runner)) is None
-        and engine.managed.version == 0
-    )
+    assert runner.serves() and engine.managed.version == 0
     vllm_worker.worker_wake_up(lambda worker, tags: None, worker)
-    assert (
-        model_registry.first_unservable(model_registry.all_models(runner)) is None
-        and engine.managed.version == 1
-    )
+    assert runner.serves() and engine.managed.version == 1
     assert toys.same_answers(engine.model, toys.fresh("quantized", B))
 
 
@@ -102,10 +98,7 @@ def test_a_closed_engine_s_version_is_not_the_next_one_s():
     engine.managed.finish()
     assert model_registry.version(model_registry.all_models(closed)) == 1
     del closed
-    assert (
-        model_registry.version(model_registry.all_models(runner)) == 0
-        and model_registry.first_unservable(model_registry.all_models(runner)) is None
-    )
+    assert model_registry.version(model_registry.all_models(runner)) == 0 and runner.serves()
 
 
 def test_a_drafter_s_version_is_noted_under_its_own_name(monkeypatch):
@@ -119,9 +112,9 @@ def test_a_drafter_s_version_is_noted_under_its_own_name(monkeypatch):
             model_registry.add(engine.model, engine.managed)
     for _ in range(2):
         policy.model.load_weights(B)
-        assert model_registry.first_unservable(model_registry.all_models(runner)) is None
+        assert runner.serves()
     drafter.model.load_weights(B)
-    assert model_registry.first_unservable(model_registry.all_models(runner)) is None
+    assert runner.serves()
     assert noted.pop("policy_since")
     assert noted == {
         "policy_version": 2,

@@ -168,9 +168,7 @@ def test_a_hook_that_fails_is_undone_or_broken(made, atomic):
     )
     with pytest.raises(MemoryError):
         engine.update(B)
-    assert engine.managed.may_generate == (atomic == "model")
-    if atomic == "model":
-        assert toys.same_bits(before, toys.state(engine.model))
+    engine.check_failed(before)
     engine.managed._hooks._originals[engine.model] = original.__get__(engine.model)
     engine.update(C)
     assert same_as_fresh(engine, made(), C)
@@ -182,6 +180,27 @@ def test_a_model_whose_load_weights_derives_is_refused(seed, atomic):
     with pytest.raises(PatchError, match="load_weights of Summing derives Summing.total"):
         engine.load(B)
     assert engine.managed.may_generate
+
+
+class Deleting(Hooked):
+    """A model whose hook deletes the layers that it has packed, as vLLM's vision tower of dots3_note does."""
+
+    def process_weights_after_loading(self) -> None:
+        if self.packed is None:
+            super().process_weights_after_loading()
+            for block in self.layers:
+                del block.down
+
+
+@pytest.mark.parametrize("seed", [0, None], ids=["loaded", "dummy"])
+def test_a_hook_that_deletes_layers_is_refused(seed, atomic):
+    """The loader ended with a KeyError, and under atomic=layer no later update helped."""
+    engine = toys.Engine(Deleting(), None if seed is None else A, process_and_hook, atomic=atomic)
+    before = engine.model(toys.TOKENS)
+    for act in (lambda: engine.load(B[:2]), engine.managed.begin, lambda: engine.update(C)):
+        with pytest.raises(PatchError, match="post-processing deletes layers.0.down, layers.1.down. Open"):
+            act()
+        assert engine.managed.may_generate and torch.equal(engine.model(toys.TOKENS), before)
 
 
 def test_a_table_that_looks_layers_up_later_is_not_derived(atomic):
@@ -234,19 +253,9 @@ def test_a_tensor_that_processing_writes_in_place_keeps_its_value_until_the_comm
 
         monkeypatch.setattr(toys.Linear, "__init__", with_table)
     engine = toys.engine("scaled", atomic="model")
-    good = engine.managed.adapter.process
-
-    def fails(module: nn.Module) -> None:
-        good(module)
-        if module is engine.model.layers[1].down:
-            raise MemoryError("no room to repack")
-
-    engine.managed.adapter.process = fails
-    with pytest.raises(MemoryError):
-        engine.update(B)
+    engine.fail_to_process(B)
     assert engine.managed.may_generate
     assert toys.same_answers(engine.model, toys.fresh("scaled", A))
-    engine.managed.adapter.process = good
     engine.load(B[:-1])
     assert engine.managed.may_generate
     assert toys.same_answers(engine.model, toys.fresh("scaled", A))
@@ -284,13 +293,6 @@ def lazy(**keywords):
     return engine
 
 
-def fresh_lazy(weights):
-    model = LazyModel()
-    model.load_weights(weights)
-    toys.process_all(model)
-    return model
-
-
 def test_one_that_captured_graphs_hold_is_refused_if_its_scales_change(atomic):
     engine = lazy(atomic=atomic, quantized_cache=lambda: True, captured=lambda: True)
     scales = [item for item in SCALED[0] if item[0].endswith("k_scale")]
@@ -298,7 +300,7 @@ def test_one_that_captured_graphs_hold_is_refused_if_its_scales_change(atomic):
         engine.update(SCALED[1])
     kept = list({**dict(SCALED[1]), **dict(scales)}.items())
     engine.update(kept)
-    assert toys.same_answers(engine.model, fresh_lazy(kept))
+    assert same_as_fresh(engine, LazyModel(), kept)
 
 
 def test_one_that_a_neighbours_scale_gives_is_refused_if_that_changes(atomic):
@@ -335,4 +337,4 @@ def test_scales_of_a_cache_that_running_requests_keep_may_not_change(atomic):
         engine.update(SCALED[1])
     running[0] = False
     engine.update(SCALED[1])
-    assert toys.same_answers(engine.model, fresh_lazy(SCALED[1]))
+    assert same_as_fresh(engine, LazyModel(), SCALED[1])

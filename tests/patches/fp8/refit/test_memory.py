@@ -83,8 +83,7 @@ def test_temporaries_of_a_loader_are_not_taken_for_staged_tensors():
                 del keep
 
     engine = toys.Engine(Scratch("bare"), A)
-    engine.update(B)
-    assert toys.same_answers(engine.model, toys.fresh("bare", B))
+    assert engine.takes(B, "bare")
 
 
 def test_an_engine_that_is_gone_is_forgotten():

@@ -57,7 +57,6 @@ def test_a_partial_update_cannot_mend_a_mixed_policy(fault):
     with pytest.raises(PatchError, match="did not come"):
         engine.managed.finish()
     assert not engine.managed.may_generate
-    engine.update(B)
-    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
+    assert engine.takes(B)
     engine.update([item for item in A if item[0].startswith("layers.1.")])
     assert engine.managed.may_generate

@@ -29,21 +29,26 @@ def drafting(models: Path, **more: Any) -> tuple[dict[str, Any], str]:
         "refused",
         ["update", dict(source=target, selector="target")],
         ASK,
+        ["update", dict(source=drafter, selector="draft")],
     ]
     job = dict(model=target, steps=steps, speculative_draft_model_path=drafter)
     return {**eagles.SPECULATIVE, **SAVER, **job, **more}, other
 
 
 @pytest.mark.sglang(least="0.5.21")  # before, SGLang speculates with Triton's kernels, which no CPU runs
-@pytest.mark.parametrize("name", ["bf16", pytest.param("fp8", marks=pytest.mark.full)])
-def test_a_drafter_is_there_after_a_release(name: str, models: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name,dtype", [("bf16", "float32"), pytest.param("fp8", "bfloat16", marks=pytest.mark.full)]
+)
+def test_a_drafter_is_there_after_a_release(name: str, dtype: str, models: Path, tmp_path: Path) -> None:
     """Whether SGLang keeps it (``enable_draft_weights_cpu_backup``) or FlashPatch: no update of the policy brings it."""
-    kept, _ = drafting(models, flashpatch=name, enable_draft_weights_cpu_backup=True)
-    copied, _ = drafting(models, flashpatch=name)
+    kept, _ = drafting(models, flashpatch=name, dtype=dtype, enable_draft_weights_cpu_backup=True)
+    copied, _ = drafting(models, flashpatch=name, dtype=dtype)
     for one in lab.together(tmp_path, kept, copied):
         assert one.done, str(one)
-        before, _, _, update, refused, back, after = one.steps
-        assert all(done for done, _ in update + back), update + back
+        before, _, _, update, refused, back, after, own = one.steps
+        assert all(done for done, _ in update + back + own), update + back + own
+        [notes] = [row["notes"] for row in lab.rows(one) if "drafter_version" in row["notes"]]
+        assert (notes["policy_version"], notes["drafter_version"]) == (2, 1)
         assert refused == ""
         assert before == after, "another answer, or another acceptance, after release and update"
         assert before[0]["accept"] > 2, "the drafter was of no use from the beginning: nothing is shown"

@@ -1,5 +1,7 @@
 """What an engine may do that an update cannot follow is refused by name, at start or at the update."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,6 +10,7 @@ from vllm_lab import engines, models, scenario
 
 pytestmark = pytest.mark.vllm
 
+TURNED = "model.layers.0.mlp.down_proj.R4_input"
 STARTS = {
     "nccl_m2n": "reshards into the parameters in use",
     "sparse_nccl": "writes single values into the parameters in use",
@@ -85,6 +88,29 @@ def updates_refused(dense: str, experts: str) -> dict[str, str | None]:
         "shards of adapters": config(enable_lora=True, fully_sharded_loras=True),
     }
     return {name: unsupported.at_update(made) for name, made in found.items()}
+
+
+def transforming(a: str, b: str) -> list[Any]:
+    """What two updates raise on an engine whose layers turn their inputs, and whether it may generate then."""
+    import torch
+
+    from flashpatch.patches.fp8.refit import model_registry
+
+    quantization = json.loads(Path(a, "config.json").read_text())["quantization_config"]
+    turn = dict(type="random-matrix", apply=[dict(targets=["re:.*down_proj"], location="input")])
+    quantization["transform_config"] = dict(config_groups=dict(R4=turn))
+    weights = [*models.weights(b), (f"{TURNED}.weight", torch.eye(512))]
+    with engines.open_llm(a, hf_overrides=dict(quantization_config=quantization)) as llm:
+        found = [updates.error(lambda: updates.send(llm, [weights])) for _ in range(2)]
+        return [*found, model_registry.get(engines.inner_model(llm)).may_generate]
+
+
+def test_transforms_that_layers_share_are_refused_by_name() -> None:
+    """The first update ended with an AttributeError, and no later one helped."""
+    a, b = (updates.checkpoint("qwen2", seed, "int8") for seed in (0, 1))
+    first, second, serves = scenario.run(transforming, a, b, env={"FLASHPATCH": "bf16"})
+    assert first == second and f"{TURNED}.weight is a SharedWeightParameter, which has no tensor of" in first
+    assert serves
 
 
 def test_engines_whose_policy_would_be_mixed_are_refused_by_name() -> None:

@@ -5,12 +5,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import flow_lab
+from flow_lab import ACTOR, FSDP1, FSDP2, PACKED, RECOMPUTED
 
 pytestmark = pytest.mark.verl
-
-ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
-PACKED, RECOMPUTED = f"{MODEL}.use_remove_padding=True", f"{MODEL}.enable_gradient_checkpointing=True"
-FSDP1, FSDP2 = f"{ACTOR}.strategy=fsdp", f"{ACTOR}.strategy=fsdp2"
 
 
 def _run(folder, ranks, **cases):

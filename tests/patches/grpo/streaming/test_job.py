@@ -5,15 +5,9 @@ import json
 import pytest
 import verl_job
 from machine import limit
-from verl_job import calls, end, live, metrics, said, start, trained
+from verl_job import STREAM, calls, end, live, metrics, said, start, trained
 
 pytestmark = pytest.mark.verl
-
-STREAM = """
-trainer.v1.trainer_mode=stream_async
-actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=1
-actor_rollout_ref.actor.ppo_max_token_len_per_gpu=200
-""".split()
 
 
 @pytest.mark.full

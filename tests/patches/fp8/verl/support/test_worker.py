@@ -2,14 +2,11 @@
 
 import flow_lab
 import pytest
+from flow_lab import ACTOR, FSDP1, FSDP2, PACKED, RECOMPUTED
 
 torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.verl
-
-ACTOR, MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.model"
-PACKED, RECOMPUTED = f"{MODEL}.use_remove_padding=True", f"{MODEL}.enable_gradient_checkpointing=True"
-FSDP1, FSDP2 = f"{ACTOR}.strategy=fsdp", f"{ACTOR}.strategy=fsdp2"
 
 
 def _run(folder, ranks, **cases):
