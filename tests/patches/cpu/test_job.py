@@ -46,11 +46,11 @@ def check_two_steps(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.01), ("fp8", 0.05)])
-def test_two_tensor_parallel_ranks(wide_world, tmp_path, precision, bound):
+@pytest.mark.parametrize(("names", "bound"), [("bf16", 0.01), ("fp8,fsdp", 0.05)])
+def test_two_tensor_parallel_ranks(wide_world, tmp_path, names, bound):
     settings = ("trainer.n_gpus_per_node=2", "actor_rollout_ref.rollout.tensor_model_parallel_size=2")
-    output = trained(wide_world, tmp_path, *settings, FLASHPATCH=f"cpu,{precision}")
-    check_two_steps(output, live(tmp_path), bound, corrected=precision != "bf16", replicas=2)
+    output = trained(wide_world, tmp_path, *settings, FLASHPATCH=f"cpu,{names}")
+    check_two_steps(output, live(tmp_path), bound, corrected=names != "bf16", replicas=2)
 
 
 @pytest.mark.full
