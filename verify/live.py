@@ -118,7 +118,7 @@ class TypedName:
         return ", ".join(map(str, self.acted)) or "nowhere"
 
     def cells(self) -> tuple[str, ...]:
-        versions = ", ".join(str(version or "0 (no update)") for version in self.versions)
+        versions = ", ".join(str(version or "0 (none complete)") for version in self.versions)
         return self.name, self.where, str(self.calls), versions, self.precision, self.verdict
 
 
@@ -194,11 +194,11 @@ def _present(
         problems += _fault(id, patch)
     late = row.notes.get("late", {})
     problems += [f"[flashpatch: {family}] {late[family]}" for family in sorted(families) if late.get(family)]
-    if row.notes.get("refusing") and policy_versions.FAMILY in families:
-        problems.append(f"[flashpatch: {policy_versions.FAMILY}] refuses requests: {row.notes['refusing']}")
+    broken = "its last update failed" if row.notes.get("policy_state") == "broken" else ""
+    if why := policy_versions.FAMILY in families and (row.notes.get("refusing") or broken):
+        problems.append(f"[flashpatch: {policy_versions.FAMILY}] refuses requests: {why}")
     problems += due.not_seen(row, written, roles, at, patches)
-    if row.error:
-        problems.append(row.error)
+    problems += [row.error] if row.error else []
     return Process(
         host=row.host,
         pid=row.pid,

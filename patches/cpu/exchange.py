@@ -251,11 +251,7 @@ def opened(name: str, timeout: float) -> Any:
 
 
 def found(name: str, rank: int) -> Any:
-    """Return the trainer's `Exchange`.
-
-    Raises:
-        PatchError: there is none.
-    """
+    """Return the trainer's `Exchange`. Raises PatchError if there is none."""
     import ray
 
     try:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 from flashpatch.decorate import collected
-from flashpatch.patches.fp8 import instances, prime_rl, swift, trl, vllm_0_24
+from flashpatch.patches._shared import instances
+from flashpatch.patches.fp8 import prime_rl, swift, trl, vllm_0_24
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
 from flashpatch.patches.fp8.sglang.engine_args import QUANTIZATIONS
@@ -33,12 +32,8 @@ from flashpatch.record import Family, Option
 
 def _too_late() -> str | None:
     """Return a sentence when an engine was built before the family was enabled, else None."""
-    module = sys.modules.get("sglang.srt.managers.scheduler")
-    if module is not None:
-        from flashpatch.patches.fp8.sglang import schedulers
-
-        if late := sum(one not in schedulers.known() for one in instances.of(module.Scheduler)):
-            return f"{late} SGLang scheduler(s) exist already and stay as they are; build engines after enabling."
+    if late := len(instances.of_modules(instances.SGLANG)):
+        return f"{late} SGLang engine(s) exist already and stay as they are; build them after enabling."
     return client.find_late()
 
 

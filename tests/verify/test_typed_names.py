@@ -94,6 +94,7 @@ def test_another_name_of_the_family_than_the_one_that_is_on_is_not_proven():
     ("note", "said"),
     [
         ({"late": {"fp8": "1 engine exists already."}}, "[flashpatch: fp8] 1 engine exists already."),
+        ({"policy_state": "broken"}, "[flashpatch: fp8] refuses requests: its last update failed"),
         ({"refusing": "an update is open"}, "[flashpatch: fp8] refuses requests: an update is open"),
     ],
 )
@@ -102,9 +103,8 @@ def test_a_name_that_does_not_act_on_what_runs_is_not_proven_though_patches_were
     names, report = job(worker(1, **note))
     assert report.problems == (f"worker far:1: {said}",)
     assert names["int8"].verdict == "not proven" and names["int8"].problems == 1
-    late_elsewhere, refuses_no_more = {"late": {"fp8": None, "eagle": "x"}}, {"refusing": ""}
-    assert job(worker(1, **late_elsewhere, **refuses_no_more), required={"fp8": "int8"})[1].ok
+    assert job(worker(1, late={"fp8": None, "eagle": "x"}, refusing=""), required={"fp8": "int8"})[1].ok
 
 
 def test_a_policy_that_was_never_updated_is_said_to_be_the_first():
-    assert job(worker(1, version=0), worker(2))[0]["int8"].cells()[3] == "0 (no update), 2"
+    assert job(worker(1, version=0), worker(2))[0]["int8"].cells()[3] == "0 (none complete), 2"

@@ -76,11 +76,7 @@ class JoinedLayers:
         return 0 < known == copies
 
     def compare(self) -> None:
-        """Compare what has come.
-
-        Raises:
-            PatchError: layers that share memory were given different values.
-        """
+        """Compare what has come. Raises PatchError if layers that share memory were given different values."""
         for came in self._values.values():
             (values, name), *others = came.values() or [(None, "")]
             for different in (other for held, other in others if held is not values):

@@ -93,13 +93,10 @@ def note(managed: ManagedModel) -> None:
 
 def _note(role: str, version: int, state: str) -> None:
     if role == "drafter":
-        ledger.note(drafter_version=version, drafter_state=state)
-        return
+        return ledger.note(drafter_version=version, drafter_state=state)
     if ledger.notes().get("policy_version") != version:
         ledger.note(policy_since=round(time.time(), 3))
     ledger.note(policy_version=version, updates=version, policy_state=state)
-    if state == "ready" and ledger.notes().get("refusing"):
-        ledger.note(refusing="")
 
 
 def _resident_bytes() -> int | None:

@@ -33,6 +33,7 @@ ABORT = (
     "sglang.srt.managers.io_struct:AbortReq.finished_reason",
 )
 
+_refusing = False  # whether this process ended requests last
 _known: weakref.WeakKeyDictionary[Any, Callable[[Any], bool]] = weakref.WeakKeyDictionary()
 
 patches = Patches("fp8", "sglang>=0.5.21", scope="engine-core", remove_when=REMOVE_WHEN)
@@ -117,13 +118,18 @@ def gate(scheduler: Any, patch: str, abort: Callable[[Any, str, dict[str, Any]],
         patch: id of the patch that asks.
         abort: ends them, with a message, which is in SGLang's reason for the end too.
     """
+    global _refusing
     broken = next((owner for owner in model_registry.all_models() if not owner.may_generate), None)
+    if broken is None and _refusing:
+        _refusing = False
+        ledger.note(refusing="")
     if broken is None or (not scheduler.waiting_queue and scheduler.running_batch.is_empty()):
         return
     message = f"[flashpatch: {patch}] {broken.policy().why_refused()}. Send a complete update."
+    _refusing = True
+    ledger.note(refusing=message)  # before the event, with which the row is written
     ledger.event("refused", what="requests", problem=message)
     count("requests_refused")
-    ledger.note(refusing=message)
     abort(scheduler, message, {"type": "abort", "status_code": 503, "message": message})
 
 

@@ -47,11 +47,7 @@ async def begin_weight_update(self, selector: str = "all", sync: str = "") -> di
 
 
 async def end_weight_update(self) -> dict[str, Any]:
-    """End the session: commit the update and flush the cache.
-
-    Raises:
-        PatchError: see `post`.
-    """
+    """End the session: commit the update and flush the cache. Raises as `post` does."""
     return await post(self, "end_weight_update", {})
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import weakref
 from typing import Any
 
 from flashpatch import api, engine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8 import instances
+from flashpatch.patches._shared import instances
 from flashpatch.patches.fp8.vllm.scheduler_gate import MARK, STEP
 
 patches = Patches("fp8", "vllm>=0.24", scope="driver", remove_when="the scheduler gate is removed.")
@@ -89,11 +88,9 @@ def lost(core: Any) -> None:
 
 def find_late() -> str | None:
     """Find the engines of this process that were opened without FlashPatch; return a sentence if there are any."""
-    homes = {"vllm.v1.engine.llm_engine": "LLMEngine", "vllm.v1.engine.async_llm": "AsyncLLM"}
-    kinds = [getattr(sys.modules[module], name) for module, name in homes.items() if module in sys.modules]
     known = {id(known()) for known in _configs}
     _late.clear()
-    for one in instances.of(*kinds) if kinds else ():
+    for one in instances.of_modules(instances.VLLM):
         core = getattr(one.engine_core, "engine_core", None)  # if it is in this process
         if id(one.vllm_config) not in known or core in _lost:
             _late.add(one)

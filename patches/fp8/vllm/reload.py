@@ -119,11 +119,7 @@ def process_weights_after_loading(
 
 
 def finish(managed: model_registry.ManagedModel) -> None:
-    """Commit the open update, and note what became of it.
-
-    Raises:
-        PatchError: something is missing; it is named.
-    """
+    """Commit the open update, and note what became of it. Raises PatchError, which names what is missing."""
     try:
         managed.finish()
     finally:

@@ -56,7 +56,7 @@ class SchedulerGate:
 
     def __init__(self, core: Any) -> None:
         self.version = self.drafter_version = self.adapters = 0
-        self.drafter_problem = ""
+        self.drafter_problem, self._refusing = "", False
         self.holds: dict[int, tuple[str, str] | None] | None = None
         self.weight_version: str | None = None
         self.stepped = False
@@ -137,7 +137,8 @@ class SchedulerGate:
             return f"{problem}. Send the adapter again."
         self.holds = next((one.holds for policies in reports for one in policies if one.role == "lora"), None)
         self._stale, self._seen_changes = False, model_registry.change_count(self.door.models())
-        if ledger.notes().get("refusing"):
+        if self._refusing:
+            self._refusing = False
             ledger.note(refusing="")
         if (version, adapters) == (self.version, self.adapters):
             return None
@@ -205,10 +206,11 @@ class SchedulerGate:
 
     def _refuse(self, core: Any, requests: list[str] | None, reason: str) -> dict[int, Any]:
         """End ``requests`` (None: all) with an error; return the outputs that say so."""
+        if requests is None:
+            self._refusing = True
+            ledger.note(refusing=reason)  # before the event, with which the row is written
         ledger.event("refused", what="requests", problem=reason)
         count("requests_refused")
-        if requests is None:
-            ledger.note(refusing=reason)
         return _finish(core, requests, "ERROR", f"{MARK} {reason}")
 
     def _abort(self, core: Any, requests: list[str]) -> None:

@@ -7,13 +7,10 @@ import types
 import pytest
 
 from flashpatch import registry
-from flashpatch.patches.fp8 import instances
+from flashpatch.patches._shared import instances
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [("vllm.v1.engine.core", "EngineCore"), ("sglang.srt.managers.scheduler", "Scheduler")],
-)
+@pytest.mark.parametrize(("module", "name"), [*instances.VLLM.items(), *instances.SGLANG.items()])
 def test_it_leaves_lazy_proxies_asleep(monkeypatch, module, name):
     """isinstance() asks a proxy's ``__class__``, and openai's proxies then import 1500 modules."""
 
@@ -32,6 +29,9 @@ def test_it_leaves_lazy_proxies_asleep(monkeypatch, module, name):
     proxy = Proxy()
     assert registry.families()["fp8"].too_late() is None
     assert Proxy.woken == 0, proxy
+    engine = Engine()
+    engine.engine_core = engine.vllm_config = None
+    assert all("exist already" in registry.families()[name].too_late() for name in ("fp8", "eagle")), engine
 
 
 def test_objects_of_a_frozen_heap_are_found_and_stay_frozen():

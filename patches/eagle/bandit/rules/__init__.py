@@ -12,11 +12,7 @@ DEFAULT = "thompson"
 
 
 def rule_class(name: str) -> type[Rule]:
-    """Return the class of a rule.
-
-    Raises:
-        PatchError: there is no such rule; the message lists the rules.
-    """
+    """Return the class of a rule. Raises PatchError, which lists the rules, if there is no such one."""
     if name not in RULES:
         raise eagle_error(
             "rule", f"there is no bandit rule {name!r}.", f"Choose one of {', '.join(sorted(RULES))}."

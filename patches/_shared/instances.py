@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 import gc
+import sys
+from collections.abc import Mapping
 from typing import Any
+
+VLLM = {"vllm.v1.engine.llm_engine": "LLMEngine", "vllm.v1.engine.async_llm": "AsyncLLM"}
+SGLANG = {"sglang.srt.managers.tokenizer_manager": "TokenizerManager"}
+"""Modules and classes of which there is one object for each engine, in the process that opened it."""
+
+
+def of_modules(classes: Mapping[str, str]) -> list[Any]:
+    """Return the instances of classes, given by module, of those modules that are imported."""
+    kinds = [getattr(sys.modules[module], name) for module, name in classes.items() if module in sys.modules]
+    return of(*kinds) if kinds else []
 
 
 def of(*kinds: type) -> list[Any]:
