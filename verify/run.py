@@ -97,7 +97,7 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
         for patch in family.patches
     )
     known = {patch.id: patch for patch in family.patches if found[patch.id] is not None}
-    judged = live.judge(run, known, {family.name: name})
+    judged = live.judge(run, known, {family.name: choice.name})
     problem = "; ".join(judged.problems) if rows else "no process wrote a row under the nonce"
     what = "the probe's processes wrote the nonce and carry what is due"
     proofs.append(Proof(name, what, not problem, problem or f"{len(rows)} processes under {judged.run}"))

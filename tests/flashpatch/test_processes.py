@@ -51,13 +51,11 @@ def test_forked_child_counts_from_zero_and_writes_its_own_row(toys):
             core.plain(1)
         pid = os.fork()
         if pid == 0:
-            assert flashpatch.status()["toy.fakefw.plain"].calls == 0
-            assert core.plain(1) == ("patched", 2)
+            assert flashpatch.status()["toy.fakefw.plain"].calls == 0 and core.plain(1) == ("patched", 2)
             assert flashpatch.status()["toy.fakefw.plain"].calls == 1
             ledger.flush()
             os._exit(0)
-        assert os.waitpid(pid, 0)[1] == 0
-        assert flashpatch.status()["toy.fakefw.plain"].calls == 3
+        assert os.waitpid(pid, 0)[1] == 0 and flashpatch.status()["toy.fakefw.plain"].calls == 3
         ledger.flush()
     """)
     found = rows(toys)

@@ -45,11 +45,16 @@ def test_a_live_family_passes(verify, tmp_path):
     assert not list(tmp_path.glob("flashpatch-verify-*"))
 
 
+def test_a_part_of_a_family_passes_under_the_name_that_switches_it_on(run):
+    parts = "from flashpatch.verify import cli, run; run.PARTS['part'] = 'toy', 'toyfamily'"
+    done = run("-c", f"{parts}; raise SystemExit(cli.main(['part']))")
+    assert done.returncode == 0 and flat(done.stdout.splitlines()[-2]).startswith("part 2 of 2"), done.stdout
+
+
 def test_without_names_the_enabled_families_are_verified(verify):
     assert "toy.toyfw.update" in verify("--all", FLASHPATCH="toy").stdout
     done = verify()
-    assert done.returncode == 2
-    assert "nothing is switched on" in done.stderr
+    assert done.returncode == 2 and "nothing is switched on" in done.stderr
 
 
 def test_the_verdict_comes_last(verify):
@@ -64,8 +69,7 @@ def test_the_verdict_comes_last(verify):
 def test_an_absent_framework(verify, site):
     (site / "toyfw").rename(site / "elsewhere")
     named = verify("toy")
-    assert named.returncode == 1
-    assert "toyfw: not installed, 2 patches wait" in named.stdout
+    assert named.returncode == 1 and "toyfw: not installed, 2 patches wait" in named.stdout
     assert verify(FLASHPATCH="toy").returncode == 0
 
 
@@ -218,8 +222,7 @@ child.wait()
 """
     pid = run("-c", driver, FLASHPATCH="toy").stdout.strip()
     done = verify("--live")
-    assert done.returncode == 1
-    assert f":{pid}: wrote no row" in done.stdout
+    assert done.returncode == 1 and f":{pid}: wrote no row" in done.stdout
     assert "missing" in done.stdout
     assert "missing" in verify("--live", "--all").stdout.rpartition("Processes")[2]
 
@@ -262,8 +265,7 @@ def test_a_name_that_acted_nowhere_is_not_proven(run, verify):
 
 def test_live_without_any_process_and_on_a_directory(verify, run, tmp_path):
     done = verify("toy", "--live")
-    assert done.returncode == 1
-    assert "no process with FLASHPATCH set has reported there" in done.stderr
+    assert done.returncode == 1 and "no process with FLASHPATCH set has reported there" in done.stderr
     run("-c", JOB, FLASHPATCH="toy")
     for where in (["--live", str(tmp_path / "ledger")], ["--ledger", str(tmp_path / "ledger")]):
         assert verify(*where, FLASHPATCH_LEDGER=str(tmp_path / "other")).returncode == 0
