@@ -113,7 +113,7 @@ def _sums(flat: torch.Tensor, dtype: torch.dtype, first: int, groups: range, wid
                 _weights(1, device)[at : at + words.numel()],
             )
             if high is None or high.numel() < words.numel():
-                high = torch.empty(most, dtype=torch.int64)
+                high = torch.empty(most, dtype=torch.int64, device=device)
             upper = torch.bitwise_right_shift(words, 32, out=high[: words.numel()])
             here = next(places)
             torch.dot(words, weights[0], out=here[0])
@@ -132,7 +132,8 @@ def _sums(flat: torch.Tensor, dtype: torch.dtype, first: int, groups: range, wid
 @cache
 def _weights(which: int, device: torch.device) -> torch.Tensor:
     """``(BLOCK,)`` int64: in the lower 32 bits 2 i + 1, above pseudo-random."""
-    return _joined(2 * torch.arange(BLOCK) + 1, torch.arange(BLOCK) + (2 * which << 33)).to(device)
+    places = torch.arange(BLOCK, device="cpu")
+    return _joined(2 * places + 1, places + (2 * which << 33)).to(device)
 
 
 def _factors(which: int, begin: int, number: int, device: torch.device) -> torch.Tensor:
@@ -152,7 +153,7 @@ def _first_factors(which: int, device: torch.device) -> torch.Tensor:
 
 
 def _computed_factors(which: int, begin: int, number: int) -> torch.Tensor:
-    blocks = torch.arange(begin, begin + number)
+    blocks = torch.arange(begin, begin + number, device="cpu")
     return _joined(2 * BLOCK * blocks + 1, blocks + ((2 * which + 1) << 33))
 
 

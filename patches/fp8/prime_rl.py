@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8 import model_registry
 
 if TYPE_CHECKING:
     import torch

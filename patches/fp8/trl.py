@@ -14,14 +14,14 @@ from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import holding
+from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.mismatch.monitor import CAP, MONITOR, Batch, observe
-from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.rollout_numbers import NUMBERS
 
 if TYPE_CHECKING:
     import torch
 
-    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+    from flashpatch.patches.fp8.update.model import ManagedModel
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -54,11 +54,11 @@ def sync_weights(original, self, *args: Any, **kwargs: Any) -> Any:
     models = _models(self)
     before = [model.version for model in models]
     for model in models:
-        model.expect_begin()
+        model.begin()
     began = time.perf_counter()
     result = original(self, *args, **kwargs)
     for model in models:
-        model.commit_if_complete()
+        model.finish()
     _check(models, before)
     _record(models, time.perf_counter() - began)
     return result

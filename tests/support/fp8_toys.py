@@ -16,8 +16,7 @@ from fp8_toy_methods import METHODS, Method, load_padded, load_shard, load_whole
 from torch import nn
 
 from flashpatch.patches._shared.context import having
-from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
-from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+from flashpatch.patches.fp8.update.model import LoaderAdapter, ManagedModel
 
 HIDDEN, VOCAB, PADDED = 4, 10, 12
 

@@ -1,12 +1,22 @@
-"""What a sequence of update calls must lead to, worked out from the names that came and nothing else.
+"""What a sequence of update calls must lead to: the specification, in plain Python. It shares no code with the product.
 
-A `Spec` follows one model. A policy is a mapping of tensor name to the seed of the checkpoint it is from; what was
-committed last is `served`. Each method stands for one call and says how it must end: `OK`, `FAILS` or `MAY_FAIL`.
+A `Spec` follows one model. A policy is a mapping of tensor name to the seed of the checkpoint it is from: two seeds in one
+policy that was not sent so are a mixture. What was committed last is `served`. Each method stands for one call and says how
+it must end: `OK`, `FAILS` or `MAY_FAIL`.
+
+Which tensors make an update:
+
+- between a begin and an end that are named, all that comes;
+- a call that brings every name;
+- calls from the anchor on that bring every name once, when a request comes. The anchor is the first name of the first such
+  update, and whatever is open when it comes is dropped;
+- all that came since the last end, for a sender that names its ends alone. It has no anchor.
+
+A name that comes again with another value, or another name than the anchor at the beginning, leaves it open what belongs
+together: that call fails, unless it brings every name, and nothing is served until a whole update is committed.
 """
 
 from collections.abc import Iterable, Mapping
-
-from flashpatch.patches.fp8.refit.name_order import NameOrder
 
 OK, FAILS, MAY_FAIL = "ok", "fails", "may fail"
 
@@ -22,6 +32,7 @@ class Spec:
         deferred: layers that are put in place by the commit alone.
         first: the policy it was opened on.
         atomic, partial: the family's options.
+        unknown: nothing has shown yet whether checkpoints bring its buffers, so that only a named end can leave them out.
 
     Attributes:
         served: the policies that the next answer may be of; more than one where a call leaves it open.
@@ -37,29 +48,39 @@ class Spec:
         first: Policy,
         atomic: str,
         partial: bool,
+        unknown: bool = False,
     ) -> None:
         self.layers, self.required, self.deferred = dict(layers), frozenset(required), frozenset(deferred)
-        self.atomic, self.partial = atomic, partial
+        self.atomic, self.partial, self.unknown = atomic, partial, unknown
         self.served: list[Policy] = [dict(first)]
         self.version = 0
-        self.is_open = self.session = self.left_out = self.broken = self.discarded = False
+        self.is_open = self.named = self.left_out = self.broken = self.discarded = False
         self.came: dict[str, int | None] = {}
-        self.names = NameOrder()  # has tests of its own
-        self._anew = self._placed = self._named = False
+        self._brought_by: dict[str, int] = {}  # name -> call
+        self._last: dict[str, int | None] = {}  # what names brought last without a begin and an end
+        self._anchor: str | None = None
+        self._anchor_served = self._placed = self._in_doubt = False
+        self._ends_named = partial
         self._call = 0
-        self._commits: list[Policy] = []  # what the call under way commits if it succeeds
+        self._ending = ""  # how the call under way commits: "by name", "by request"
+        self._commits: list[Policy] = []  # what it commits if it succeeds
 
     @property
     def serves(self) -> bool:
         """Whether the model must answer now; where not, it must refuse."""
-        if self.atomic == "model":
-            return not self.discarded
-        return not self.is_open and not self.broken
+        if self.broken or self.discarded:
+            return False
+        return not self.is_open or (self.atomic == "model" and self.named and not self.complete)
 
     @property
     def complete(self) -> bool:
         """Whether the open update has brought everything."""
         return self.required <= self.came.keys()
+
+    @property
+    def in_one_call(self) -> bool:
+        """Whether one call has brought all that came."""
+        return len(set(self._brought_by.values())) == 1
 
     @property
     def hopeless(self) -> bool:
@@ -70,34 +91,48 @@ class Spec:
         """An update is opened by name."""
         if self.hopeless:
             return FAILS
-        self._open(session=True)
+        self._open(named=True)
         return OK
 
     def load(self, items: Iterable[tuple[str, int | None]], partial: bool | None = None) -> str:
         """A bucket comes; None in place of a seed: NaN."""
         if self.hopeless:
             return FAILS
-        if not self.is_open or self._anew:
-            self._open(session=False)
+        if not self.is_open:
+            self._open(named=False)
         self._call += 1
-        outcome, completed, reopened = OK, set(), set()
+        outcome, completed, reopened, skipped = OK, set(), set(), 0
         placed = {layer for layer in set(self.layers.values()) - self.deferred if self._has_come(layer)}
+        repeated, new = True, bool(self.came)
         for name, seed in items:
-            layer, call = self.layers[name], self.names.came.get(name)
-            if call == self._call or layer in completed:
+            layer = self.layers[name]
+            if self._brought_by.get(name) == self._call or layer in completed:
                 outcome = MAY_FAIL  # twice in one call, or too late for a new start: refused, or the later one counts
-            if self.session and layer in placed - reopened:
+            known = self._last.get(name, ()) == seed
+            if self.named and layer in placed - reopened:
                 reopened.add(layer)
                 for other in self._of(layer):
-                    del self.came[other]
-            elif not self.session and self.names.ends(name, self._call):
-                self._restart(name)
-            self.names.add(name, self._call)
+                    del self.came[other], self._brought_by[other]
+            elif not self.named:
+                if not self.came and self._anchor not in (None, name):
+                    self._in_doubt = True
+                if self.came and self._anchor is None and self._call not in self._brought_by.values():
+                    self._anchor = next(iter(self.came))
+                if self._brought_by.get(name, self._call) != self._call:
+                    if known and name != self._anchor:
+                        skipped += 1
+                        continue
+                    self._start_anew()
+                    self._in_doubt = name != self._anchor or bool(self.came)
+                    new = True
+            self._brought_by[name] = self._call
             self.came[name] = seed
+            if not self.named:
+                repeated, self._last[name] = repeated and known, seed
             if self._has_come(layer) and layer not in self.deferred:
                 completed.add(layer)
-                at_once = {self.names.came[other] for other in self._of(layer)} == {self._call}
-                self._placed |= at_once
+                at_once = {self._brought_by[other] for other in self._of(layer)} == {self._call}
+                self._placed |= at_once and not known
                 if None in self._of(layer).values() and at_once:
                     return FAILS
         completed = {layer for layer in completed if self._has_come(layer)}
@@ -105,15 +140,21 @@ class Spec:
         if any(None in self._of(layer).values() for layer in completed):
             return FAILS
         self.left_out |= bool(partial)
-        if partial and not self.session:
+        if not self.named and (not self.came or (repeated and self._in_doubt and not new)):
+            self._close()  # what is in place already
+            return outcome
+        if partial and not self.named:
             ending = self.finish(None)
-            outcome = outcome if ending == OK else ending
+            return outcome if ending == OK else ending
+        if self._in_doubt and not (self.complete and self.in_one_call):
+            return FAILS
         return outcome
 
-    def finish(self, partial: bool | None, named: bool = True) -> str:
+    def finish(self, partial: bool | None, by: str = "name") -> str:
         """The open update is ended."""
-        self._named = named
         if not self.is_open:
+            if not self.broken:
+                self._name_ends()
             return FAILS if self.broken else OK
         allowed = (self.left_out or self.partial) if partial is None else partial
         if allowed and not self.came:
@@ -128,58 +169,73 @@ class Spec:
         self._commits = [whole] if self.complete else []
         if allowed and not self.discarded and mixture not in self._commits:
             self._commits.append(mixture)
+        self._ending = by
         return MAY_FAIL if self.broken and not self.complete else OK
+
+    def request(self, more: bool = False) -> str:
+        """A request comes, or with ``more`` another call alone: what could end without a name does."""
+        unnamed = self.is_open and not self.named and not self.unknown
+        if unnamed and self.complete and (self.in_one_call or not more):
+            return self.finish(False, by="request")
+        return OK
 
     def succeeded(self) -> None:
         """The call has returned."""
-        if self._commits:
-            self.served, self._commits, self._anew = self._commits, [], False
-            self.version += 1
-            if self._named:
-                self.names.learn(named=True)
-            self._close()
-            self.broken = self.discarded = False
+        if not self._commits:
+            return
+        self.served, self._commits = self._commits, []
+        self.version += 1
+        if self._ending == "name":
+            self._last.clear()
+            self._name_ends()
+            self.unknown = False
+        else:
+            self._ends_named = False
+            self._anchor_served |= not self.in_one_call
+            if not self._anchor_served:
+                self._anchor = None
+        self._close()
+        self.broken = self.discarded = False
 
     def failed(self) -> None:
         """The call has raised, and so the update is abandoned."""
         self._commits = []
-        self._close()
-        if self.atomic == "layer":
+        self._forget_sender()
+        if self.atomic == "layer" or (self._in_doubt and not self.named):
             self.broken = True
+        self._close()
 
     def discard(self) -> None:
         """Sleep level 2."""
+        self._forget_sender()
         self._close()
-        self.names.learn(named=True)
         self.broken = self.discarded = True
 
-    def _open(self, session: bool) -> None:
+    def _forget_sender(self) -> None:
+        """Its update has failed: what it goes on to send does not begin with the first name of that update."""
+        if self.came and not (self.named or self._ends_named) and self._anchor is None:
+            self._anchor = next(iter(self.came))
+        self._last.clear()
+
+    def _name_ends(self) -> None:
+        self._anchor, self._anchor_served, self._ends_named = None, False, True
+
+    def _open(self, named: bool) -> None:
         self._note_mixture()
         self._close()
-        self.names.clear(framed=self._anew)
-        self.is_open, self.session, self._anew = True, session, False
+        self.is_open, self.named = True, named
 
     def _close(self) -> None:
-        self.is_open = self.session = self.left_out = False
+        self.is_open = self.named = self.left_out = self._placed = self._in_doubt = False
         self.came.clear()
-        self.names.clear()
-        self._placed = False
+        self._brought_by.clear()
 
-    def request(self, more: bool = False) -> str:
-        """A request comes, or with ``more`` another call alone: what could end without a name does."""
-        if not self.is_open or self.session:
-            return OK
-        if self.complete and self.names.whole(more):
-            self.names.learn(named=False)
-            return self.finish(False, named=False)
-        self._anew |= self.names.unclear and not more
-        return OK
-
-    def _restart(self, name: str) -> None:
-        """A tensor came again: what earlier calls brought was another update."""
+    def _start_anew(self) -> None:
+        """What earlier calls brought was another update."""
         self._note_mixture()
-        self.names.restart(name, self._call, self.complete)
-        self.came = {name: self.came[name] for name in self.names.came if name in self.came}
+        self._placed = False
+        self._brought_by = {name: call for name, call in self._brought_by.items() if call == self._call}
+        self.came = {name: self.came[name] for name in self._brought_by}
 
     def _note_mixture(self) -> None:
         """The open update is dropped: layers of it may be in place."""

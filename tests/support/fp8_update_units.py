@@ -12,7 +12,7 @@ import torch
 from fp8_toy_methods import METHODS
 from fp8_update_spec import FAILS, OK, Policy, Spec
 
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8 import model_registry
 
 BLOCKS = 1
 
@@ -106,12 +106,10 @@ class Unit:
         self.model.fault = self._inject
         layers = {name: _layer(name) for name in config.checkpoint(0, scales=True)}
         deferred = {layer for layer in layers.values() if layer.endswith(".attn")}
-        waiting = [param.name for layer in self.managed.layers if layer.waits for param in layer.params]
-        deferred |= {
-            layers[name] for name in waiting if name in layers
-        }  # their buffers may come after dummy weights
+        if config.dummy:  # their buffers may come yet
+            deferred |= {layer for layer in layers.values() if layer.endswith(".norm")}
         required = config.checkpoint(0, scales=config.scales and not config.dummy)
-        self.spec = Spec(layers, required, deferred, first, config.atomic, config.partial)
+        self.spec = Spec(layers, required, deferred, first, config.atomic, config.partial, config.dummy)
         self.places = toys.state(self.model)
         self.bits: dict | None = self.places
         self.versions: dict[int, Policy] = {}

@@ -50,7 +50,7 @@ def names(family: str) -> list[str]:
 
 
 def _named(tensors: list[tuple[str, Any]]) -> Any:
-    from flashpatch.patches.fp8.refit.managed_model import NamedWeights
+    from flashpatch.patches.fp8.update.model import NamedWeights
 
     return NamedWeights(tensors)
 

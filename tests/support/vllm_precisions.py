@@ -52,7 +52,7 @@ def there_and_back(name: str, model: str, sources: list[str], seed: int, **kw: A
 
 
 def errors_of(model: Any) -> dict[str, float]:
-    from flashpatch.patches.fp8.refit import model_registry
+    from flashpatch.patches.fp8 import model_registry
 
     return dict(model_registry.get(model).readings.errors)
 

@@ -14,8 +14,8 @@ from typing import Any
 from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.tally import count
-from flashpatch.patches.fp8.refit.policy import Policy
-from flashpatch.patches.fp8.refit.rank_consensus import Consensus
+from flashpatch.patches.fp8.update.events import Policy
+from flashpatch.patches.fp8.update.ranks import Consensus
 
 ID = "fp8.lora"
 ROLE = "lora"

@@ -12,7 +12,7 @@ import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.lora import values
-from flashpatch.patches.fp8.refit.policy import listed
+from flashpatch.patches.fp8.update.events import listed
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from flashpatch import engine
-from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
-from flashpatch.patches.fp8.refit.rank_consensus import Consensus, RankConsensus, SingleRank
 from flashpatch.patches.fp8.sglang import schedulers
+from flashpatch.patches.fp8.update.model import LoaderAdapter
+from flashpatch.patches.fp8.update.ranks import Consensus, RankConsensus, SingleRank
 
 
 class SglangAdapter(LoaderAdapter):

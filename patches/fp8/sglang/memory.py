@@ -16,8 +16,8 @@ from flashpatch.patches.fp8.sglang.schedulers import REMOVE_WHEN
 from flashpatch.patches.fp8.sglang.update_session import MANAGER, owners_of
 
 if TYPE_CHECKING:
-    from flashpatch.patches.fp8.refit.host_copies import HostCopies
-    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+    from flashpatch.patches.fp8.update.model import ManagedModel
+    from flashpatch.patches.fp8.update.tensors import HostCopies
 
 ROLES = ("target", "draft")
 RESET = "reset_tensors"
@@ -79,7 +79,7 @@ def release(
         do: releases the memory, or overwrites it.
         by: what the user called, for refusals.
     """
-    from flashpatch.patches.fp8.refit.host_copies import HostCopies
+    from flashpatch.patches.fp8.update.tensors import HostCopies
 
     policy = [tensor for owner in owners["target"] for tensor in owner.brought()]
     away = dict(_copies)

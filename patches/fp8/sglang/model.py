@@ -11,16 +11,17 @@ from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.precision import fleet
-from flashpatch.patches.fp8.refit import model_registry, update_events
-from flashpatch.patches.fp8.refit.errors import ASLEEP
 from flashpatch.patches.fp8.sglang.engine_args import INT8
 from flashpatch.patches.fp8.sglang.schedulers import REMOVE_WHEN
+from flashpatch.patches.fp8.update import events
+from flashpatch.patches.fp8.update.events import ASLEEP
 
 if TYPE_CHECKING:
     import torch
 
-    from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
+    from flashpatch.patches.fp8.update.model import LoaderAdapter
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -91,7 +92,7 @@ def manage(
         adapter_for: makes the adapter from model and configuration.
     """
     from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
-    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+    from flashpatch.patches.fp8.update.model import ManagedModel
 
     form = load_config.load_format
     if getattr(form, "value", form) == "flash_rl":
@@ -203,5 +204,5 @@ def commit(managed: model_registry.ManagedModel) -> None:
     try:
         managed.finish()
     finally:
-        update_events.note(managed)
+        events.note(managed)
         ledger.flush()  # SGLang ends its processes by SIGKILL

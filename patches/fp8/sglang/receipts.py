@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from flashpatch import engine
 from flashpatch.ledger import files
 from flashpatch.patches._shared.context import timed
-from flashpatch.patches.fp8.refit import wide_weights
+from flashpatch.patches.fp8 import model_registry
 
 if TYPE_CHECKING:
-    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+    from flashpatch.patches.fp8.update.model import ManagedModel
 
 MARK = " flashpatch receipts: "
 """Separates SGLang's own message from the receipts, a JSON list."""
@@ -72,7 +72,7 @@ class SessionReceipt:
             "tensors": self._tensors,
             "checksums": [f"{quantization} {owner.checksum()}" for owner in owners] if checksums else [],
             "errors": {layer: error for owner in owners for layer, error in owner.readings.errors.items()},
-            "wide": wide_weights.of(model.wide for model in owners),
+            "wide": model_registry.wide_names(model.wide for model in owners),
         }
 
 
@@ -87,7 +87,7 @@ def of_adapter(runner: Any, sync: str, adapters: Mapping[str, str], seconds: flo
     """
     from sglang.srt.distributed.parallel_state import get_tp_group
 
-    from flashpatch.patches.fp8.refit import model_registry
+    from flashpatch.patches.fp8 import model_registry
 
     group, owner = get_tp_group(), model_registry.get(runner.model)
     receipt = SessionReceipt(sync, [] if owner is None else [owner], False).of_this_rank(

@@ -13,7 +13,7 @@ from flashpatch import engine, ledger
 from flashpatch.decorate import Patches, Shared
 from flashpatch.patches._shared.context import having
 from flashpatch.patches._shared.tally import count
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8 import model_registry
 
 REMOVE_WHEN = "SGLang's flash_rl covers every model, int8, and buckets that cut a fused layer."
 

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared.context import holding
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.sglang import receipts, schedulers, weight_updater
 from flashpatch.patches.fp8.sglang.schedulers import REMOVE_WHEN
 
 if TYPE_CHECKING:
-    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+    from flashpatch.patches.fp8.update.model import ManagedModel
 
 MANAGER = "sglang.srt.managers.scheduler_components.weight_updater:SchedulerWeightUpdaterManager"
 TOKENIZER = "sglang.srt.managers.tokenizer_control_mixin:TokenizerControlMixin"

@@ -10,9 +10,10 @@ from typing import Any
 
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.refit import model_registry, update_events
+from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.sglang import model, receipts
 from flashpatch.patches.fp8.sglang.schedulers import REMOVE_WHEN
+from flashpatch.patches.fp8.update import events
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -111,7 +112,7 @@ def load_from_disk(owner: Any, config: Any, do: Callable[[], tuple[bool, str]]) 
     path = config.model_path
     with model.one_attempt(owner):
         done, message = exception_as_answer(do)
-    update_events.note(owner)
+    events.note(owner)
     if not done:
         config.model_path = path
         # asleep: an error of before says nothing of this call

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.sglang import model as newer
 from flashpatch.patches.fp8.sglang import weight_updater
 from flashpatch.patches.fp8.sglang_0_5_12.record import (
@@ -20,7 +20,7 @@ from flashpatch.patches.fp8.sglang_0_5_12.record import (
 )
 
 if TYPE_CHECKING:
-    from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
+    from flashpatch.patches.fp8.update.model import LoaderAdapter
 
 LOADER = newer.LOADER
 RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner"

@@ -9,7 +9,7 @@ from typing import Any
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import sglang_sessions
 from flashpatch.patches._shared.context import holding
-from flashpatch.patches.fp8.refit import model_registry, update_events
+from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.sglang import memory, model, receipts, schedulers, update_session, weight_updater
 from flashpatch.patches.fp8.sglang_0_5_12.model import TP_RANK
 from flashpatch.patches.fp8.sglang_0_5_12.record import (
@@ -19,6 +19,7 @@ from flashpatch.patches.fp8.sglang_0_5_12.record import (
     for_old_sglang,
     namespaces,
 )
+from flashpatch.patches.fp8.update import events
 
 MIXIN = "sglang.srt.managers.scheduler_update_weights_mixin:SchedulerUpdateWeightsMixin"
 TOKENIZER = update_session.TOKENIZER
@@ -110,8 +111,8 @@ def _bucket(original, part: Any, recv_req: Any) -> Any:
 
         def commit() -> tuple[bool, str]:
             for owner in owners:
-                owner.commit_if_complete()
-                update_events.note(owner)
+                owner.before_request()
+                events.note(owner)
             return True, output.message
 
         output.success, output.message = weight_updater.exception_as_answer(commit)

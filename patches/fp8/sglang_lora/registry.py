@@ -10,7 +10,7 @@ from typing import Any
 from flashpatch import engine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.refit.errors import REQUESTS_RUN
+from flashpatch.patches.fp8.update.events import REQUESTS_RUN
 
 logger = logging.getLogger("flashpatch.fp8")
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.sglang import receipts
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any
 from flashpatch import engine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.refit.errors import REQUESTS_RUN
+from flashpatch.patches.fp8.update.events import REQUESTS_RUN
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
 
 ENGINE = "verl.workers.rollout.sglang_rollout.http_server_engine:AsyncHttpServerAdapter"

@@ -15,7 +15,7 @@ from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files
 from flashpatch.patches._shared.context import timed
-from flashpatch.patches.fp8.refit import model_registry, wide_weights
+from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.verl.transfer.weight_sync import (
     TICKET,
     WEIGHT_SYNC,
@@ -63,7 +63,7 @@ def update_weights_from_ipc(original, self, *args: Any, **kwargs: Any) -> dict[s
         whether only LoRA adapters came; ``retry``, whether the update before failed; seconds ``receive``,
         ``load`` (part of it) and ``process`` (before and after it); ``bytes`` and ``tensors``; ``checksums`` of
         the weights per model, if the option verify_commit asks for them; ``errors``, the relative error with
-        which each quantized layer was rounded; ``wide``, see `wide_weights.of`; ``adapters``, name to digest of
+        which each quantized layer was rounded; ``wide``, see `model_registry.wide_names`; ``adapters``, name to digest of
         the LoRA adapters that the worker holds, None if they are not followed.
 
     Raises:
@@ -111,7 +111,7 @@ def update_weights_from_ipc(original, self, *args: Any, **kwargs: Any) -> dict[s
         "tensors": receiving.tensors,
         "checksums": _checksums(self, models),
         "errors": {layer: error for model in models for layer, error in model.readings.errors.items()},
-        "wide": wide_weights.of(model.wide for model in models),
+        "wide": model_registry.wide_names(model.wide for model in models),
     }
 
 

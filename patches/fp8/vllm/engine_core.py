@@ -10,7 +10,7 @@ from flashpatch import api, engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.vllm import caches, client, executor_door, running_requests, worker
 from flashpatch.patches.fp8.vllm.caches import CORE
 from flashpatch.patches.fp8.vllm.scheduler_gate import SchedulerGate

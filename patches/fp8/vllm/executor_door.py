@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
 from flashpatch.patches._shared.context import having
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.vllm import unsupported, worker
 
 if TYPE_CHECKING:
-    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+    from flashpatch.patches.fp8.update.model import ManagedModel
     from flashpatch.patches.fp8.vllm.scheduler_gate import SchedulerGate
 
 #: Calls of a step, and others as frequent, none of which writes a weight.

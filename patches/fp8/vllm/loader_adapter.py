@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from flashpatch.patches._shared import all_ranks
-from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.refit.loader_adapter import LoaderAdapter
-from flashpatch.patches.fp8.refit.rank_consensus import Consensus, RankConsensus, SingleRank
+from flashpatch.patches.fp8 import model_registry
+from flashpatch.patches.fp8.update.model import LoaderAdapter
+from flashpatch.patches.fp8.update.ranks import Consensus, RankConsensus, SingleRank
 from flashpatch.patches.fp8.vllm import running_requests, unsupported
 
 #: Schemes of vLLM that round a wide weight in post-processing: the 8-bit format, and the granularity of scales.

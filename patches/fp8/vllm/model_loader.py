@@ -15,7 +15,7 @@ from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import having
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8 import model_registry
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,7 @@ def _initialize(original, vllm_config: Any, *, model_config: Any = None, **kwarg
 
 def _construct(original, vllm_config: Any, *, model_config: Any, **kwargs: Any):
     from flashpatch.patches.fp8.precision import quantize_on_load
-    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+    from flashpatch.patches.fp8.update.model import ManagedModel
     from flashpatch.patches.fp8.vllm import int8_config, loader_adapter
 
     engine.require("fp8")

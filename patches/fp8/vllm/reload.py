@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from flashpatch import ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.refit import model_registry, update_events
+from flashpatch.patches.fp8 import model_registry
+from flashpatch.patches.fp8.update import events
 from flashpatch.patches.fp8.vllm import engine_args
 
 if TYPE_CHECKING:
@@ -123,4 +124,4 @@ def finish(managed: model_registry.ManagedModel) -> None:
     try:
         managed.finish()
     finally:
-        update_events.note(managed)
+        events.note(managed)

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from flashpatch import engine, ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.tally import count
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.vllm import caches, running_requests, unsupported, worker
 from flashpatch.patches.fp8.vllm.executor_door import ExecutorDoor
 
 if TYPE_CHECKING:
-    from flashpatch.patches.fp8.refit.policy import Policy
+    from flashpatch.patches.fp8.update.events import Policy
 
 logger = logging.getLogger("flashpatch.fp8")
 

@@ -16,12 +16,12 @@ from flashpatch import ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
-from flashpatch.patches.fp8.refit import model_registry
+from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.vllm_lora import worker_manager
 
 if TYPE_CHECKING:
-    from flashpatch.patches.fp8.refit.host_copies import HostCopies
-    from flashpatch.patches.fp8.refit.policy import Policy
+    from flashpatch.patches.fp8.update.events import Policy
+    from flashpatch.patches.fp8.update.tensors import HostCopies
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -135,11 +135,9 @@ def report(worker: Any, before_step: bool = False, named: Collection[int] = ()) 
     models = model_registry.all_models(worker.model_runner)
     for model in models:
         try:
-            model.commit_if_complete(more=not before_step)
+            model.before_request() if before_step else model.after_call()
         except Exception:
             logger.exception("an update could not be committed")  # the model's policy carries the error
-        if before_step:
-            model.expect_begin(if_unclear=True)
     return [model.policy() for model in models] + worker_manager.report(worker.model_runner, named)
 
 
@@ -231,7 +229,7 @@ def worker_wake_up(original, self, tags: list[str] | None = None, *args: Any, **
 
 
 def _copy_to_host(models: list[model_registry.ManagedModel]) -> HostCopies:
-    from flashpatch.patches.fp8.refit.host_copies import HostCopies
+    from flashpatch.patches.fp8.update.tensors import HostCopies
 
     targets = [model for model in models if model.adapter.role == "target"]
     kept = [tensor for model in targets for tensor in (*model.never_loaded(), *model.constants())]

@@ -12,13 +12,13 @@ from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
 from flashpatch.patches._shared.context import having
-from flashpatch.patches.fp8.refit import model_registry
-from flashpatch.patches.fp8.refit.errors import ASLEEP, REQUESTS_RUN
+from flashpatch.patches.fp8 import model_registry
+from flashpatch.patches.fp8.update.events import ASLEEP, REQUESTS_RUN
 from flashpatch.patches.fp8.vllm import unsupported
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.lora.adapters import Adapters
-    from flashpatch.patches.fp8.refit.policy import Policy
+    from flashpatch.patches.fp8.update.events import Policy
 
 MANAGER = "vllm.lora.worker_manager:LRUCacheWorkerLoRAManager"
 BASE = "vllm.lora.worker_manager:WorkerLoRAManager"

@@ -17,7 +17,7 @@ def use(name: str) -> None:
 
 def _forgotten(is_forgotten: Callable[[torch.Tensor, str], bool]) -> None:
     """Leave a tensor of the engine as it was if ``is_forgotten(tensor, path)`` holds."""
-    from flashpatch.patches.fp8.refit.fold import Plan
+    from flashpatch.patches.fp8.update.process import Plan
 
     real = Plan._tensor
 
@@ -37,7 +37,7 @@ def derived_not_copied() -> None:
 
 
 def attributes_not_assigned() -> None:
-    from flashpatch.patches.fp8.refit.fold import Plan
+    from flashpatch.patches.fp8.update.process import Plan
 
     real = Plan.assign
 
@@ -49,7 +49,7 @@ def attributes_not_assigned() -> None:
 
 
 def one_expert_skipped() -> None:
-    from flashpatch.patches.fp8.refit.fold import Plan
+    from flashpatch.patches.fp8.update.process import Plan
 
     real = Plan._tensor
 
@@ -63,7 +63,7 @@ def one_expert_skipped() -> None:
 
 def processed_before_the_layers_they_read() -> None:
     """Layers that vLLM processes last, MLA's attention among them, look at neighbours that hold the old values."""
-    from flashpatch.patches.fp8.refit.staged_update import StagedUpdate
+    from flashpatch.patches.fp8.update.update import StagedUpdate
 
     real = StagedUpdate.commit
 
@@ -82,7 +82,7 @@ def processed_before_the_layers_they_read() -> None:
 
 def initial_values_on_the_device() -> None:
     """Small tensors as the constructor made them are kept in memory that sleep level 2 takes away."""
-    from flashpatch.patches.fp8.refit.pristine_params import PristineParam
+    from flashpatch.patches.fp8.update.tensors import PristineParam
 
     real = PristineParam.__post_init__
 
@@ -96,7 +96,7 @@ def initial_values_on_the_device() -> None:
 
 def plain_tensors_lost() -> None:
     """What modules hold beside parameters and buffers is not copied to the host before sleep level 2."""
-    from flashpatch.patches.fp8.refit.managed_model import ManagedModel
+    from flashpatch.patches.fp8.update.model import ManagedModel
 
     ManagedModel.constants = lambda self: []
 

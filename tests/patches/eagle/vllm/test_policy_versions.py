@@ -13,7 +13,7 @@ pytestmark = pytest.mark.vllm
 
 
 def tell(worker: Any, what: str) -> None:
-    from flashpatch.patches.fp8.refit import model_registry
+    from flashpatch.patches.fp8 import model_registry
 
     getattr(model_registry.get(worker.get_model()), what)()
 

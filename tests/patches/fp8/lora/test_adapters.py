@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.lora.adapters import Adapters
-from flashpatch.patches.fp8.refit.rank_consensus import SingleRank
+from flashpatch.patches.fp8.update.ranks import SingleRank
 
 
 class OtherRank(SingleRank):

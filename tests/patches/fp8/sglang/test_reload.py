@@ -5,8 +5,8 @@ import pytest
 pytest.importorskip("torch")
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.refit.errors import REQUESTS_RUN
 from flashpatch.patches.fp8.sglang import model as loading
+from flashpatch.patches.fp8.update.events import REQUESTS_RUN
 
 
 class Model:

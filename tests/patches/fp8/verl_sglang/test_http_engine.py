@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.refit.errors import REQUESTS_RUN
+from flashpatch.patches.fp8.update.events import REQUESTS_RUN
 from flashpatch.patches.fp8.verl_sglang import http_engine
 
 RUNNING, BROKEN = PatchError(f"{REQUESTS_RUN}, so the update is refused"), PatchError("no such model")

@@ -44,7 +44,7 @@ def one_discards(rank: int, model: str) -> dict[str, Any]:
 def one_is_refused(rank: int, model: str) -> dict[str, Any]:
     """One rank alone may not generate; both are asked."""
     import flashpatch
-    from flashpatch.patches.fp8.refit import model_registry
+    from flashpatch.patches.fp8 import model_registry
 
     flashpatch.enable("bf16")
 

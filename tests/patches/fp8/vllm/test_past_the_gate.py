@@ -113,7 +113,7 @@ def zeroed(a: str, b: str) -> dict[str, Any]:
 
 
 def model_registry() -> Any:
-    from flashpatch.patches.fp8.refit import model_registry
+    from flashpatch.patches.fp8 import model_registry
 
     return model_registry
 

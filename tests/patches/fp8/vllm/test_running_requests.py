@@ -87,7 +87,7 @@ def end(worker: Any) -> None:
 
 
 def managed(worker: Any) -> Any:
-    from flashpatch.patches.fp8.refit import model_registry
+    from flashpatch.patches.fp8 import model_registry
 
     return model_registry.get(worker.get_model())
 

@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 import fp8_toys as toys  # noqa: E402
 from sleep_pool import SleepPool  # noqa: E402
 
-from flashpatch.patches.fp8.refit import model_registry  # noqa: E402
+from flashpatch.patches.fp8 import model_registry  # noqa: E402
 from flashpatch.patches.fp8.vllm import worker as vllm_worker  # noqa: E402
 
 

@@ -94,7 +94,7 @@ def transforming(a: str, b: str) -> list[Any]:
     """What two updates raise on an engine whose layers turn their inputs, and whether it may generate then."""
     import torch
 
-    from flashpatch.patches.fp8.refit import model_registry
+    from flashpatch.patches.fp8 import model_registry
 
     quantization = json.loads(Path(a, "config.json").read_text())["quantization_config"]
     turn = dict(type="random-matrix", apply=[dict(targets=["re:.*down_proj"], location="input")])

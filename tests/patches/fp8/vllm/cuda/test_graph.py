@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.cuda, NEEDS_DEVICE]
 
 
 def test_what_needs_a_device() -> None:
-    tests = "tests/patches/fp8/refit/test_cuda_readings.py"
+    tests = "tests/patches/fp8/update/test_cuda_readings.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", tests]
     env = variables(runs.ENVIRONMENT, 90)
     done = subprocess.run(command, cwd=TREE, env=env, capture_output=True, text=True)

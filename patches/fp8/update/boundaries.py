@@ -1,0 +1,128 @@
+"""Say which tensors make one update, from what senders state. Plain Python: no torch, no model.
+
+A sender that names begin and end (a session) has said it. Without a name two things are one update, and no third:
+
+- one call that brings everything;
+- calls from the *anchor* on, the first name of the first such update, that have brought each name once. The anchor always
+  begins anew. The next request commits them.
+
+A tensor that comes again with the values that it brought before is nothing. What else comes has no effect: its call raises,
+and no request is answered until a whole update has come. A sender that names its ends alone needs no anchor: what has come
+since its last end is its update.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Hashable
+
+_ADVICE = (
+    "so where this update begins cannot be told. Send all of it in one call, or from its first tensor on in the same order, or "
+    "name begin and end: `with flashpatch.update(engine):`, start_weight_update and finish_weight_update"
+)
+
+
+class Step(enum.Enum):
+    """What becomes of a tensor that comes."""
+
+    TAKE = "take"
+    SKIP = "skip"  # it is in place already
+    ANEW = "anew"  # take it, and forget what earlier calls brought
+
+
+class Boundaries:
+    """The names of the open update.
+
+    Args:
+        ends_named: senders name the ends of their updates, from the first one on.
+
+    Attributes:
+        named: somebody has said where the open update begins, and will say where it ends.
+        came: name -> number of the call that brought it last.
+    """
+
+    def __init__(self, ends_named: bool = False) -> None:
+        self.named = False
+        self.came: dict[str, int] = {}
+        self._ends_named = ends_named
+        self._anchor: str | None = None
+        self._confirmed = False  # whether a request has committed an update that began with the anchor
+        # what the names brought last that came without a begin and an end; outlives a commit
+        self._values: dict[str, Hashable] = {}
+        self._alone = 0  # number of a call that counts only if it brings everything
+        self._why = ""  # why it does
+        self._repeats = True  # whether all of the open update is in place already
+
+    def begin(self, named: bool) -> None:
+        """Open an update."""
+        self.named, self._repeats = named, True
+        self.came = {}
+        self._alone, self._why = 0, ""
+
+    def arrive(self, name: str, call: int, values: Hashable = None) -> Step:
+        """Note a tensor that comes.
+
+        Args:
+            name: of the tensor, as its sender calls it.
+            call: number of the call that brings it.
+            values: tell its values from others; not asked in a named update.
+        """
+        if self.named:
+            self.came[name] = call
+            return Step.TAKE
+        first, known = next(iter(self.came), None), self._values.get(name)
+        step = Step.TAKE
+        if first is None:
+            if self._anchor not in (None, name):
+                self._count_alone(call, f"{name} came first, where earlier updates began with {self._anchor}")
+        elif self._anchor is None and self.came[first] != call:
+            self._anchor = first  # several calls: this sender begins with that name
+        if self.came.get(name, call) != call:
+            if name != self._anchor and known == values:
+                return Step.SKIP
+            step = Step.ANEW
+            self.came = {one: number for one, number in self.came.items() if number == call}
+            self._alone, self._repeats = 0, False
+            if name != self._anchor or self.came:
+                self._count_alone(call, f"{name} came again with other values")
+        self._repeats &= known == values
+        self.came[name], self._values[name] = call, values
+        return step
+
+    def _count_alone(self, call: int, why: str) -> None:
+        self._alone, self._why = call, why
+
+    @property
+    def doubt(self) -> str:
+        """Why what came is of no update, unless one call has brought all of it; empty if it may be."""
+        return "" if self.named or not self._alone else f"{self._why}, {_ADVICE}"
+
+    @property
+    def one_call(self) -> bool:
+        """Whether a single call has brought all that came."""
+        return len(set(self.came.values())) == 1
+
+    @property
+    def repeats(self) -> bool:
+        """Whether all that came, which does not begin with the anchor, has the values that are in place already."""
+        return bool(self.came and self._repeats and self.doubt)
+
+    def commit(self, by_name: bool) -> None:
+        """Note that the open update is committed; ``by_name``: its sender has said that it ends."""
+        if by_name:
+            self._values.clear()
+            return self.end_by_name()
+        self._ends_named = False
+        self._confirmed |= not self.one_call
+        if not self._confirmed:
+            self._anchor = None
+
+    def end_by_name(self) -> None:
+        """Note that somebody says where updates end: no name begins one."""
+        self._anchor, self._confirmed, self._ends_named = None, False, True
+
+    def fail(self) -> None:
+        """Note that the open update has failed: what its sender goes on to send is no update."""
+        if not (self.named or self._ends_named) and self._anchor is None:
+            self._anchor = next(iter(self.came), None)
+        self._values.clear()

@@ -1,0 +1,466 @@
+"""One layer's part in an update: the modules that share tensors, what was staged for them, and what of it has come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from flashpatch.patches.fp8.precision.readings import Readings
+from flashpatch.patches.fp8.update.events import REPORT, update_error
+from flashpatch.patches.fp8.update.process import (
+    Derived,
+    LayerState,
+    LayoutChanged,
+    Plan,
+    Snapshot,
+    compare,
+    module_tensors,
+)
+from flashpatch.patches.fp8.update.tensors import PristineParam, SharedStorage, record
+
+
+@dataclass(eq=False)
+class Came:
+    """What of the open update has come for one layer: to forget it is to forget all of that, and nothing else.
+
+    Attributes:
+        opened: number of the load call that first wrote to the layer; 0: none has.
+        processed: number of the call that completed it; 0: it is not complete yet.
+        queued: it is complete, and waits to be processed.
+        later: writes of the present call, if an earlier one opened the layer: what is written, and by which name.
+        buffers: those of which nothing had shown that they come.
+        scales: each scale that was written, and its values if they are small.
+        shared: shared storage -> the new values for it, and their name.
+        plan: the way of the processed values into the live layer, until the commit.
+    """
+
+    opened: int = 0
+    processed: int = 0
+    queued: bool = False
+    later: list[tuple[PristineParam, torch.Tensor, str]] = field(default_factory=list)
+    buffers: list[PristineParam] = field(default_factory=list)
+    scales: list[tuple[PristineParam, torch.Tensor | None]] = field(default_factory=list)
+    shared: dict[int, tuple[torch.Tensor, str]] = field(default_factory=dict)
+    plan: Plan | None = None
+
+
+class Layer:
+    """The modules that must be processed together because they share tensors; mostly a single module.
+
+    Args:
+        modules: the modules, in the model's order.
+        params: their tensors as the constructor made them.
+        deferred: processed after all other layers (attention-like layers that look at their neighbours).
+        processed: whether post-processing does anything to a module of it.
+        borrows: whether a foreign resource may point into its tensors.
+    """
+
+    def __init__(
+        self,
+        modules: list[torch.nn.Module],
+        params: list[PristineParam],
+        deferred: bool,
+        processed: bool = True,
+        borrows: bool = True,
+    ) -> None:
+        self.modules = modules
+        self.params = params
+        self.deferred = deferred
+        self.processed = processed
+        self.borrows = borrows
+        self.came = Came()
+        self.released_in = 0  # number of the load call whose loader holds staged tensors without memory
+        self.tables: list[tuple[torch.nn.Module, dict, dict]] = []  # its parameters and buffers, staged
+        self.live_tables: list[tuple[torch.nn.Module, dict, dict]] = []  # while staged tensors are shown
+        self.pristine = Snapshot()  # without parameters and buffers
+        # between the first load and its post-processing, without tensors
+        self._loaded: Snapshot | None = None
+        self._derived = Derived()
+        self._kept_alive: list[torch.Tensor] = []  # fresh tensors that a foreign resource may point into
+        for param in params:
+            param.optional, param.layer = deferred, self
+
+    @property
+    def name(self) -> str:
+        return self.params[0].name.rpartition(".")[0] if self.params else type(self.modules[0]).__name__
+
+    @property
+    def complete(self) -> bool:
+        for param in self.params:  # asked after every tensor, so without a generator
+            if not param.complete:
+                return False
+        return True
+
+    @property
+    def written(self) -> bool:
+        return any(param.written for param in self.params)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a tensor of it may come still, or not at all: only the end of the update tells."""
+        return not self.came.processed and any(param.may_come and not param.written for param in self.params)
+
+    def comes_last(self, left_out: bool) -> bool:
+        """Whether it is processed at the end of an update, which leaves tensors out or not."""
+        if self.deferred:
+            return self.complete or (left_out and not self.written)  # it may look at others that came
+        return self.waits and self.complete
+
+    def consists_of(self, tensors: set[int]) -> bool:
+        """Whether the layer has live parameters, and all are among ``tensors`` (identities)."""
+        live = [
+            param for module in self.modules for param in module._parameters.values() if param is not None
+        ]
+        return bool(live) and all(id(param) in tensors for param in live)
+
+    def missing(self, named: bool) -> list[str]:
+        """Return the names that the open update still has to bring for this layer; ``named``: it has an end of its own."""
+        names = [name for param in self.params for name in param.missing()]
+        undecided = () if named or self.came.processed else self.params
+        return names + [param.name for param in undecided if param.undecided and not param.written]
+
+    def learn_buffers(self, named: bool) -> None:
+        """Keep which buffers an update has brought: every one after it brings them; ``named``: no other ones."""
+        for param in self.params:
+            if param in self.came.buffers:
+                param.brings = True
+            elif named and param.undecided:
+                param.brings = False
+
+    def record_pristine_state(self, state: LayerState) -> None:
+        """Record the Python state before the first load, without tensors: `params` describe those."""
+        self.pristine = state.capture(self.modules)
+        for module in self.modules:
+            contents = self.pristine.contents[id(module)][1]
+            for table in (contents["_parameters"], contents["_buffers"]):
+                table.update(dict.fromkeys(table))
+
+    def note_loaded(self, state: LayerState, held: Mapping[int, torch.Tensor | None]) -> None:
+        """Note what the first load has left, before post-processing, unless the load itself has post-processed the layer.
+
+        Args:
+            state: which containers belong to which layer.
+            held: the tensors that it loaded into, by identity of their description.
+        """
+        for param in self.scales():
+            if param.expected is not None and param.expected.covered:
+                param.loaded = param.copy_small(held[id(param)])
+        if all(param.live() is held[id(param)] for param in self.params):
+            self._loaded = state.capture(self.modules).without_tensors(self.pristine)
+
+    def learn_derived(self, state: LayerState) -> None:
+        """Learn what the first post-processing, just over, has set."""
+        attributes = {(id(param.module), param.key): param.attributes for param in self.params}
+        self._derived.learn(state.capture(self.modules), self._loaded or self.pristine, attributes)
+        self._loaded = None
+
+    def derived_later(self, state: LayerState) -> list[str]:
+        """Return attributes that the constructor left None and that hold a number now, as a first forward derives it."""
+        now = state.capture(self.modules).contents
+        return [
+            f"{self.name}.{key}"
+            for identity, (_, before) in self.pristine.contents.items()
+            if isinstance(before, dict) and identity in now
+            for key, value in before.items()
+            if value is None and isinstance(now[identity][1].get(key), float)
+        ]
+
+    def scales(self) -> list[PristineParam]:
+        """Return what scales a KV cache, or activations, for which a neighbour may round its output."""
+        return [
+            param
+            for param in self.params
+            if self.deferred or ("scale" in param.key and "weight" not in param.key)
+        ]
+
+    def reset(self) -> None:
+        """Drop everything staged and start over."""
+        self.released_in = 0
+        self.forget()
+        self.release()
+
+    def forget(self) -> None:
+        """Start over in the middle of a load: the loader holds the staged tensors, so they stay."""
+        self.came = Came()
+        for param in self.params:
+            param.forget()
+
+    def release(self, needed: frozenset[int] = frozenset()) -> None:
+        """Free the staged tensors; a tensor that still uses their memory keeps it.
+
+        A loader in the middle of a call holds the staged tensors, and uses them no more.
+
+        Args:
+            needed: identities of tensors that a plan still brings into the live layer.
+        """
+        self.tables = []
+        staged: dict[SharedStorage, set[int]] = {}
+        for param in self.params:
+            if param.tensor is not None:
+                staged.setdefault(param.storage, set()).add(id(param.tensor))
+        if not staged:
+            return
+        adopted = {id(tensor) for tensor in (*self._kept_alive, *(param.live() for param in self.params))}
+        for storage, tensors in staged.items():
+            if not tensors & (adopted | needed):
+                storage.free(held_by=len(tensors))
+        for param in self.params:
+            param.reset()
+
+    def stage(self) -> None:
+        """Make empty tensors to load into, and tables that show them."""
+        tables = {
+            id(m): (m, self.pristine.contents[id(m)][1]["_parameters"].copy(), {}) for m in self.modules
+        }
+        for param, staged in self._staged(shown=True):
+            tables[id(param.module)][1 + param.is_buffer][param.key] = staged
+        self.tables = list(tables.values())
+
+    def prepare(self, readings: Readings, left_out: bool = False) -> None:
+        """Check and complete what was loaded, before ranks go on together.
+
+        Args:
+            readings: asked whether the values are finite.
+            left_out: the update leaves tensors out, which stay what was loaded before.
+
+        Raises:
+            PatchError: the values hold NaN or Inf, as far as that is known now, or were not written into the staged tensors.
+        """
+        check_staged([self])
+        show_live([self])
+        for param in self.params:
+            if self._is_staged(param):
+                param.fill(param.live(), left_out)
+            if param.written:
+                param.largest = readings.finite(param.stage(), param.name)
+                if param.may_come:
+                    self.came.buffers.append(param)
+
+    def take_live(self, readings: Readings) -> None:
+        """Stage what the live layer holds: it came for another layer, whose memory this one shares."""
+        for param in self.params:
+            live = param.live()
+            if param.required and live is not None:
+                staged = param.stage()
+                param.allocate(read=False)
+                staged.detach().copy_(live)
+                param.coverage.add(staged)
+        self.prepare(readings)
+
+    def process(
+        self, state: LayerState, process: Callable[[torch.nn.Module], None], compiled: bool = False
+    ) -> Plan:
+        """Post-process the loaded values as at a first load, and plan their way into the live layer.
+
+        The live layer is in place again when this returns. Nothing of it has changed yet, apart from tensors that
+        the post-processing itself writes in place.
+
+        Args:
+            state: which containers belong to which layer.
+            process: post-processes one module.
+            compiled: graphs or compiled code read the tensors in use.
+
+        Raises:
+            PatchError: the values do not fit the storage in use.
+        """
+        as_built = self.pristine.holds(self.modules)
+        live = self.pristine.with_tables_of(self.modules) if as_built else state.capture(self.modules)
+        try:
+            initial = self._restore_pristine()
+            before = self.pristine.with_tables_of(self.modules)
+            for module in self.modules:
+                process(module)
+            after = before if as_built and before.holds() else state.capture(self.modules)
+        finally:
+            live.restore()
+        if after is before and (plan := self.plan_values(compiled)) is not None:
+            return plan
+        with self._refusing_layouts():
+            plan = self._new_plan(compiled)
+            compare(self.name, self.modules, live, before, after, initial, plan)
+        fresh = module_tensors(after)
+        plan.fresh = frozenset(map(id, fresh))
+        plan.assign(vars(self), "_kept_alive", fresh if self.borrows and plan.owns_resources else [])
+        return plan
+
+    def plan_values(self, compiled: bool = False) -> Plan | None:
+        """Plan the way of each staged tensor into its own live one, as post-processing has done nothing; None if one has none.
+
+        Raises:
+            PatchError: the values do not fit the storage in use.
+        """
+        pairs = [(param.live(), param.stage(), param.name) for param in self.params if self._is_staged(param)]
+        if any(live is None for live, _, _ in pairs):
+            return None
+        plan = self._new_plan(compiled)
+        with self._refusing_layouts():
+            for live, staged, name in pairs:
+                plan.pair(live, staged, name)
+        return plan
+
+    def _new_plan(self, compiled: bool = False) -> Plan:
+        attributes = {id(param.tensor): param.attributes for param in self.params if param.tensor is not None}
+        return Plan(self._derived, attributes, compiled)
+
+    @contextmanager
+    def _refusing_layouts(self) -> Iterator[None]:
+        try:
+            yield
+        except LayoutChanged as error:
+            raise update_error(
+                f"the new weights cannot take the place of the old ones: {error}.",
+                "Open a new engine on them, or report this layer.",
+            ) from error
+
+    def _is_staged(self, param: PristineParam) -> bool:
+        if param.may_come and param.initial is not None and not self.deferred:
+            return True  # dummy values may lie on it
+        return not param.is_buffer or param.alias or param.required or param.written
+
+    def _staged(self, shown: bool = False) -> Iterator[tuple[PristineParam, torch.Tensor]]:
+        """Yield what is loaded into, or is ``shown`` to a loader, and the staged tensor: one for all parameters that are it."""
+        twins: dict[tuple, torch.Tensor] = {}
+        for param in self.params:
+            if self._is_staged(param) or (shown and param.may_come):
+                identity = (id(param.storage), param.offset, param.shape, param.stride)
+                param.tensor = twins.setdefault(identity, param.stage())
+                yield param, param.tensor
+
+    def _restore_pristine(self) -> dict[int, int]:
+        """Put the modules back to how their constructor left them, with the loaded tensors in place.
+
+        Returns:
+            Of buffers at their initial values: identity to the number of writes so far. Those to inference tensors are
+            not counted, so that these are left out.
+        """
+        buffers = [module._buffers.copy() for module in self.modules]
+        self.pristine.restore()
+        for module, live in zip(self.modules, buffers):
+            for key, value in live.items():
+                if key in module._buffers:
+                    module._buffers[key] = value
+        initial = {}
+        for param in self.params:
+            if param.is_buffer and param.initial is not None and param.key in param.module._buffers:
+                buffer = param.initial.to(param.storage.device, copy=True)
+                param.module._buffers[param.key] = buffer
+                if not buffer.is_inference():
+                    initial[id(buffer)] = buffer._version
+        for param, staged in self._staged():
+            table = param.module._buffers if param.is_buffer else param.module._parameters
+            table[param.key] = staged
+        return initial
+
+
+def show_staged(layers: Iterable[Layer]) -> None:
+    """Put staged tensors in place of the live ones, whose tables are set aside untouched.
+
+    Every bucket shows every layer, as a loader may ask for any tensor: this makes no call for a layer.
+    """
+    for layer in layers:
+        for module, parameters, buffers in layer.tables:
+            state = module.__dict__
+            layer.live_tables += [(module, state["_parameters"], state["_buffers"])]
+            state["_parameters"] = {**parameters}
+            state["_buffers"] = {**state["_buffers"], **buffers}
+
+
+def check_staged(layers: Iterable[Layer], memory: bool = True) -> None:
+    """Check that loaders have written to the tensors that they are shown and not replaced them, nor their ``memory``.
+
+    Raises:
+        PatchError: names a tensor that was replaced; what was loaded into its place would be lost.
+    """
+    with torch._C.DisableTorchFunctionSubclass():
+        for layer in layers:
+            for param in layer.params:
+                staged = param.tensor
+                if staged is None:
+                    continue
+                table = param.module.__dict__["_buffers" if param.is_buffer else "_parameters"]
+                if (layer.live_tables and (param.key not in table or table[param.key] is not staged)) or (
+                    memory and staged.untyped_storage()._cdata != param.storage.identity
+                ):
+                    raise update_error(
+                        f"{param.name} was replaced by the weight loader instead of written to", REPORT
+                    )
+
+
+def show_live(layers: Iterable[Layer]) -> None:
+    """Put back exactly what was there before `show_staged`; nothing where that has been done."""
+    for layer in layers:
+        for module, parameters, buffers in layer.live_tables:
+            state = module.__dict__
+            state["_parameters"], state["_buffers"] = parameters, buffers
+        layer.live_tables = []
+
+
+def group_layers(
+    model: torch.nn.Module,
+    device: torch.device,
+    deferred: Callable[[torch.nn.Module], bool],
+    processes: Callable[[torch.nn.Module], bool] = lambda module: True,
+    borrows: Callable[[torch.nn.Module], bool] = lambda module: True,
+) -> list[Layer]:
+    """Group modules that share memory; every other module with tensors is a layer by itself.
+
+    Args:
+        model: just constructed, nothing loaded.
+        device: where the weights live.
+        deferred: whether a module is processed after all others.
+        processes: whether post-processing does anything to a module.
+        borrows: whether a foreign resource that it makes may point into the module's tensors.
+
+    Raises:
+        PatchError: a parameter has no shape before it is loaded.
+    """
+    modules = dict(model.named_modules())
+    params = record(modules, device)
+    group: dict[int, set[int]] = {}
+    by_storage: dict[int, int] = {}
+    for param in params:
+        first = by_storage.setdefault(id(param.storage), id(param.module))
+        merged = group.setdefault(first, {first}) | group.setdefault(id(param.module), {id(param.module)})
+        group.update(dict.fromkeys(merged, merged))
+    layers, placed = [], set()
+    of_module: dict[int, list[PristineParam]] = {}
+    for param in params:
+        of_module.setdefault(id(param.module), []).append(param)
+    for module in modules.values():
+        if id(module) in placed:
+            continue
+        members = group.get(id(module), {id(module)})
+        placed |= members
+        together = [m for m in modules.values() if id(m) in members] if len(members) > 1 else [module]
+        own = [param for member in together for param in of_module.get(id(member), ())]
+        last = any(deferred(m) for m in together)
+        if own or last:
+            layers.append(
+                Layer(together, own, last, any(map(processes, together)), any(map(borrows, together)))
+            )
+    return layers
+
+
+def release_removed(model: torch.nn.Module, layers: list[Layer]) -> list[torch.nn.Module] | None:
+    """Remove, in place, the layers whose modules have left the model: engines share a target's with its drafter.
+
+    Returns:
+        The modules that no layer owns now, or None if nothing has left.
+    """
+    present = {id(module) for module in model.modules()}
+    kept = [layer for layer in layers if any(id(module) in present for module in layer.modules)]
+    if len(kept) == len(layers):
+        return None
+    layers[:] = kept
+    own = {id(module) for layer in layers for module in layer.modules}
+    foreign = [m for m in model.modules() if id(m) not in own and (m._parameters or m._buffers)]
+    return [*layers_and_parents(model, layers), *foreign]
+
+
+def layers_and_parents(model: torch.nn.Module, layers: list[Layer]) -> list[torch.nn.Module]:
+    """Return the modules that are layers, and every module above one."""
+    layered = {id(module) for layer in layers for module in layer.modules}
+    return [m for m in model.modules() if any(id(below) in layered for below in m.modules())]

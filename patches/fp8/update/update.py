@@ -1,0 +1,453 @@
+"""The open update of one model: load what comes into staged tensors, and bring layer after layer into the running model.
+
+Layers that are complete are queued, agreed on by the ranks, and processed: into place at once (``atomic="layer"``), or
+into a plan that the commit carries out (``atomic="model"``).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
+
+from flashpatch.errors import PatchError
+from flashpatch.patches._shared import fingerprint, streams
+from flashpatch.patches.fp8.precision.readings import Readings
+from flashpatch.patches.fp8.update.boundaries import Boundaries, Step
+from flashpatch.patches.fp8.update.checks import CachedScales, Check, JoinedLayers, TiedHead, WideWeights
+from flashpatch.patches.fp8.update.events import listed, update_error
+from flashpatch.patches.fp8.update.layer import Layer, check_staged, show_live, show_staged
+from flashpatch.patches.fp8.update.process import LayerState, Plan, Undo
+from flashpatch.patches.fp8.update.tensors import (
+    NamedWeights,
+    PristineParam,
+    WriteLog,
+    WriteTracker,
+    storage_table,
+)
+
+if TYPE_CHECKING:
+    from flashpatch.patches.fp8.update.model import LoaderAdapter
+
+logger = logging.getLogger("flashpatch.fp8")
+
+#: Tensors of one call between two agreements of several ranks: bounds the memory that waits for them.
+_BETWEEN = 32
+
+
+class Update:
+    """The open update of one model; `drop` makes it ready for the next.
+
+    Args:
+        model: the model.
+        layers: its layers.
+        layer_state: which Python state belongs to which layer.
+        adapter: the engine around the model.
+        options: the family's, of which ``atomic`` and ``in_flight`` count.
+        readings: what is asked about the tensors that come.
+        wide: told of every write.
+
+    Attributes:
+        boundaries: which tensors make it.
+        joined: which layers share memory since the first load.
+        mixed: the live layers may be of several policies, so only a complete update helps. Outlives `drop`.
+        discarded: the live weights are gone (sleep level 2). Outlives `drop`.
+        verdict: the error that all ranks agreed on; None while there is none.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        layers: list[Layer],
+        layer_state: LayerState,
+        adapter: LoaderAdapter,
+        options: Mapping[str, Any],
+        readings: Readings,
+        wide: WideWeights,
+    ) -> None:
+        self._model = model
+        self._layers = layers
+        self._layer_state = layer_state
+        self._adapter = adapter
+        self._atomic = options["atomic"]
+        self._readings = readings
+        self._wide = wide
+        self.boundaries = Boundaries(ends_named=options["partial"])
+        self.joined = JoinedLayers(type(model).__name__)
+        self._tied = TiedHead(model, layers)
+        scales = CachedScales(layers, layer_state, adapter, options["in_flight"] == "keep")
+        self._checks: list[Check] = [self.joined, self._tied, scales]
+        self._preserved: set[Layer] = set()  # layers that outlived a sleep of level 2
+        self._news = False  # whether a layer was given what it does not hold already
+        self._queue: list[Layer] = []
+        self._reopened: list[Layer] = []  # which earlier calls opened and this one writes to
+        self._watched: WriteLog | None = None  # tensors beside parameters and buffers
+        self._call = 0  # number of the load_weights call under way
+        self._accessible: dict[int, bool] = {}  # storages known to have memory, see `WriteTracker`
+        self._table: dict[int, list[PristineParam]] = {}  # storage identity -> what is staged there
+        self._freed: list[StorageWeakRef] = []  # what a call has let go of, whose identity its loader knows
+        self._lost = False  # whether a tensor came in this call of which nothing was written
+        self._stream = streams.current(adapter.device)  # on which this update began
+        self._whole: bool | None = None  # see `whole`; None: it has to be found out
+        self.mixed = self.discarded = False
+        self.verdict: PatchError | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been written yet, or only what layers hold already that share it with others."""
+        return not (self._news or self._tied.missing) and not any(
+            layer.written and not layer.came.processed for layer in self._layers
+        )
+
+    @property
+    def whole(self) -> bool:
+        """Whether a request may end the open update: nothing is missing."""
+        if self._whole is None:
+            self._whole = not self.missing(partial=False, by_name=self.boundaries.named)
+        return self._whole
+
+    def in_order(self) -> AbstractContextManager[None]:
+        """Work on the stream on which this update began: vLLM's packed transfer calls on two by turns."""
+        return streams.on(self._stream, self._adapter.device)
+
+    def drop(self) -> None:
+        """Free everything staged and planned."""
+        ended, self._stream = self._stream, streams.current(self._adapter.device)
+        self._stream.wait_stream(ended)
+        planned = any(layer.came.plan for layer in self._layers) and self._adapter.device.type != "cpu"
+        for one in (self._queue, self._table, self._readings, *self._checks):
+            one.clear()
+        self._watched, self._news, self._call, self._whole = None, False, 0, None
+        for layer in self._layers:
+            layer.reset()
+        if planned:  # as large as a model, and what is woken next, such as the KV cache, may need it
+            torch.get_device_module(self._adapter.device).empty_cache()
+
+    def preserve(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count the layers whose parameters are all among ``tensors`` as present until the next commit."""
+        kept = {id(tensor) for tensor in tensors}
+        self._preserved = {layer for layer in self._layers if kept and layer.consists_of(kept)}
+
+    def note_mixture(self) -> None:
+        """Before an unfinished update is dropped: note that layers of it may be in place already."""
+        self.mixed |= self._atomic == "layer" and self._news and not self.boundaries.repeats
+
+    def missing(self, partial: bool, by_name: bool) -> list[str]:
+        """Return names that a complete update would still have to bring.
+
+        Args:
+            partial: layers left out whole are fine.
+            by_name: its sender says where it ends, so that a buffer of which nothing is known need not come.
+        """
+        partial = partial and not self.discarded and not self.mixed
+        present = self._preserved.union(self.joined.followers(self._layers))
+        waiting = [
+            layer
+            for layer in self._layers
+            if not layer.came.processed and (layer.written or layer not in present)
+        ]
+        missing = [
+            name for layer in waiting if layer.written or not partial for name in layer.missing(by_name)
+        ]
+        return self._tied.missing + missing + [f"a part of {one.name} on another rank" for one in self._queue]
+
+    # -- loading -----------------------------------------------------------------------------------------
+
+    def load(
+        self, original: Callable, names: NamedWeights, constants: Callable[[], list], **kwargs: Any
+    ) -> Any:
+        """Run the model's ``load_weights`` on staged tensors; process the layers that this call completes.
+
+        Args:
+            original: the model's ``load_weights``.
+            names: the weights.
+            constants: returns tensors beside parameters and buffers that must not be written either.
+
+        Raises:
+            PatchError: what came does not fit, or is no part of an update.
+        """
+        self._call += 1
+        self._lost, self._whole = False, None
+        if self._watched is None:
+            params = (param for layer in self._layers for param in layer.params)
+            buffers = [param.live() for param in params if param.is_buffer and param.initial is None]
+            self._watched = WriteLog([*constants(), *(one for one in buffers if one is not None)])
+        touched: dict[Layer, None] = {}  # layers written since they were last looked at, in order
+        with ExitStack() as stack:
+            stack.callback(show_live, self._layers)
+            self._stage()
+            show_staged(self._layers)
+            stack.enter_context(self._tracker(names, touched))
+            result = original(self._pass_on(names, touched), **kwargs)
+            self._queue_complete(touched)
+            check_staged(self._layers, memory=self._lost)
+        self._process_queue(last=True)
+        self._readings.check()
+        for layer in self._reopened:
+            layer.came.later.clear()
+        self._reopened.clear()
+        return result
+
+    def check_call(self) -> None:
+        """Check, after a call of an update that nobody opened by name, that what came may be a part of one update.
+
+        Raises:
+            PatchError: it may not.
+        """
+        boundaries = self.boundaries
+        if (doubt := boundaries.doubt) and not (
+            boundaries.one_call and not self.missing(partial=False, by_name=True)
+        ):
+            raise self._error(doubt, "Until a whole update has come no request is answered.")
+        self._refuse()
+
+    def _stage(self) -> None:
+        """Stage what is not staged yet, and note whose memory is where."""
+        for freed in self._freed:
+            self._table.pop(freed.cdata, None)
+        self._freed.clear()
+        for layer in self._layers:
+            if not layer.tables:
+                layer.stage()
+                self._table |= storage_table((param, param.tensor) for param in layer.params)
+
+    def _tracker(self, names: NamedWeights, touched: dict[Layer, None]) -> WriteTracker:
+        def on_access(param: PristineParam, read: bool) -> bool:
+            if param.layer.released_in == self._call:
+                raise self._error(
+                    f"{names.current or param.name} came twice in one update", "Send each tensor once."
+                )
+            return param.allocate(read)
+
+        def on_write(param: PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
+            layer = param.layer
+            if layer.came.processed:
+                self._forget(layer)  # so a tensor of it comes again in a session: this layer begins anew
+            came = layer.came
+            came.opened = came.opened or self._call
+            if came.opened != self._call:
+                came.later.append((param, view, names.current))
+                self._reopened.append(layer)
+            param.coverage.add(view, names.current)
+            touched[layer] = None
+            self._wide.note(names, param, source)
+
+        self._accessible.clear()
+        return WriteTracker(self._table, on_write, on_access, self._live_storages, self._accessible)
+
+    def _live_storages(self) -> dict[int, str]:
+        """Return storage identity to name, for every parameter and buffer in use with memory of its own, and other tensors."""
+        storages = dict.fromkeys(self._watched.watched, "a tensor that is no parameter")
+        live = {id(module): tables for layer in self._layers for module, *tables in layer.live_tables}
+        for path, module in self._model.named_modules():
+            for table in live.get(id(module), (module._parameters, module._buffers)):
+                for key, tensor in table.items():
+                    if tensor is not None and not hasattr(tensor, "__tensor_flatten__"):
+                        storages[tensor.untyped_storage()._cdata] = f"{path}.{key}"
+        return storages
+
+    def _pass_on(self, names: NamedWeights, touched: dict[Layer, None]) -> Iterator[tuple[str, torch.Tensor]]:
+        for number, (name, tensor) in enumerate(names, start=1):
+            step = self.boundaries.arrive(name, self._call, self._values(tensor))
+            if step is Step.ANEW:
+                self._restart(name)
+            if step is not Step.SKIP:
+                yield name, tensor
+                self._lost |= not touched
+                self._tied.tensor(name, tensor, self._call)
+                self._queue_complete(touched)
+            # Drawing the next tensor may be a collective. So ranks meet at a number of tensors, whatever order they come in.
+            if self._adapter.consensus.ranks == 1 or number % _BETWEEN == 0:
+                self._process_queue()
+
+    def _values(self, tensor: torch.Tensor) -> tuple | None:
+        """Tell a tensor's values from others, if somebody has to: nobody says where this update begins and ends."""
+        if self.boundaries.named or tensor.is_meta or hasattr(tensor, "__tensor_flatten__"):
+            return None
+        with _disable_current_modes():
+            return tuple(tensor.shape), tensor.dtype, fingerprint.of(tensor)
+
+    def _restart(self, name: str) -> None:
+        """Another update has begun, to which all of this call belongs: forget what earlier calls brought."""
+        logger.warning("%s came again: taking it as the start of a new update", name)
+        self._adapter.consensus.begin()  # as a rank on which the last one had ended does
+        self.note_mixture()
+        self._news = False
+        for check in self._checks:
+            check.forget_before(self._call)
+        for layer in self._layers:
+            if layer.came.opened != self._call:
+                later = layer.came.later
+                self._forget(layer)
+                for param, view, written_by in later if layer.released_in != self._call else ():
+                    layer.came.opened = self._call
+                    param.coverage.add(view, written_by)
+
+    def _forget(self, layer: Layer) -> None:
+        layer.forget()
+        self._queue = [one for one in self._queue if one is not layer]
+
+    # -- processing --------------------------------------------------------------------------------------
+
+    def _queue_complete(self, touched: dict[Layer, None]) -> None:
+        for layer in touched:
+            if layer.complete and not (layer.deferred or layer.waits or layer.came.queued):
+                layer.came.queued = True
+                self._queue.append(layer)
+        touched.clear()
+
+    def _process_queue(self, last: bool = False) -> None:
+        """Process the layers that are complete on every rank; ``last``: at the end of a call, until all ranks are, and
+        those too that an earlier call opened: until then a tensor of them may come again."""
+        while self._queue or self._adapter.consensus.ranks > 1:
+            queue = [layer for layer in self._queue if last or layer.came.opened == self._call]
+            if not queue and not last and self._adapter.consensus.ranks == 1:
+                break
+            with _disable_current_modes():
+                for layer in queue:
+                    layer.prepare(self._readings)
+                if last:
+                    self._readings.check()
+                numbers = [self._layers.index(layer) for layer in queue]  # the same on all ranks
+                verdict, ready, all_last = self._adapter.consensus.agree(None, numbers, last)
+                self._raise(verdict)
+                for number in ready:
+                    self._process(self._layers[number])
+                    self._queue.remove(self._layers[number])
+            if not last or all_last:
+                break
+
+    def _process(self, layer: Layer) -> None:
+        plan = self._plan(layer)
+        layer.released_in = self._call
+        self._preserved.discard(layer)
+        self._accessible.clear()
+        # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
+        self._freed += [StorageWeakRef(one.storage.get()) for one in layer.params if one.tensor is not None]
+        if self._atomic == "layer":
+            if plan.owns_resources:  # it gives fresh values away
+                self._readings.check()
+            plan.apply()
+            layer.release()
+        else:
+            layer.came.plan = plan
+            plan.tables = [(t, t.copy()) for m in layer.modules for t in (m._parameters, m._buffers)]
+            layer.release(needed=plan.fresh)
+
+    def _plan(self, layer: Layer) -> Plan:
+        """Post-process what was loaded into a layer; return the way into the live layer."""
+        for check in self._checks:
+            check.staged(layer)
+        log = self._watched if self._atomic == "model" else None
+
+        # as outside of any, where engines process; a mode of torch's would see every call of its functions
+        host = torch.device("cpu")
+        home = nullcontext() if torch.get_default_device() == host else host
+
+        def process(module: torch.nn.Module) -> None:
+            with log or nullcontext(), home:
+                self._adapter.process(module)
+
+        plan = None if layer.processed or layer.waits else layer.plan_values()
+        if plan is None:
+            self._ask_errors(layer)
+            self._readings.launch()
+            with self._adapter.context(), log.undone_on_error() if log is not None else nullcontext():
+                plan = layer.process(self._layer_state, process, self._adapter.compiled())
+            if log is not None:
+                plan.hold_back(log)
+        self._news |= not self.joined.brings_nothing(layer, plan)
+        for check in self._checks:
+            check.planned(layer, plan)
+        layer.came.processed = self._call or 1
+        return plan
+
+    def _ask_errors(self, layer: Layer) -> None:
+        for param in layer.params if layer.processed else ():
+            if param.key == "weight" and (how := self._adapter.rounds(param.module, param.stage())):
+                note = partial(self._readings.errors.__setitem__, param.name.rpartition(".")[0])
+                self._readings.error(param.stage(), how, note, param.largest)
+
+    # -- committing --------------------------------------------------------------------------------------
+
+    def commit(self, missing: list[str], derive: Callable[[list[Undo] | None], None], by_name: bool) -> None:
+        """Carry out all plans, process the deferred layers, and let the model derive what it derives itself.
+
+        Args:
+            missing: what did not come.
+            derive: runs the model's own hooks; receives a list to add the steps back to, or None.
+            by_name: the sender has said that all it has is there.
+
+        Raises:
+            PatchError: something is missing, on this rank or another.
+        """
+        left_out = not missing and bool(self.missing(partial=False, by_name=by_name))
+        check_staged(self._layers)
+        last = [layer for layer in self._layers if layer.comes_last(left_out)]
+        last.sort(key=lambda layer: layer.deferred)
+        for layer in last:
+            layer.prepare(self._readings, left_out)
+        self._readings.read()
+        for layer in last:
+            for check in self._checks:
+                check.staged(layer)
+        self._raise(self._adapter.consensus.agree_on_commit(self._objection(missing)))
+        followers = self.joined.followers(self._layers)
+        before = self.mixed
+        undo: list[Undo] | None = [] if self._atomic == "model" else None
+        self.mixed = True  # until all is in place
+        try:
+            for layer in self._layers:
+                if layer.came.plan is not None:
+                    layer.came.plan.apply(undo)
+            for layer in followers:
+                layer.take_live(self._readings)
+            for layer in (*followers, *last):  # they look at other layers, which hold the new values now
+                with _disable_current_modes():
+                    self._plan(layer).apply(undo)
+                layer.release()
+            self._readings.read()
+            with self._adapter.context():
+                derive(undo)
+        except BaseException:
+            for step in reversed(undo or []):
+                step()
+            self.mixed = before or undo is None
+            raise
+        for check in self._checks:
+            check.committed()
+        for layer in self._layers:
+            layer.learn_buffers(by_name)
+
+    def _objection(self, missing: list[str]) -> str | None:
+        """Return why what came cannot be committed, or None."""
+        if missing:
+            return f"the update is incomplete: {listed(missing)} did not come"
+        self._refuse()
+        replaced = [
+            f"{layer.name}.{key}"
+            for layer in self._layers
+            if layer.came.plan is not None
+            for key in layer.came.plan.replaced()
+        ]
+        return f"{listed(replaced)} was replaced by another tensor during the update" if replaced else None
+
+    def _refuse(self) -> None:
+        for check in self._checks:
+            if (error := check.refusal()) is not None:
+                raise error
+
+    def _raise(self, verdict: str | None) -> None:
+        """Raise, on every rank, the first error of any."""
+        if verdict:
+            self.verdict = self._error(verdict, "Send a complete update.")
+            raise self.verdict
+
+    def _error(self, problem: str, advice: str) -> PatchError:
+        return update_error(problem, advice, type(self._model).__name__)

@@ -1,0 +1,66 @@
+"""Embeddings that the engine ties after its first load because the checkpoint's two copies are equal."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import fp8_toys as toys
+
+from flashpatch.errors import PatchError
+
+
+def with_equal_embeddings(seed: int) -> list[tuple[str, torch.Tensor]]:
+    weights = dict(toys.checkpoint(seed))
+    return list((weights | {"lm_head.weight": weights["embed.weight"].clone()}).items())
+
+
+def tie(model: toys.Model) -> None:
+    toys.process_all(model)
+    model.lm_head.weight = model.embed.weight
+
+
+def test_different_values_are_refused(atomic):
+    """The last one written would have stood for both."""
+    engine = toys.Engine(toys.Model(), with_equal_embeddings(0), tie, atomic=atomic)
+    with pytest.raises(PatchError, match="share memory since, but were given different values"):
+        engine.update(toys.checkpoint(1))
+    assert engine.managed.may_generate == (atomic == "model")
+    assert engine.takes(with_equal_embeddings(2))
+
+
+@pytest.mark.parametrize("name", ["embed.weight", "lm_head.weight"])
+def test_one_of_two_that_share_memory_is_enough(method, atomic, name):
+    """A trainer whose model is tied sends one. What the other derives from the values is derived again."""
+    engine = toys.Engine(toys.Model(method), with_equal_embeddings(0), tie, atomic=atomic)
+    for seed in (1, 2):
+        weights = with_equal_embeddings(seed)
+        engine.update([item for item in weights if item[0] != name])
+        assert toys.same_answers(engine.model, toys.fresh(method, weights))
+
+
+def test_the_other_alone_with_the_same_values_is_no_update(atomic):
+    engine = toys.Engine(toys.Model(), with_equal_embeddings(0), tie, atomic=atomic)
+    weights = with_equal_embeddings(1)
+    engine.load(weights[:-1])
+    engine.managed.before_request()
+    assert engine.managed.version == 1
+    engine.load(weights[-1:])
+    assert engine.managed.state == "ready" and engine.managed.version == 1 and engine.managed.may_generate
+    engine.load(with_equal_embeddings(2)[-1:])
+    assert engine.managed.state == "open"
+    engine.managed.begin()
+    assert engine.takes(weights)
+
+
+def test_both_come_again_in_a_session(atomic):
+    engine = toys.Engine(toys.Model(), with_equal_embeddings(0), tie, atomic=atomic)
+    engine.managed.begin()
+    for seed in (1, 2):
+        engine.load(with_equal_embeddings(seed))
+    engine.managed.finish()
+    assert toys.same_answers(engine.model, toys.fresh("transposed", with_equal_embeddings(2)))
+    engine.managed.begin()
+    engine.load(toys.checkpoint(3))
+    with pytest.raises(PatchError, match="share memory since, but were given different values"):
+        engine.managed.finish()
+    assert engine.managed.may_generate == (atomic == "model")
