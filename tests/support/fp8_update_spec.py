@@ -8,8 +8,8 @@ Which tensors make an update:
 
 - between a begin and an end that are named, all that comes;
 - a call that brings every name;
-- calls from the anchor on that bring every name once, when a request comes. The anchor is the first name of the first such
-  update, and whatever is open when it comes is dropped;
+- calls from the anchor on that bring every name once, when a request comes. The anchor is the first name of the first update
+  that was committed so, before that the first name of the open one; whatever is open when it comes is dropped;
 - all that came since the last end, for a sender that names its ends alone. It has no anchor.
 
 A name that comes again with another value, or another name than the anchor at the beginning, leaves it open what belongs
@@ -59,8 +59,7 @@ class Spec:
         self._brought_by: dict[str, int] = {}  # name -> call
         self._last: dict[str, int | None] = {}  # what names brought last without a begin and an end
         self._anchor: str | None = None
-        self._anchor_served = self._placed = self._in_doubt = False
-        self._ends_named = partial
+        self._placed = self._in_doubt = self._doubted = False
         self._call = 0
         self._ending = ""  # how the call under way commits: "by name", "by request"
         self._commits: list[Policy] = []  # what it commits if it succeeds
@@ -70,7 +69,7 @@ class Spec:
         """Whether the model must answer now; where not, it must refuse."""
         if self.broken or self.discarded:
             return False
-        return not self.is_open or (self.atomic == "model" and self.named and not self.complete)
+        return not self.is_open or (self.atomic == "model" and self.named)
 
     @property
     def complete(self) -> bool:
@@ -116,14 +115,13 @@ class Spec:
             elif not self.named:
                 if not self.came and self._anchor not in (None, name):
                     self._in_doubt = True
-                if self.came and self._anchor is None and self._call not in self._brought_by.values():
-                    self._anchor = next(iter(self.came))
                 if self._brought_by.get(name, self._call) != self._call:
-                    if known and name != self._anchor:
+                    anchor = self._anchor or next(iter(self.came))
+                    if known and name != anchor:
                         skipped += 1
                         continue
                     self._start_anew()
-                    self._in_doubt = name != self._anchor or bool(self.came)
+                    self._in_doubt = name != anchor or bool(self.came)
                     new = True
             self._brought_by[name] = self._call
             self.came[name] = seed
@@ -147,6 +145,7 @@ class Spec:
             ending = self.finish(None)
             return outcome if ending == OK else ending
         if self._in_doubt and not (self.complete and self.in_one_call):
+            self._doubted = True
             return FAILS
         return outcome
 
@@ -154,7 +153,7 @@ class Spec:
         """The open update is ended."""
         if not self.is_open:
             if not self.broken:
-                self._name_ends()
+                self._anchor = None
             return FAILS if self.broken else OK
         allowed = (self.left_out or self.partial) if partial is None else partial
         if allowed and not self.came:
@@ -187,38 +186,25 @@ class Spec:
         self.version += 1
         if self._ending == "name":
             self._last.clear()
-            self._name_ends()
-            self.unknown = False
-        else:
-            self._ends_named = False
-            self._anchor_served |= not self.in_one_call
-            if not self._anchor_served:
-                self._anchor = None
+            self._anchor, self.unknown = None, False
+        elif not self.in_one_call:
+            self._anchor = self._anchor or next(iter(self.came))
         self._close()
         self.broken = self.discarded = False
 
     def failed(self) -> None:
         """The call has raised, and so the update is abandoned."""
         self._commits = []
-        self._forget_sender()
-        if self.atomic == "layer" or (self._in_doubt and not self.named):
+        self._last.clear()
+        if self.atomic == "layer" or self._doubted or self.broken:
             self.broken = True
         self._close()
 
     def discard(self) -> None:
         """Sleep level 2."""
-        self._forget_sender()
+        self._last.clear()
         self._close()
         self.broken = self.discarded = True
-
-    def _forget_sender(self) -> None:
-        """Its update has failed: what it goes on to send does not begin with the first name of that update."""
-        if self.came and not (self.named or self._ends_named) and self._anchor is None:
-            self._anchor = next(iter(self.came))
-        self._last.clear()
-
-    def _name_ends(self) -> None:
-        self._anchor, self._anchor_served, self._ends_named = None, False, True
 
     def _open(self, named: bool) -> None:
         self._note_mixture()
@@ -226,7 +212,7 @@ class Spec:
         self.is_open, self.named = True, named
 
     def _close(self) -> None:
-        self.is_open = self.named = self.left_out = self._placed = self._in_doubt = False
+        self.is_open = self.named = self.left_out = self._placed = self._in_doubt = self._doubted = False
         self.came.clear()
         self._brought_by.clear()
 

@@ -38,7 +38,7 @@ def there_and_back(name: str, model: str, sources: list[str], seed: int, **kw: A
         before = engines.addresses(inner)
         found: dict[str, Any] = dict(answers=[engines.answers(llm)], errors=[])
         for number, source in enumerate(sources):
-            updates.send(llm, updates.buckets(list(models.weights(source)), rng))
+            updates.sync(llm, updates.buckets(list(models.weights(source)), rng))
             if number % 2:
                 updates.finish(llm)
             found["answers"].append(engines.answers(llm))

@@ -84,6 +84,16 @@ def send(llm: Any, parts: Iterable[Iterable[Named]]) -> None:
         engines.inner_model(llm).load_weights(iter(list(part)))
 
 
+def sync(llm: Any, parts: Iterable[Iterable[Named]]) -> None:
+    """Each bucket, in any order, between a begin and an end that are named."""
+    from flashpatch.patches.fp8 import model_registry
+
+    managed = model_registry.get(engines.inner_model(llm))
+    managed.begin()
+    send(llm, parts)
+    managed.finish()
+
+
 def failing(items: Sequence[Named], after: int) -> Iterator[Named]:
     """A sender whose connection breaks."""
     yield from items[:after]

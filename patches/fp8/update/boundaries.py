@@ -3,8 +3,8 @@
 A sender that names begin and end (a session) has said it. Without a name two things are one update, and no third:
 
 - one call that brings everything;
-- calls from the *anchor* on, the first name of the first such update, that have brought each name once. The anchor always
-  begins anew. The next request commits them.
+- calls from the *anchor* on that have brought each name once; the next request commits them. The anchor is the first name of
+  the first such update. It always begins anew.
 
 A tensor that comes again with the values that it brought before is nothing. What else comes has no effect: its call raises,
 and no request is answered until a whole update has come. A sender that names its ends alone needs no anchor: what has come
@@ -33,20 +33,17 @@ class Step(enum.Enum):
 class Boundaries:
     """The names of the open update.
 
-    Args:
-        ends_named: senders name the ends of their updates, from the first one on.
-
     Attributes:
         named: somebody has said where the open update begins, and will say where it ends.
         came: name -> number of the call that brought it last.
     """
 
-    def __init__(self, ends_named: bool = False) -> None:
+    def __init__(self) -> None:
         self.named = False
         self.came: dict[str, int] = {}
-        self._ends_named = ends_named
-        self._anchor: str | None = None
-        self._confirmed = False  # whether a request has committed an update that began with the anchor
+        self._anchor: str | None = (
+            None  # None before a request has committed an update that several calls brought
+        )
         # what the names brought last that came without a begin and an end; outlives a commit
         self._values: dict[str, Hashable] = {}
         self._alone = 0  # number of a call that counts only if it brings everything
@@ -70,20 +67,17 @@ class Boundaries:
         if self.named:
             self.came[name] = call
             return Step.TAKE
-        first, known = next(iter(self.came), None), self._values.get(name)
-        step = Step.TAKE
-        if first is None:
-            if self._anchor not in (None, name):
-                self._count_alone(call, f"{name} came first, where earlier updates began with {self._anchor}")
-        elif self._anchor is None and self.came[first] != call:
-            self._anchor = first  # several calls: this sender begins with that name
+        step, known = Step.TAKE, self._values.get(name)
+        anchor = self._anchor or next(iter(self.came), name)
+        if not self.came and name != anchor:
+            self._count_alone(call, f"{name} came first, where earlier updates began with {anchor}")
         if self.came.get(name, call) != call:
-            if name != self._anchor and known == values:
+            if name != anchor and known == values:
                 return Step.SKIP
             step = Step.ANEW
             self.came = {one: number for one, number in self.came.items() if number == call}
             self._alone, self._repeats = 0, False
-            if name != self._anchor or self.came:
+            if name != anchor or self.came:
                 self._count_alone(call, f"{name} came again with other values")
         self._repeats &= known == values
         self.came[name], self._values[name] = call, values
@@ -111,18 +105,14 @@ class Boundaries:
         """Note that the open update is committed; ``by_name``: its sender has said that it ends."""
         if by_name:
             self._values.clear()
-            return self.end_by_name()
-        self._ends_named = False
-        self._confirmed |= not self.one_call
-        if not self._confirmed:
-            self._anchor = None
+            self.end_by_name()
+        elif not self.one_call:
+            self._anchor = self._anchor or next(iter(self.came))
 
     def end_by_name(self) -> None:
-        """Note that somebody says where updates end: no name begins one."""
-        self._anchor, self._confirmed, self._ends_named = None, False, True
+        """Note that somebody says where updates end: no name has to tell where one begins."""
+        self._anchor = None
 
     def fail(self) -> None:
-        """Note that the open update has failed: what its sender goes on to send is no update."""
-        if not (self.named or self._ends_named) and self._anchor is None:
-            self._anchor = next(iter(self.came), None)
+        """Note that the values in place are not those that came."""
         self._values.clear()

@@ -11,6 +11,7 @@ complete update: a failed or incomplete one has left layers of several policies,
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -46,6 +47,8 @@ from flashpatch.patches.fp8.update.tensors import (
     storage_table,
 )
 from flashpatch.patches.fp8.update.update import Update
+
+logger = logging.getLogger("flashpatch.fp8")
 
 
 class Turns:
@@ -356,6 +359,11 @@ class ManagedModel:
     def before_request(self) -> None:
         """Commit an update that nobody opened by name if all of it has come, in one call or several."""
         self._settle(request=True)
+        update = self._update
+        if self.state == "open" and update.boundaries.named and self.may_generate and update.whole_unsaid():
+            logger.warning(
+                "all of a new policy has come, and who opened its update has not ended it: until then the old policy answers"
+            )
 
     def mark_discarded(self, preserved: Collection[str] = (), by: str = "sleep level 2") -> None:
         """Refuse generation until a complete update: the weights are gone, but for layers whose parameters are ``preserved``."""
@@ -392,16 +400,10 @@ class ManagedModel:
 
     def policy(self) -> Policy:
         """Return state and version, for the scheduler."""
-        missing, error = [], self.error
-        if self.state == "open":
-            missing = self._missing(None, self._update.boundaries.named)
-            if not missing and self._update.boundaries.named:
-                error = "all of a policy has come, and the update that was opened by name has not been ended"
-            elif missing and not self._update.boundaries.named:
-                error = f"{listed(missing)} did not come, in an update whose end nobody names"
+        missing = self._missing(None, self._update.boundaries.named) if self.state == "open" else []
         stale = self.options["atomic"] == "model" and not self.may_generate
         state = "broken" if self.state == "open" and (stale or self._update.mixed) else self.state
-        return Policy(self.adapter.role, state, self.version, listed(missing), error)
+        return Policy(self.adapter.role, state, self.version, listed(missing), self.error)
 
     @property
     def may_generate(self) -> bool:
@@ -410,7 +412,7 @@ class ManagedModel:
         if self.inside_load or self.error or update.mixed or update.discarded:
             return False
         if self.state == "open":
-            return self.options["atomic"] == "model" and update.boundaries.named and not update.whole
+            return self.options["atomic"] == "model" and update.boundaries.named
         return self.state == "ready"
 
     # -- the first load and updates ----------------------------------------------------------------------
@@ -575,12 +577,12 @@ class ManagedModel:
     def _fail(self, error: BaseException, names: NamedWeights | None) -> None:
         update = self._update
         known_to_all, update.verdict = error is update.verdict, None
-        in_doubt = update.boundaries.doubt
+        doubted = update.doubted
         update.note_mixture()
         update.boundaries.fail()
         update.drop()
         said = f"{type(error).__name__}: {error}"
-        if self.options["atomic"] == "layer" or update.mixed or in_doubt or self.error:
+        if self.options["atomic"] == "layer" or update.mixed or doubted or self.error:
             problem = error.problem if isinstance(error, PatchError) else said
             self.error, self.state = f"the last update failed: {problem}", "broken"
             after = "generation is refused until a complete update"

@@ -59,6 +59,7 @@ class Update:
         mixed: the live layers may be of several policies, so only a complete update helps. Outlives `drop`.
         discarded: the live weights are gone (sleep level 2). Outlives `drop`.
         verdict: the error that all ranks agreed on; None while there is none.
+        doubted: the last call brought what is of no update.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Update:
         self._atomic = options["atomic"]
         self._readings = readings
         self._wide = wide
-        self.boundaries = Boundaries(ends_named=options["partial"])
+        self.boundaries = Boundaries()
         self.joined = JoinedLayers(type(model).__name__)
         self._tied = TiedHead(model, layers)
         scales = CachedScales(layers, layer_state, adapter, options["in_flight"] == "keep")
@@ -95,7 +96,7 @@ class Update:
         self._lost = False  # whether a tensor came in this call of which nothing was written
         self._stream = streams.current(adapter.device)  # on which this update began
         self._whole: bool | None = None  # see `whole`; None: it has to be found out
-        self.mixed = self.discarded = False
+        self.mixed = self.discarded = self.doubted = self._said = False
         self.verdict: PatchError | None = None
 
     @property
@@ -112,6 +113,11 @@ class Update:
             self._whole = not self.missing(partial=False, by_name=self.boundaries.named)
         return self._whole
 
+    def whole_unsaid(self) -> bool:
+        """Return, once for an open update, whether it is whole."""
+        first, self._said = not self._said, self._said or self.whole
+        return first and self._said
+
     def in_order(self) -> AbstractContextManager[None]:
         """Work on the stream on which this update began: vLLM's packed transfer calls on two by turns."""
         return streams.on(self._stream, self._adapter.device)
@@ -124,6 +130,7 @@ class Update:
         for one in (self._queue, self._table, self._readings, *self._checks):
             one.clear()
         self._watched, self._news, self._call, self._whole = None, False, 0, None
+        self.doubted = self._said = False
         for layer in self._layers:
             layer.reset()
         if planned:  # as large as a model, and what is woken next, such as the KV cache, may need it
@@ -204,6 +211,7 @@ class Update:
         if (doubt := boundaries.doubt) and not (
             boundaries.one_call and not self.missing(partial=False, by_name=True)
         ):
+            self.doubted = True
             raise self._error(doubt, "Until a whole update has come no request is answered.")
         self._refuse()
 

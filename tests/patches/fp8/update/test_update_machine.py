@@ -148,6 +148,7 @@ class Updates(RuleBasedStateMachine):
         items = shuffled([(name, seed) for name in unit.config.checkpoint(seed)], order)
         items, (name, _) = items[:size], items[size % len(items)]
         unit.spec.load(items)
+        unit.spec._doubted = False  # the call ends before it is judged
         tensors = [(key, units.tensor_of(unit.config, key, value)) for key, value in items]
         unit.call(
             FAILS, lambda: unit.model.load_weights([*tensors, units.misfit(unit.config, name, seed, how)])

@@ -84,7 +84,7 @@ def fused(source: str) -> list[tuple[str, Any]]:
 
 def sent_fused(a: str, b: str) -> dict[str, Any]:
     with int8_experts.used("torch"), opened("int8", a, load_format="dummy") as llm:
-        updates.send(llm, updates.buckets(fused(b), random.Random(1)))
+        updates.sync(llm, updates.buckets(fused(b), random.Random(1)))
         updates.finish(llm)
         return engines.answers(llm)
 

@@ -26,7 +26,7 @@ def shuffled(a: str, b: str, name: str, seed: int) -> dict[str, Any]:
         before = engines.addresses(model)
         found: dict[str, Any] = dict(runner=f"{kind.__module__}.{kind.__qualname__}")
         found["old"] = engines.greedy(llm, TOKENS)
-        updates.send(llm, updates.buckets(list(models.weights(b)), random.Random(seed)))
+        updates.sync(llm, updates.buckets(list(models.weights(b)), random.Random(seed)))
         found["new"], found["answers"] = engines.greedy(llm, TOKENS), engines.answers(llm, TOKENS)
         found["moved"] = [key for key, at in engines.addresses(model).items() if before.get(key) != at]
     return found
@@ -37,7 +37,7 @@ def in_flight(a: str, b: str, mode: str) -> dict[str, Any]:
     with opened("bf16", a, options=dict(in_flight=mode), **CACHED) as llm:
         engines.add(llm, "running", tokens=12)
         assert not engines.step(llm, 6)
-        updates.send(llm, updates.buckets(list(models.weights(b)), random.Random(0)))
+        updates.sync(llm, updates.buckets(list(models.weights(b)), random.Random(0)))
         ends = engines.ended(llm).values()
         tokens = [engines.tokens_of(output) for output in ends]
         whole = {"prompt_token_ids": [*engines.PROMPTS[0], *(tokens[0][:6] if tokens else [])]}

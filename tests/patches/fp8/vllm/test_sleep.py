@@ -52,13 +52,14 @@ def checkpoint(case: str, seed: int) -> str:
 
 
 def load(worker: Any, path: str, seed: int, end: bool) -> None:
-    """On each rank: a checkpoint in buckets."""
+    """On each rank: a checkpoint, in buckets if their ``end`` is named."""
     import torch
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.utils import process_weights_after_loading
 
     model = worker.get_model()
-    for part in updates.buckets(list(models.weights(path)), random.Random(seed)):
+    items = list(models.weights(path))
+    for part in updates.buckets(items, random.Random(seed)) if end else [items]:
         model.load_weights(part)
     if end:
         with set_current_vllm_config(worker.vllm_config):

@@ -60,7 +60,9 @@ def cell(a: str, b: str, kw: dict[str, Any], seed: int) -> dict[str, Any]:
         for number, source in enumerate((b, a, b)):
             items = list(models.weights(source))
             try:
-                updates.send(llm, updates.buckets(items, rng) if number else [items])
+                (updates.sync if number else updates.send)(
+                    llm, updates.buckets(items, rng) if number else [items]
+                )
                 if number or rng.random() < 0.5:  # a sender whose order changes names its end
                     updates.finish(llm)
                 found["answers"].append(engines.answers(llm))

@@ -45,7 +45,7 @@ def many(sources: list[str], kw: dict[str, Any], seed: int) -> dict[str, Any]:
             if rng.random() < 0.25:
                 failing = updates.failing(rng.sample(items, len(items)), rng.randrange(len(items)))
                 assert updates.error(lambda: engines.inner_model(llm).load_weights(failing))
-            updates.send(llm, updates.buckets(items, rng))
+            updates.sync(llm, updates.buckets(items, rng))
             updates.finish(llm)
             answers = engines.answers(llm, tokens=4) if number % 5 == 4 else None
             del items
