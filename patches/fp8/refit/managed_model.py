@@ -109,8 +109,6 @@ class ManagedModel:
         if name == "state":
             super().__setattr__("changes", next(_changes))
 
-    # -- what hooks call -------------------------------------------------------------------------------
-
     def load(self, original: Callable[..., Any], weights: Iterable, **kwargs: Any) -> Any:
         """Stand in for ``model.load_weights(weights)``: one bucket of an update, or the first load."""
         with self._alone():
@@ -175,6 +173,13 @@ class ManagedModel:
         """
         with self._alone():
             self._finish(partial)
+
+    def abandon(self, why: str) -> None:
+        """Give up the open update as after an error in it; nothing if none is open, or one into which nothing has come."""
+        with suppress(PatchError), self._alone():
+            if self.state == "open" and not self._close_if_empty():
+                with self._failing():
+                    raise self._error(why, "Send a complete update.")
 
     def close_if_empty(self) -> bool:
         """Close an open update that has written nothing; return whether there was one."""
@@ -243,8 +248,6 @@ class ManagedModel:
         if self.inside_load or self._update.mixed or self._update.discarded:
             return False
         return self.state == "ready" or (self.state == "open" and self.options["atomic"] == "model")
-
-    # -- the first load and updates ----------------------------------------------------------------------
 
     def _first_load(self, original: Callable, names: NamedWeights, **kwargs: Any) -> Any:
         """Run the engine's own first load and record what it writes."""
@@ -357,8 +360,6 @@ class ManagedModel:
 
     def _allows_partial(self, partial: bool | None) -> bool:
         return (self._left_out or self.options["partial"]) if partial is None else partial
-
-    # -- failures --------------------------------------------------------------------------------------
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
