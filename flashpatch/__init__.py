@@ -12,17 +12,19 @@ if TYPE_CHECKING:
     from flashpatch.api import checksum, disable, enable, list_patches, status
     from flashpatch.decorate import Patches, collected
     from flashpatch.errors import PatchError
+    from flashpatch.patches.fp8.named_update import update
     from flashpatch.record import Contract, Family, Option, Patch, State
 
 __version__ = "0.2.0"
 
 __all__ = ["__version__", "enable", "checksum", "disable", "list_patches", "status", "Patches", "collected"]
-__all__ += ["PatchError", "Contract", "Family", "Option", "Patch", "State"]
+__all__ += ["PatchError", "Contract", "Family", "Option", "Patch", "State", "update"]
 
 _HOMES = {
     "api": ("enable", "checksum", "disable", "list_patches", "status"),
     "decorate": ("Patches", "collected"),
     "errors": ("PatchError",),
+    "patches.fp8.named_update": ("update",),
     "record": ("Contract", "Family", "Option", "Patch", "State"),
 }
 

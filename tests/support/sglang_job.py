@@ -121,6 +121,22 @@ def update(
     return [*seen, end(engine)]
 
 
+def within(engine: Any, source: str, without: str = "", dies: bool = False) -> str:
+    """The same, a tensor a bucket, within `flashpatch.update`; ``dies``: its sender does before the end. The error."""
+    import flashpatch
+
+    sglang_session.settle(engine)
+    try:
+        with flashpatch.update(engine):
+            for part in buckets(_chosen(source, "", without), "single"):
+                send(engine, part, "single")
+            if dies:
+                raise OSError("the sender died")
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def loose(engine: Any, source: str, how: str, **more: Any) -> list[Any]:
     """The same without a session, which SGLang needs from 0.5.21 on."""
     return [send(engine, bucket, how, **more) for bucket in buckets(list(weights(source)), how)]
@@ -273,7 +289,7 @@ STEPS: dict[str, Any] = {
     name: globals()[name]
     for name in (
         *"answers tokens logprobs refused update loose disk distributed begin end bucket release resume".split(),
-        *"reset versions across audited sync eagle pause".split(),
+        *"reset versions across audited sync eagle pause within".split(),
     )
 }
 STEPS |= {name: getattr(sglang_sampled, name) for name in ("sampled", "kept")}

@@ -3,6 +3,7 @@
 Most of it runs in the engine's process; functions whose first argument is `worker` run on each rank.
 """
 
+import dataclasses
 import os
 import random
 import time
@@ -112,6 +113,43 @@ def error(action: Callable[[], object]) -> str | None:
 def refusal(llm: Any) -> str | None:
     """Why the engine does not generate, or None when it does."""
     return error(lambda: engines.greedy(llm, tokens=1))
+
+
+def register_backend() -> None:
+    """A weight-transfer backend that reads a part of a checkpoint, as one that receives it would."""
+    from vllm.distributed.weight_transfer.base import WeightTransferEngine
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+    from vllm.model_executor.model_loader import reload
+
+    class Disk(WeightTransferEngine):
+        init_info_cls = dataclasses.make_dataclass("Start", [])
+        kind = ("update_kind", str, "dense")  # asked for by vLLM 0.24
+        update_info_cls = dataclasses.make_dataclass("Part", ["path", "part", "parts", kind])
+
+        def init_transfer_engine(self, init_info: Any) -> None:
+            """There is no connection to open."""
+
+        def start_weight_update(self) -> None:
+            reload.initialize_layerwise_reload(self.model)
+
+        def receive_weights(self, update_info: Any, load_weights: Any = None) -> None:
+            items = list(models.weights(update_info.path))
+            start, end = (
+                len(items) * p // update_info.parts for p in (update_info.part, update_info.part + 1)
+            )
+            self.model.load_weights(items[start:end])
+
+        def finish_weight_update(self) -> None:
+            reload.finalize_layerwise_reload(self.model, self.model_config)
+
+        def shutdown(self) -> None:
+            """There is no connection to close."""
+
+        @staticmethod
+        def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+            """There is no trainer. Before vLLM 0.28 an engine must have this method."""
+
+    WeightTransferEngineFactory._registry["ipc"] = lambda: Disk  # names that are not vLLM's are refused
 
 
 def with_cache_scales(model: str, seed: int) -> Path:

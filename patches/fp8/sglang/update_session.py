@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared.context import holding
-from flashpatch.patches.fp8 import model_registry
+from flashpatch.patches.fp8 import model_registry, named_update, stated
 from flashpatch.patches.fp8.sglang import receipts, schedulers, weight_updater
 from flashpatch.patches.fp8.sglang.schedulers import REMOVE_WHEN
 
@@ -103,6 +103,12 @@ def end_weight_update(original, self, recv_req: Any):
     owners = owners_of(self, self._session.selector) if self._session is not None else []
     if not owners:
         return original(self, recv_req)
+    if recv_req.rid == named_update.ABANDON:
+        stated.abandon(owners, "its sender failed")
+        self._session = None
+        receipts.end(False)
+        settle(self, False)
+        return EndWeightUpdateReqOutput(success=False, message="the update was given up")
     ranks, quantization = get_parallel(), self.tp_worker.model_runner.model_config.quantization
     outcome = end(
         owners,

@@ -274,8 +274,6 @@ class ManagedModel:
         if name == "state":
             super().__setattr__("changes", next(_changes))
 
-    # -- what hooks call -------------------------------------------------------------------------------
-
     def load(self, original: Callable[..., Any], weights: Iterable, **kwargs: Any) -> Any:
         """Stand in for ``model.load_weights(weights)``: one bucket of an update, or the first load."""
         with self._alone():
@@ -341,11 +339,11 @@ class ManagedModel:
         with self._alone():
             self._finish(partial, by_name=True)
 
-    def abandon(self, error: BaseException) -> None:
-        """Give the open update up, as its sender has failed with ``error``; nothing if none is open."""
-        with self._alone():
-            if self.state == "open":
-                self._fail(error, NamedWeights(()))
+    def abandon(self, why: str) -> None:
+        """Give up the open update as after an error in it; nothing if none is open, or one into which nothing has come."""
+        with suppress(PatchError), self._alone():
+            if self.state == "open" and not self._close_if_empty():
+                self._fail(self._error(why, "Send a complete update."), None)
 
     def close_if_empty(self) -> bool:
         """Close an open update that has written nothing; return whether there was one."""
@@ -414,8 +412,6 @@ class ManagedModel:
         if self.state == "open":
             return self.options["atomic"] == "model" and update.boundaries.named
         return self.state == "ready"
-
-    # -- the first load and updates ----------------------------------------------------------------------
 
     def _first_load(self, original: Callable, names: NamedWeights, **kwargs: Any) -> Any:
         """Run the engine's own first load and record what it writes."""
@@ -550,8 +546,6 @@ class ManagedModel:
 
     def _allows_partial(self, partial: bool | None) -> bool:
         return (self._left_out or self.options["partial"]) if partial is None else partial
-
-    # -- failures --------------------------------------------------------------------------------------
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

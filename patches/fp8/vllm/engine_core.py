@@ -10,7 +10,7 @@ from flashpatch import api, engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8 import model_registry
+from flashpatch.patches.fp8 import model_registry, named_update
 from flashpatch.patches.fp8.vllm import caches, client, executor_door, running_requests, worker
 from flashpatch.patches.fp8.vllm.caches import CORE
 from flashpatch.patches.fp8.vllm.scheduler_gate import SchedulerGate
@@ -138,7 +138,8 @@ def collective_rpc(original, self, method: Any, timeout: Any = None, args: tuple
     if method == api.CHECKSUM:
         return original(self, worker.checksums, timeout)
     with gate.turn:
-        result = original(self, method, timeout, args, kwargs)
+        how = worker.state_update if method == named_update.CALL else method
+        result = original(self, how, timeout, args, kwargs)
         gate.check_workers(self)
     return result
 

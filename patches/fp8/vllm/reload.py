@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from flashpatch import ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8 import model_registry
+from flashpatch.patches.fp8 import model_registry, stated
 from flashpatch.patches.fp8.update import events
 from flashpatch.patches.fp8.vllm import engine_args
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
 RELOAD = "vllm.model_executor.model_loader.reload.layerwise"
+WORKER = "vllm.v1.worker.gpu_worker:Worker"
 
 
 patches = Patches(
@@ -27,7 +28,7 @@ patches = Patches(
 
 
 @patches.wrap(
-    "vllm.v1.worker.gpu_worker:Worker.reload_weights",
+    f"{WORKER}.reload_weights",
     relies_on="self.model_runner.reload_weights",
     evidence="optional",
     why="Weights in the format of kernels are written into the live parameters, so a failure leaves two policies.",
@@ -39,14 +40,56 @@ def worker_reload_weights(original, self, *args: Any, **kwargs: Any):
 
 
 @patches.wrap(
-    "vllm.v1.worker.gpu_worker:Worker.start_weight_update",
+    f"{WORKER}._start_weight_update",
+    f"{WORKER}.start_weight_update",  # before it had a part of its own for both models
+    relies_on="self._weight_update_active",
     evidence="optional",
-    why="vLLM 0.24 copies the weights of a session in the format of kernels, or sparse patches, into the live parameters.",
+    why="vLLM begins no session while one is open, and a sender that died leaves it open for ever. vLLM 0.24 copies what a "
+    "session in the format of kernels brings, or sparse patches, into the live parameters.",
 )
 def worker_start_weight_update(original, self, *args: Any, **kwargs: Any):
-    """Refuse a session in the format of kernels, which vLLM 0.24 alone opens; one in the checkpoint's format goes on."""
+    """Give up a session that was left open. Refuse one in the format of kernels, which vLLM 0.24 alone opens."""
     _refuse_kernel_format(self, worker_start_weight_update, kwargs.get("is_checkpoint_format", args[:1]))
+    if self._weight_update_active:
+        _give_up(self, "another session begins")
     return original(self, *args, **kwargs)
+
+
+@patches.wrap(
+    f"{WORKER}.update_weights",
+    relies_on="self._weight_update_active",
+    id="fp8.vllm.worker_update_weights",
+    evidence="optional",
+    why="An error of the transfer closes vLLM's session and leaves the update open.",
+)
+@patches.wrap(
+    f"{WORKER}.finish_weight_update",
+    relies_on="self._weight_update_active",
+    evidence="optional",
+    why="An update that is not whole raises at its end, after which vLLM's session would stay open for ever.",
+)
+def worker_finish_weight_update(original, self, *args: Any, **kwargs: Any):
+    """After an error give up the update and close the session, so that the sender can begin the next one."""
+    is_open = self._weight_update_active
+    try:
+        return original(self, *args, **kwargs)
+    except BaseException as error:
+        if is_open:
+            _give_up(self, f"{type(error).__name__}: {error}")
+        raise
+
+
+def _give_up(worker: Any, why: str) -> None:
+    """Close vLLM's session, and give up what it has brought; sessions of models that are not followed stay as they are."""
+    models = model_registry.all_models(worker.model_runner)
+    if not models:
+        return
+    stated.abandon(models, why)
+    worker._weight_update_active = False
+    if hasattr(worker.weight_transfer_engine, "reset_weight_update_target"):
+        worker.weight_transfer_engine.reset_weight_update_target()  # from a drafter
+    else:
+        worker._is_checkpoint_format = True
 
 
 def _refuse_kernel_format(worker: Any, function: Callable[..., Any], is_checkpoint_format: Any) -> None:

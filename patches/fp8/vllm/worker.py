@@ -16,7 +16,7 @@ from flashpatch import ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
-from flashpatch.patches.fp8 import model_registry
+from flashpatch.patches.fp8 import model_registry, named_update, stated
 from flashpatch.patches.fp8.vllm_lora import worker_manager
 
 if TYPE_CHECKING:
@@ -162,6 +162,25 @@ def checksums(worker: Any) -> dict[str, str]:
     Raises:
         PatchError: no model of this worker is known to FlashPatch.
     """
+    return {model.adapter.role: model.checksum() for model in _known(worker)}
+
+
+def state_update(worker: Any, what: str) -> None:
+    """Begin, finish or abandon an update by name; run on each worker.
+
+    Raises:
+        PatchError: it cannot begin, or is not one whole policy; or no model of this worker is known to FlashPatch.
+    """
+    models = _known(worker)
+    if what == named_update.BEGIN:
+        stated.begin(models)
+    elif what == named_update.FINISH:
+        stated.finish(models)
+    else:
+        stated.abandon(models, "its sender failed")
+
+
+def _known(worker: Any) -> list[model_registry.ManagedModel]:
     models = model_registry.all_models(worker.model_runner)
     if not models:
         raise PatchError(
@@ -169,7 +188,7 @@ def checksums(worker: Any) -> dict[str, str]:
             patch=patches.of(worker_load_model).id,
             advice="Enable fp8, int8 or bf16 before the engine is opened.",
         )
-    return {model.adapter.role: model.checksum() for model in models}
+    return models
 
 
 _AWAKE = "vLLM refuses to generate after sleep level 2 until weights are restored, and restores the rest."

@@ -127,6 +127,29 @@ def test_a_head_of_a_tied_model(models: Path, tmp_path: Path) -> None:
     assert "lm_head.weight and model.embed_tokens.weight have different values" in str(updated.steps[3])
 
 
+@pytest.mark.skipif(lab.OLD, reason="this SGLang has no sessions")
+def test_an_update_by_name(models: Path, tmp_path: Path) -> None:
+    """`flashpatch.update`: whole, given up by its sender after everything has come, incomplete, whole."""
+    a, b = (lab.checkpoint(models, "llama", seed) for seed in (0, 1))
+    steps: list[Any] = [["within", dict(source=b)], "answers"]
+    steps += [["within", dict(source=a, dies=True)], "refused"]
+    steps += [
+        ["within", dict(source=a, without="layers.1.mlp.up_proj")],
+        ["within", dict(source=b)],
+        "answers",
+    ]
+    seen, other = lab.together(
+        tmp_path,
+        dict(model=a, steps=steps, flashpatch="bf16", env=AMX),
+        dict(model=b, steps=["answers"], env=AMX),
+    )
+    assert seen.done and other.done, str(seen)
+    whole, answers, died, refused, cut, again, last = seen.steps
+    assert whole == again == "" and answers == last == other.steps[0]
+    assert "the sender died" in died and "given up" in refused
+    assert "PatchError" in cut and "did not come" in cut
+
+
 def test_what_is_wrong_is_an_answer(models: Path, tmp_path: Path) -> None:
     """An incomplete update, bad values, doors that lead past the transaction: refused by name, and the engine lives."""
     a, b = (lab.checkpoint(models, "llama", seed) for seed in (0, 1))

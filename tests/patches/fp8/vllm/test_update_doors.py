@@ -3,7 +3,6 @@
 And the other door: engines opened without a quantization get the family's precision, whoever opens them.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -18,43 +17,6 @@ FP8 = "fp8_per_channel"
 
 
 # --- what runs in the engine's process
-
-
-def register_backend() -> None:
-    """A weight-transfer backend that reads a part of a checkpoint, as one that receives it would."""
-    from vllm.distributed.weight_transfer.base import WeightTransferEngine
-    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
-    from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
-
-    class Disk(WeightTransferEngine):
-        init_info_cls = dataclasses.make_dataclass("Start", [])
-        kind = ("update_kind", str, "dense")  # asked for by vLLM 0.24
-        update_info_cls = dataclasses.make_dataclass("Part", ["path", "part", "parts", kind])
-
-        def init_transfer_engine(self, init_info: Any) -> None:
-            """There is no connection to open."""
-
-        def start_weight_update(self) -> None:
-            initialize_layerwise_reload(self.model)
-
-        def receive_weights(self, update_info: Any, load_weights: Any = None) -> None:
-            items = list(models.weights(update_info.path))
-            start, end = (
-                len(items) * p // update_info.parts for p in (update_info.part, update_info.part + 1)
-            )
-            self.model.load_weights(items[start:end])
-
-        def finish_weight_update(self) -> None:
-            finalize_layerwise_reload(self.model, self.model_config)
-
-        def shutdown(self) -> None:
-            """There is no connection to close."""
-
-        @staticmethod
-        def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-            """There is no trainer. Before vLLM 0.28 an engine must have this method."""
-
-    WeightTransferEngineFactory._registry["ipc"] = lambda: Disk  # names that are not vLLM's are refused
 
 
 def _session(parts: int) -> Callable[[Any, str], None]:
@@ -97,7 +59,7 @@ DOORS: dict[str, Callable[[Any, str], None]] = {
 
 def doors(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
     """B and A in turn, through each door."""
-    register_backend()
+    updates.register_backend()
     found: dict[str, Any] = {}
     with engines.open_llm(a, weight_transfer_config=dict(backend="ipc"), **kw) as llm:
         llm.init_weight_transfer_engine({"init_info": {}})
