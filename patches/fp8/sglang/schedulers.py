@@ -123,6 +123,7 @@ def gate(scheduler: Any, patch: str, abort: Callable[[Any, str, dict[str, Any]],
     if broken is None and _refusing:
         _refusing = False
         ledger.note(refusing="")
+        ledger.flush()  # SGLang ends its processes by SIGKILL
     if broken is None or (not scheduler.waiting_queue and scheduler.running_batch.is_empty()):
         return
     message = f"[flashpatch: {patch}] {broken.policy().why_refused()}. Send a complete update."

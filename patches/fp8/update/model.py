@@ -421,7 +421,7 @@ class ManagedModel:
             param.expected = param.expected or Coverage(param.shape, param.stride, param.offset)
         table = storage_table((param, held[id(param)]) for param in params)
         with WriteTracker(table, lambda param, view, _: param.expected.add(view, names.current)):
-            result = self._watched_load(original, names, **kwargs)
+            result = self._watched_load(original, self._update.first_load(names), **kwargs)
         self.readings.read()
         refuse_lost_writes(params, self.adapter.kept, type(self._model).__name__)
         for layer in self.layers:

@@ -84,6 +84,10 @@ class Update:
         self._tied = TiedHead(model, layers)
         scales = CachedScales(layers, layer_state, adapter, options["in_flight"] == "keep")
         self._checks: list[Check] = [self.joined, self._tied, scales]
+        self._shapes: dict[
+            str, tuple[int, ...]
+        ] = {}  # of each name that the engine was opened on, or took since
+        self._came_as: dict[str, tuple[int, ...]] = {}  # the same of the open update
         self._preserved: set[Layer] = set()  # layers that outlived a sleep of level 2
         self._news = False  # whether a layer was given what it does not hold already
         self._queue: list[Layer] = []
@@ -131,6 +135,7 @@ class Update:
             one.clear()
         self._watched, self._news, self._call, self._whole = None, False, 0, None
         self.doubted = self._said = False
+        self._came_as.clear()
         for layer in self._layers:
             layer.reset()
         if planned:  # as large as a model, and what is woken next, such as the KV cache, may need it
@@ -165,6 +170,12 @@ class Update:
         return self._tied.missing + missing + [f"a part of {one.name} on another rank" for one in self._queue]
 
     # -- loading -----------------------------------------------------------------------------------------
+
+    def first_load(self, names: NamedWeights) -> Iterator[tuple[str, torch.Tensor]]:
+        """Pass the tensors of the first load on, and note the shape of each."""
+        for name, tensor in names:
+            self._shapes[name] = _shape(tensor)
+            yield name, tensor
 
     def load(
         self, original: Callable, names: NamedWeights, constants: Callable[[], list], **kwargs: Any
@@ -262,10 +273,16 @@ class Update:
 
     def _pass_on(self, names: NamedWeights, touched: dict[Layer, None]) -> Iterator[tuple[str, torch.Tensor]]:
         for number, (name, tensor) in enumerate(names, start=1):
+            if self._shapes.get(name, _shape(tensor)) != _shape(tensor):
+                raise self._error(
+                    f"{name} came as {list(tensor.shape)}, and this engine was opened on one of {list(self._shapes[name])}",
+                    "Send whole tensors in the shapes of the checkpoint.",
+                )
             step = self.boundaries.arrive(name, self._call, self._values(tensor))
             if step is Step.ANEW:
                 self._restart(name)
             if step is not Step.SKIP:
+                self._came_as[name] = _shape(tensor)
                 yield name, tensor
                 self._lost |= not touched
                 self._tied.tensor(name, tensor, self._call)
@@ -432,6 +449,7 @@ class Update:
             check.committed()
         for layer in self._layers:
             layer.learn_buffers(by_name)
+        self._shapes |= self._came_as
 
     def _objection(self, missing: list[str]) -> str | None:
         """Return why what came cannot be committed, or None."""
@@ -459,3 +477,8 @@ class Update:
 
     def _error(self, problem: str, advice: str) -> PatchError:
         return update_error(problem, advice, type(self._model).__name__)
+
+
+def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return a tensor's shape without dimensions of 1: a scale may come as [], [1] or [n, 1]."""
+    return tuple([size for size in tensor.shape if size != 1])
