@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flashpatch.decorate import collected
 from flashpatch.patches._shared import instances
-from flashpatch.patches.fp8 import prime_rl, swift, trl, vllm_0_24
+from flashpatch.patches.fp8 import prime_rl, senders, trl, vllm_0_24
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang import PATCHES as SGLANG
 from flashpatch.patches.fp8.sglang.engine_args import QUANTIZATIONS
@@ -51,7 +51,7 @@ FAMILY = Family(
         *SGLANG_0_5_12,
         *SGLANG_LORA,
         *VERL_SGLANG_0_5_12,
-        *collected(trl, swift, prime_rl),
+        *collected(trl, senders, prime_rl),
     ),
     names={precision: {"precision": precision} for precision in fleet.SCHEMES},
     about={

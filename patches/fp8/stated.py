@@ -26,13 +26,31 @@ def update(models: Sequence[ManagedModel]) -> Iterator[None]:
     Raises:
         PatchError: see `begin` and `finish`.
     """
-    try:
+    with ending(models):
         begin(models)
         yield
-        finish(models)
+
+
+@contextmanager
+def ending(models: Sequence[ManagedModel], last: bool = True) -> Iterator[None]:
+    """At the end of what is within finish the update that has begun there or before, if this is its ``last`` part."""
+    try:
+        yield
+        if last:
+            finish(models)
     except BaseException as error:
         abandon(models, f"its sender failed: {type(error).__name__}: {error}")
         raise
+
+
+@contextmanager
+def part(models: Sequence[ManagedModel], last: bool = False) -> Iterator[None]:
+    """Take what comes within as a part of an update: of a new one, if none that was stated is open."""
+    with ending(models, last):
+        targets = [model for model in models if model.adapter.role == "target"]
+        if not all(model.state == "open" and model in _versions for model in targets):
+            begin(models)
+        yield
 
 
 def begin(models: Sequence[ManagedModel]) -> None:

@@ -14,6 +14,7 @@ from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import holding
+from flashpatch.patches.fp8 import stated
 from flashpatch.patches.fp8.mismatch.monitor import CAP, MONITOR, Batch, observe
 from flashpatch.patches.fp8.refit import model_registry
 from flashpatch.patches.fp8.rollout_numbers import NUMBERS
@@ -51,17 +52,33 @@ patches = Patches("fp8", "trl>=1.16", scope="trainer")
 )
 def sync_weights(original, self, *args: Any, **kwargs: Any) -> Any:
     """Commit when the sync ends, and raise with the names of what did not come; time the sync."""
-    models = _models(self)
-    before = [model.version for model in models]
-    for model in models:
-        model.expect_begin()
-    began = time.perf_counter()
-    result = original(self, *args, **kwargs)
-    for model in models:
-        model.commit_if_complete()
-    _check(models, before)
+    models, began = _models(self), time.perf_counter()
+    try:
+        with stated.ending(models):
+            result = original(self, *args, **kwargs)
+    except PatchError as error:
+        ledger.event("error", what="weight sync", step=_STEP.get(), problem=error.problem)
+        raise PatchError(
+            f"the weights that TRL sent are not one whole policy: {error.problem}",
+            patch=patches.of(sync_weights).id,
+            advice="The trainer's parameters and the engine's model must be of one kind.",
+        ) from error
     _record(models, time.perf_counter() - began)
     return result
+
+
+@patches.wrap(
+    "trl.generation.vllm_generation:VLLMGeneration._iter_named_params",
+    needs="fp8.trl.sync_weights",
+    evidence="update",
+    when="called=fp8.trl.sync_weights",
+    why="The first parameter begins the update: before it TRL may have to wake the engine.",
+    remove_when="TRL's colocated sync begins and ends an update of vLLM's.",
+)
+def iter_named_params(original, self):
+    """Begin an update of the colocated engine before the first parameter."""
+    stated.begin(_models(self))
+    yield from original(self)
 
 
 def _models(generation: Any) -> list[ManagedModel]:
@@ -70,26 +87,6 @@ def _models(generation: Any) -> list[ManagedModel]:
         return []
     runner = generation.llm.llm_engine.model_executor.driver_worker.model_runner
     return [model for model in model_registry.all_models(runner) if model.adapter.role == "target"]
-
-
-def _check(models: list[ManagedModel], before: list[int]) -> None:
-    """Raise unless each model took what was sent as exactly one new version."""
-    for model, version in zip(models, before, strict=True):
-        policy = model.policy()
-        if policy.state != "ready":
-            problem = f"the weights that TRL sent are not one whole policy: {policy.why_refused()}"
-        elif policy.version != version + 1:
-            problem = (
-                f"TRL's sync took the policy from version {version} to {policy.version}, not to the next one"
-            )
-        else:
-            continue
-        ledger.event("error", what="weight sync", step=_STEP.get(), problem=problem)
-        raise PatchError(
-            problem,
-            patch=patches.of(sync_weights).id,
-            advice="The trainer's parameters and the engine's model must be of one kind.",
-        )
 
 
 def _record(models: list[ManagedModel], seconds: float) -> None:

@@ -19,7 +19,12 @@ ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TESTED = tomllib.loads((ROOT / "patches" / "tested.toml").read_text())
 MARKED = ("vllm", "verl", "sglang", "trainer")
-TRAINERS = {"trl": "trl", "swift": "ms-swift"}
+TRAINERS = {
+    "trl": "trl",
+    "swift": "ms-swift",
+    "openrlhf": "openrlhf",
+    "checkpoint_engine": "checkpoint-engine",
+}
 """Framework of a patch id to the distribution that the lane of trainers installs."""
 
 
@@ -159,7 +164,7 @@ def _is_of(requirement: str, framework: str) -> bool:
 #: Groups whose frameworks an environment with verl has not.
 SGLANG = {"sglang", "sglang_lora", "verl_sglang", "sglang_0_5_12", "verl_sglang_0_5_12"}
 ABSENT = SGLANG if find_spec("sglang") is None else {"vllm", "vllm_0_24", "vllm_lora", "verl_vllm"}
-ABSENT |= {"trl", "swift", "prime_rl"}
+ABSENT |= {*TRAINERS, "prime_rl"}
 
 
 @pytest.mark.verl

@@ -15,6 +15,7 @@ from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files
 from flashpatch.patches._shared.context import timed
+from flashpatch.patches.fp8 import stated
 from flashpatch.patches.fp8.refit import model_registry, wide_weights
 from flashpatch.patches.fp8.verl.transfer.weight_sync import (
     TICKET,
@@ -72,8 +73,10 @@ def update_weights_from_ipc(original, self, *args: Any, **kwargs: Any) -> dict[s
     receiving = Receiving(kwargs.pop(TICKET, None) or {})
     models = _updated(self)
     before, began = [model.version for model in models], time.perf_counter()
+    adapter = bool(kwargs.get("peft_config") and kwargs.get("base_sync_done"))
     try:
         with (
+            stated.update([] if adapter else models),
             WEIGHT_SYNC.in_receiving(receiving),
             worker_manager.kept_until_replaced(self.model_runner) as adapters,
         ):
@@ -101,7 +104,7 @@ def update_weights_from_ipc(original, self, *args: Any, **kwargs: Any) -> dict[s
         "before": before,
         "after": [model.version for model in models],
         "states": [model.state for model in models],
-        "adapter": bool(kwargs.get("peft_config") and kwargs.get("base_sync_done")),
+        "adapter": adapter,
         "adapters": None if adapters is None else adapters.digests(),
         "retry": retry,
         "receive": receiving.receive,

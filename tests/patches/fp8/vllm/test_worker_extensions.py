@@ -49,11 +49,9 @@ def test_the_engine_is_one_opened_on_what_was_sent(door: str) -> None:
 
 @pytest.mark.parametrize("door", DOORS)
 def test_a_weight_that_does_not_come_is_named(door: str) -> None:
-    """By the sync where it has an end, else by the next request; a complete sync mends it."""
+    """By the sync; a complete one mends it."""
     found = driven(door, "bf16", LEFT_OUT)
-    told = found["error"] or found["refusal"]
-    assert LEFT_OUT.removesuffix(".weight") in told and found["answers"] is None
-    assert (found["error"] is None) == (door == "openrlhf")
+    assert LEFT_OUT.removesuffix(".weight") in (found["error"] or "") and found["answers"] is None
     assert found["error again"] is None
     assert engines.difference(found["mended"], fresh("bf16")).exact
 
