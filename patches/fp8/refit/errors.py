@@ -8,7 +8,7 @@ PATCH = "fp8.update"
 REQUESTS_RUN = "requests are running"
 BUSY = (
     f"{REQUESTS_RUN}, so the update is refused",
-    "Let them end, or set the option in_flight to abort, recompute or keep.",
+    "Let them end or abort them first; on vLLM the option in_flight can be abort, recompute or keep.",
 )
 REPORT = "Report this model; until then update it by restarting the engine."
 

@@ -196,10 +196,10 @@ class ManagedModel:
                 with self._alone():
                     self._finish(partial=False, named=False)
 
-    def expect_begin(self, if_unclear: bool = False) -> None:
-        """Let the next tensor begin an update: its sender says so, or a request shows that an unclear one was sent."""
+    def expect_begin(self) -> None:
+        """Let the next tensor begin an update, if a request shows that an unclear one was sent."""
         waits = self.state == "open" and not (self._update.session or self.asleep)
-        self._anew |= not if_unclear or (waits and self._update.names.unclear)
+        self._anew |= waits and self._update.names.unclear
 
     def mark_discarded(self, preserved: Collection[str] = (), by: str = "sleep level 2") -> None:
         """Refuse generation until a complete update: the weights are gone, but for layers whose parameters are ``preserved``."""
@@ -238,9 +238,10 @@ class ManagedModel:
         """Return state and version, for the scheduler."""
         is_open = self.state == "open"
         doubt = self._update.names.doubt if is_open and not self._update.session else ""
-        missing = self._missing() if is_open and not doubt else []
+        missing = self._update.missing(self._allows_partial(None)) if is_open and not doubt else []
         state = "broken" if is_open and self._update.mixed else self.state
-        return Policy(self.adapter.role, state, self.version, listed(missing), doubt or self.error)
+        failed = "" if is_open and self._update.session else self.error  # begun anew by name
+        return Policy(self.adapter.role, state, self.version, listed(missing), doubt or failed)
 
     @property
     def may_generate(self) -> bool:
@@ -336,7 +337,7 @@ class ManagedModel:
         if self._allows_partial(partial) and self._close_if_empty():
             return
         with self._failing(), torch.no_grad(), self._events.committing(), self._update.in_order():
-            self._update.commit(self._missing(partial), self._hooks.run)
+            self._update.commit(self._update.missing(self._allows_partial(partial)), self._hooks.run)
         self._update.names.learn(named)
         self._update.drop()
         self._update.discarded = self._update.mixed = False
@@ -354,9 +355,6 @@ class ManagedModel:
                 self.error = "an update was given up after some of its layers were in place"
             self.state = "broken" if self.error else "ready"
         return empty
-
-    def _missing(self, partial: bool | None = None) -> list[str]:
-        return self._update.missing(self._allows_partial(partial))
 
     def _allows_partial(self, partial: bool | None) -> bool:
         return (self._left_out or self.options["partial"]) if partial is None else partial
@@ -383,14 +381,14 @@ class ManagedModel:
             known_to_all, update.verdict = error is update.verdict, None
             update.note_mixture()
             update.drop()
-            said = f"{type(error).__name__}: {error}"
+            at = f" at {names.current}" if names is not None and names.current else ""
+            said = f"{type(error).__name__}: {error}".removesuffix(": ") + at
             if self.options["atomic"] == "layer" or update.mixed:
                 problem = error.problem if isinstance(error, PatchError) else said
                 self.state, self.error = "broken", f"the last update failed: {problem}"
                 after = "generation is refused until a complete update"
             else:
                 self.state, after = "ready", "the old policy stays in place, unchanged"
-            at = f" at {names.current}" if names is not None and names.current else ""
             error.add_note(f"[flashpatch: {PATCH}] weight update abandoned{at}; {after}.")
             self._events.abandoned(error, self.state)
             if not known_to_all:

@@ -26,11 +26,14 @@ class Policy:
     holds: dict[int | str, tuple[str, str] | None] = field(default_factory=dict)
 
     def why_refused(self) -> str:
-        """Return one sentence for a policy that may not generate."""
+        """Return one sentence, without its full stop, for a policy that may not generate: what failed first goes first."""
+        said = [self.error.rstrip(".")] if self.error else []
         if self.missing:
-            return f"an update is incomplete, {self.missing} did not come"
+            said.append(f"an update is incomplete, {self.missing} did not come")
         is_open = "an update is open, its sender has not ended it"
-        return self.error or (is_open if self.state == "open" else f"its state is {self.state!r}")
+        return "; since then ".join(said) or (
+            is_open if self.state == "open" else f"its state is {self.state!r}"
+        )
 
 
 def listed(names: list[str], separator: str = ", ", most: int = 6) -> str:

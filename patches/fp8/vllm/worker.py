@@ -140,7 +140,7 @@ def report(worker: Any, before_step: bool = False, named: Collection[int] = ()) 
         except Exception:
             logger.exception("an update could not be committed")  # the model's policy carries the error
         if before_step:
-            model.expect_begin(if_unclear=True)
+            model.expect_begin()
     return [model.policy() for model in models] + worker_manager.report(worker.model_runner, named)
 
 

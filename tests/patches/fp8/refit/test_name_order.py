@@ -51,7 +51,7 @@ def request(engine):
     """The policy that answers, or None where a request is refused."""
     managed = engine.managed
     managed.commit_if_complete()
-    managed.expect_begin(if_unclear=True)
+    managed.expect_begin()
     if not managed.may_generate:
         assert managed.policy().why_refused()
         return None

@@ -114,7 +114,7 @@ for atomic in ("layer", "model"):
             e.load(bucket)
         dist.barrier()
         e.managed.commit_if_complete()
-        e.managed.expect_begin(if_unclear=True)
+        e.managed.expect_begin()
     unnamed(A, 3, 8)
     unnamed(B[:4] + B[5:] if rank == 1 else B, 3, 8)  # in doubt on the rank that misses one, there alone
     say(e.managed.state)
