@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import gc
 import json
 import multiprocessing
 import os
@@ -129,7 +128,6 @@ def _prepare(ledger: Path) -> None:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
     os.environ |= {"FLASHPATCH_LEDGER": str(ledger.resolve()), "FLASHPATCH_RUN": RUN}
-    gc.disable()  # else it goes through what is imported again and again, here and in each process that is forked
     import vllm.v1.engine.llm_engine  # noqa: F401
     from vllm import LLM  # noqa: F401
     from vllm.platforms import current_platform
