@@ -15,7 +15,7 @@ import wrapt
 
 VARIABLE = "MUTANT"
 FP8, EAGLE = "flashpatch.patches.fp8", "flashpatch.patches.eagle"
-LOAD = f"{FP8}.refit.managed_model:ManagedModel._load_bucket"
+LOAD = f"{FP8}.update.model:ManagedModel._load_bucket"
 TELL = f"{FP8}.vllm.scheduler_gate:SchedulerGate._tell"
 STEP = f"{EAGLE}.capture.recorder:Recorder.step"
 
@@ -100,13 +100,13 @@ def one_value_wrong(load: Any, self: Any, stock: Any, came: Any, **kwargs: Any) 
 # -- fp8: commit --------------------------------------------------------------------------------------------
 
 
-@_breaks(f"{FP8}.refit.fold:Plan.apply")
+@_breaks(f"{FP8}.update.process:Plan.apply")
 def fold_of_nothing(*_: Any, **__: Any) -> list[Any]:
     """What was processed afresh is not written into the live layer."""
     return []
 
 
-@_breaks(f"{FP8}.refit.managed_model:ManagedModel._finish")
+@_breaks(f"{FP8}.update.model:ManagedModel._finish")
 def other_storage(finish: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     """After an update each parameter lies at another address, with the right values."""
     result = finish(self, *args, **kwargs)

@@ -458,7 +458,8 @@ class ManagedModel:
         with self._failing(names), torch.no_grad(), self._events.loading(), update.in_order():
             result = update.load(original, names, self.constants, **kwargs)
             self._left_out |= bool(partial)
-            if not update.boundaries.named and (update.empty or update.boundaries.repeats):
+            boundaries = update.boundaries
+            if not boundaries.named and (boundaries.repeats or (update.empty and boundaries.doubt) or update.blank):
                 self._close()  # what is in place already, such as a call that is sent again after the commit
             elif not (partial or update.boundaries.named):
                 update.check_call()

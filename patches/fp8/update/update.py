@@ -104,6 +104,11 @@ class Update:
         self.verdict: PatchError | None = None
 
     @property
+    def blank(self) -> bool:
+        """Whether nothing at all has been written yet."""
+        return not (self._tied.missing or any(layer.written or layer.came.processed for layer in self._layers))
+
+    @property
     def empty(self) -> bool:
         """Whether nothing has been written yet, or only what layers hold already that share it with others."""
         return not (self._news or self._tied.missing) and not any(

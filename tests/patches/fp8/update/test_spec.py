@@ -1,0 +1,354 @@
+"""What went wrong once (U1 to U8, U14): each as a sequence, of the specification alone and of toys under the core beside it.
+
+A `Toy` compares each call's end, each answer and each value with the specification; a test says what matters in words.
+"""
+
+import logging
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from update_spec import ANSWERED, ERROR, NONE, OPEN, REFUSED, SPOILED, Spec
+from update_toys import BUFFERS, EMBEDDING, HEAD, NAMES, Options, Toy
+
+Q = "layers.0.q.weight"
+
+
+@pytest.fixture(autouse=True)
+def quiet(caplog):
+    caplog.set_level(logging.CRITICAL, logger="flashpatch.fp8")
+
+
+def sync(toy, number, names=NAMES, asked=()):
+    """A sender that names nothing, a tensor per call; ``asked``: after which of them a request comes."""
+    for place, name in enumerate(names):
+        toy.load([(name, number)])
+        if place in asked:
+            assert not toy.request()
+
+
+def of(number, names=NAMES):
+    return [(name, number) for name in names]
+
+
+# -- the specification alone ------------------------------------------------------------------------------------
+
+
+def plain(atomic="model", **keywords):
+    return Spec({"a": "a", "b": "b", "c": "c"}, atomic, **keywords)
+
+
+def told(spec, due, error=None):
+    spec.ended(due == ERROR if error is None else error)
+    return due
+
+
+def sent(spec, text):
+    """Calls as text: "a1 b1" are two, "a1,b1" is one; what each is due."""
+    calls = [[(item[0], int(item[1:])) for item in call.split(",")] for call in text.split()]
+    return [told(spec, spec.load(items)) for items in calls]
+
+
+def asked(spec):
+    told(spec, spec.request())
+    return spec.answers, spec.served
+
+
+WHOLE = {number: {"a": number, "b": number, "c": number} for number in range(9)}
+
+
+def test_calls_from_the_anchor_are_committed_by_the_request_after_the_last():
+    spec = plain()
+    assert sent(spec, "a1 b1") == [NONE, NONE] and asked(spec)[0] == REFUSED
+    assert sent(spec, "c1") == [NONE] and spec.version == 0
+    assert asked(spec) == (ANSWERED, WHOLE[1])
+    assert sent(spec, "a2 a3 b3 c3") == [NONE] * 4 and asked(spec) == (ANSWERED, WHOLE[3])
+
+
+def test_what_comes_again_is_nothing():
+    spec = plain()
+    assert sent(spec, "a1 b1 b1 c1 b1 c1") == [NONE] * 6 and asked(spec) == (ANSWERED, WHOLE[1])
+    assert sent(spec, "c1 b1,c1") == [NONE, NONE] and asked(spec) == (ANSWERED, WHOLE[1])
+
+
+@pytest.mark.parametrize("calls", ["a2 b2 b3", "b2", "c1,b2", "a2 b2 c2,a3"])
+def test_doubt_ends_with_a_whole_policy_alone(calls):
+    for whole in ("a4 b4 c4", "c4,b4,a4"):
+        spec = plain()
+        sent(spec, "a1 b1 c1"), asked(spec)
+        assert sent(spec, calls)[-1] == ERROR and asked(spec)[0] == REFUSED
+        assert sent(spec, "c2") == [ERROR] and asked(spec)[0] == REFUSED
+        assert sent(spec, whole)[-1] == NONE and asked(spec) == (ANSWERED, WHOLE[4])
+
+
+def test_one_call_that_brings_everything_is_an_update():
+    spec = plain()
+    assert sent(spec, "b1 c2,a2,b2") == [NONE, NONE] and spec.version == 1
+    assert asked(spec) == (ANSWERED, WHOLE[2])
+
+
+def test_between_a_begin_and_an_end_anything_goes():
+    spec = plain()
+    for number in (1, 2):
+        assert told(spec, spec.begin()) == NONE and asked(spec) == (ANSWERED, WHOLE[number - 1])
+        assert sent(spec, f"c{number} b8 c{number},b{number} a{number}") == [NONE] * 4
+        assert asked(spec) == (OPEN, WHOLE[number - 1]) and spec.version == number - 1
+        assert told(spec, spec.finish()) == NONE and asked(spec) == (ANSWERED, WHOLE[number])
+    told(spec, spec.begin())
+    assert told(spec, spec.finish()) == NONE and spec.version == 2
+    told(spec, spec.begin())
+    sent(spec, "a3")
+    assert told(spec, spec.finish()) == ERROR and asked(spec) == (ANSWERED, WHOLE[2])
+
+
+def test_a_session_between_leaves_the_anchor():
+    """A sender that goes on behind another one's session is told so."""
+    spec = plain()
+    sent(spec, "a1 b1 c1"), asked(spec)
+    sent(spec, "a2 b2")
+    told(spec, spec.begin()), sent(spec, "a3,b3,c3"), told(spec, spec.finish())
+    assert sent(spec, "c2") == [ERROR] and asked(spec)[0] == REFUSED
+    assert sent(spec, "a4 b4 c4") == [NONE] * 3 and asked(spec) == (ANSWERED, WHOLE[4])
+
+
+def test_a_named_end_alone_has_no_anchor():
+    spec = plain()
+    for number, order in enumerate(("abc", "cab", "bca"), 1):
+        sent(spec, " ".join(f"{name}{number}" for name in order))
+        assert told(spec, spec.finish()) == NONE and asked(spec) == (ANSWERED, WHOLE[number])
+    assert sent(spec, "a4 b4 b5") == [NONE, NONE, ERROR] and asked(spec)[0] == REFUSED
+    assert sent(spec, "c6 b6 a6") == [NONE] * 3 and told(spec, spec.finish()) == NONE
+    assert asked(spec) == (ANSWERED, WHOLE[6])
+    sent(spec, "a7")
+    assert told(spec, spec.finish()) == ERROR and sent(spec, "b8 c8 a8") == [NONE] * 3
+
+
+@pytest.mark.parametrize("atomic", ["layer", "model"])
+def test_what_fails_is_no_doubt(atomic):
+    spec = plain(atomic)
+    sent(spec, "a1 b1 c1"), asked(spec), sent(spec, "a2")
+    assert told(spec, spec.load([("b", 2)], raises=True)) == ERROR
+    assert asked(spec)[0] == (ANSWERED if atomic == "model" else REFUSED)
+    assert sent(spec, "c2") == [ERROR] and asked(spec)[0] == REFUSED
+    assert sent(spec, "a3 b3 c3") == [NONE] * 3 and asked(spec) == (ANSWERED, WHOLE[3])
+    told(spec, spec.load([("a", SPOILED), ("b", 4), ("c", 4)]))
+    assert asked(spec)[0] == (ANSWERED if atomic == "model" else REFUSED)
+
+
+def test_two_names_of_one_tensor():
+    spec = plain(owners={"c": "a"})
+    assert sent(spec, "a1 b1") == [NONE] * 2 and asked(spec) == (ANSWERED, {"a": 1, "b": 1})
+    assert told(spec, spec.load([("a", 2), ("b", 2), ("c", 3)])) == ERROR
+    assert sent(spec, "c2,b2") == [NONE] and asked(spec) == (ANSWERED, {"a": 2, "b": 2})
+
+
+def test_a_buffer_that_came_once_belongs_to_every_update():
+    spec = plain(unseen="c", first=None)
+    for number in (1, 2):
+        sent(spec, f"a{number},b{number}")
+        assert asked(spec)[0] == REFUSED
+        sent(spec, f"c{number}")
+        assert asked(spec) == (ANSWERED, WHOLE[number])
+    spec = plain(unseen="c", first=None)
+    told(spec, spec.begin()), sent(spec, "a1,b1")
+    assert told(spec, spec.finish()) == NONE and sent(spec, "a2,b2") == [NONE]
+    assert asked(spec) == (ANSWERED, {"a": 2, "b": 2, "c": None})
+
+
+def test_discarded_weights_need_a_whole_policy():
+    spec = plain("layer")
+    spec.discard()
+    assert asked(spec)[0] == REFUSED and sent(spec, "a1 b1 c1") == [NONE] * 3
+    assert asked(spec) == (ANSWERED, WHOLE[1])
+    spec = plain("model")
+    spec.discard()
+    assert told(spec, spec.begin()) == ERROR and sent(spec, "a1,b1,c1") == [ERROR]
+
+
+# -- toys under the core beside it ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("known", [1, 3])
+def test_u1_a_call_repeated_and_a_request_within_later_syncs_mix_nothing(atomic, known):
+    toy = Toy(Options(atomic))
+    for number in range(1, known + 1):
+        sync(toy, number)
+        assert toy.request()
+    sync(toy, 11, NAMES[:5])
+    toy.load(of(11, NAMES[4:5]))
+    assert not toy.request()
+    sync(toy, 11, NAMES[5:])  # no request at its end
+    sync(toy, 12, asked=(3,))
+    assert toy.request()
+    for number in (13, 14, 15, 16, 17):
+        sync(toy, number, asked=(3,))
+        assert toy.request() and set(toy.live().values()) == {number}
+
+
+def test_a_sender_that_goes_on_behind_a_session_of_another_one_mixes_nothing(atomic):
+    toy = Toy(Options(atomic))
+    sync(toy, 1)
+    assert toy.request()
+    sync(toy, 2, NAMES[:4])
+    toy.begin()
+    toy.load(of(3))
+    toy.finish()
+    toy.load(of(2, NAMES[4:5]))
+    assert toy.raised and not toy.request()
+    sync(toy, 4)
+    assert toy.request()
+
+
+def test_a_session_that_brings_nothing_is_nothing(atomic):
+    toy = Toy(Options(atomic))
+    toy.begin()
+    toy.finish()
+    assert toy.request()
+
+
+def test_u2_a_call_repeated_in_the_first_sync_costs_no_later_sync(atomic):
+    toy = Toy(Options(atomic))
+    sync(toy, 1, NAMES[:4])
+    toy.load(of(1, NAMES[3:4]))
+    assert not toy.request()
+    sync(toy, 1, NAMES[4:])
+    assert toy.request()
+    for number in (2, 3, 4, 5):
+        sync(toy, number, asked=(4,))
+        assert toy.request() and set(toy.live().values()) == {number}
+
+
+def test_u3_buffers_that_come_in_a_later_call(atomic):
+    toy = Toy(Options(atomic, dummy=True))
+    for number in (1, 2):
+        toy.load(of(number, [name for name in NAMES if name not in BUFFERS]))
+        assert not toy.request()
+        toy.load(of(number, BUFFERS))
+        assert toy.request() and set(toy.live().values()) == {number}
+
+
+def test_u4_a_sync_with_a_retry(atomic):
+    toy = Toy(Options(atomic))
+    sync(toy, 1)
+    assert toy.request()
+    sync(toy, 2, [*NAMES[:3], NAMES[2], *NAMES[3:]])
+    assert toy.request()
+
+
+def test_u4_a_tied_model_that_is_sent_its_head_for_its_embedding(atomic):
+    toy = Toy(Options(atomic, ties="found"))
+    for number in (1, 2):
+        sync(toy, number, [HEAD, *(name for name in NAMES if name not in (HEAD, EMBEDDING))])
+        assert toy.request()
+
+
+@pytest.mark.parametrize("first", [HEAD, EMBEDDING])
+def test_u4_a_tied_model_whose_embedding_is_frozen_and_comes_first(atomic, first):
+    toy = Toy(Options(atomic, ties="found"))
+    rest = [name for name in NAMES if name not in (HEAD, EMBEDDING)]
+    for number in (1, 2):
+        toy.load([(first, 1)])
+        sync(toy, number, rest)
+        assert toy.request()
+
+
+def test_u4_a_session_left_open_and_then_a_whole_call(atomic):
+    toy = Toy(Options(atomic))
+    toy.begin()
+    toy.load(of(1, NAMES[:3]))
+    toy.load(of(2))
+    toy.request()
+    assert toy.spec.version == 0
+    toy.begin()
+    toy.load(of(3))
+    toy.finish()
+    assert toy.request()
+
+
+@pytest.mark.parametrize("fault", ["raises", "shape", "unknown", "spoiled", "missing"])
+@pytest.mark.parametrize("door", ["session", "end", "one call", "calls"])
+def test_u5_every_door_that_fails_opens_again(atomic, door, fault):
+    toy = Toy(Options(atomic))
+
+    def whole(number, order):
+        if door == "session":
+            toy.begin()
+        if door == "one call":
+            toy.load(of(number, order))
+        else:
+            sync(toy, number, order)
+        if door in ("session", "end"):
+            toy.finish()
+        return toy.request()
+
+    orders = (NAMES, NAMES[::-1], NAMES) if door in ("session", "end") else (NAMES,) * 3
+    assert whole(1, orders[0])
+    if door == "session":
+        toy.begin()
+    if fault == "spoiled":
+        toy.load([*of(2, NAMES[:1]), (NAMES[1], SPOILED), *of(2, NAMES[2:])])
+    elif fault == "missing":
+        toy.load(of(2, NAMES[:5]))
+    else:
+        toy.load(of(2, NAMES[:3]), fault)
+    if fault in ("spoiled", "missing") and door in ("session", "end") and not toy.raised:
+        toy.finish()
+    toy.request()
+    assert whole(3, orders[1]) and whole(4, orders[2])
+
+
+def test_u6_a_sender_that_names_its_ends_may_change_its_order(atomic):
+    toy = Toy(Options(atomic))
+    for number, order in enumerate((NAMES, NAMES[::-1], NAMES[3:] + NAMES[:3], NAMES), 1):
+        sync(toy, number, order)
+        if number != 2:
+            assert toy.request()
+        toy.finish()
+        assert toy.request()
+
+
+@pytest.mark.parametrize("cuts", [1, 3])
+@pytest.mark.parametrize("half", [2, 4, 6])
+def test_u7_half_a_session_and_then_everything_again_in_another_order(atomic, cuts, half):
+    toy = Toy(Options(atomic))
+    toy.begin()
+    again = NAMES[::-1]
+    for order, number in ((NAMES[:half], 1), (again, 2)):
+        for start in range(0, len(order), cuts):
+            toy.load(of(number, order[start : start + cuts]))
+    toy.finish()
+    if toy.raised:  # a part of a layer that was complete came again, and the others did not
+        assert "did not come" in str(toy.raised[-1]) and not toy.raised.clear()
+        toy.begin()
+        toy.load(of(3))
+        toy.finish()
+    assert toy.request()
+
+
+def test_u8_ties_found_after_the_load_and_an_update_that_begins_within_a_call(atomic):
+    toy = Toy(Options(atomic, ties="found"))
+    toy.load(of(1, [Q]))
+    rest = [name for name in NAMES if name not in (HEAD, Q, EMBEDDING)]
+    toy.load([(HEAD, 2), (Q, 2), (EMBEDDING, 3), *of(2, rest)])
+    assert toy.raised
+    toy.begin()
+    toy.load(of(4))
+    toy.finish()
+    assert toy.request()
+
+
+def test_u8_the_embedding_alone_and_then_everything_with_it_last(atomic):
+    toy = Toy(Options(atomic, ties="found"))
+    toy.load(of(1, [EMBEDDING]))
+    toy.load(of(2, [*(name for name in NAMES if name != EMBEDDING), EMBEDDING]))
+    assert toy.request()
+
+
+def test_u14_a_tensor_of_another_shape_is_refused(atomic):
+    toy = Toy(Options(atomic))
+    toy.load(of(1, NAMES[:2]), "shape")
+    (error,) = toy.raised
+    assert NAMES[1] in "".join([str(error), *error.__notes__])
+    toy.load(of(2))
+    assert toy.request()
