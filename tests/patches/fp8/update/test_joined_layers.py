@@ -41,13 +41,14 @@ def test_one_of_two_that_share_memory_is_enough(method, atomic, name):
 def test_the_other_alone_with_the_same_values_is_no_update(atomic):
     engine = toys.Engine(toys.Model(), with_equal_embeddings(0), tie, atomic=atomic)
     weights = with_equal_embeddings(1)
-    engine.load(weights[:-1])
+    engine.load(weights[:3])
+    engine.load(weights[3:-1])
     engine.managed.before_request()
     assert engine.managed.version == 1
     engine.load(weights[-1:])
     assert engine.managed.state == "ready" and engine.managed.version == 1 and engine.managed.may_generate
-    engine.load(with_equal_embeddings(2)[-1:])
-    assert engine.managed.state == "open"
+    with pytest.raises(PatchError, match="came first"):
+        engine.load(with_equal_embeddings(2)[-1:])
     engine.managed.begin()
     assert engine.takes(weights)
 
