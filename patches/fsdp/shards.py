@@ -230,8 +230,7 @@ def _of_base(entries: Mapping[str, Own], adapter: Any) -> dict[str, Own]:
 
 
 def parts(entries: Mapping[str, Own]) -> dict[str, Part]:
-    """Every name that the entries may be exported under: their own, and those of the experts in a packed
-    one."""
+    """Every name that the entries may be exported under: their own, and those of the experts in a packed one."""
     found = {name: Part(name, 0, prod(own.shape), own.shape) for name, own in entries.items()}
     for name, own in entries.items():
         for expert in _experts(name, own.shape):

@@ -1,8 +1,7 @@
 """Count versions of policy and drafter, and take back drafter weights that lower acceptance.
 
-The weights travel through SGLang's own session, with ``selector="draft"`` (see `send`). This module notes
-which models a session changed, keeps what the drafter was before, and restores that when the target accepts
-less.
+The weights travel through SGLang's own session, with ``selector="draft"`` (see `send`). This module notes which models a
+session changed, keeps what the drafter was before, and restores that when the target accepts less.
 """
 
 from __future__ import annotations
@@ -99,8 +98,7 @@ class DrafterRefit(DrafterVersions):
         return True
 
     def count(self, accepted: list[int], steps: int) -> None:
-        """Add a batch that verified ``steps`` drafts in depth per request; ``accepted`` drafts per
-        request."""
+        """Add a batch that verified ``steps`` drafts in depth per request; ``accepted`` drafts per request."""
         if steps:
             tried = sum(min(count + 1, steps) for count in accepted)
             self.observe(DraftCounts(tried, sum(accepted)))

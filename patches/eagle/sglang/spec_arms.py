@@ -245,8 +245,7 @@ def _set_topk(worker: Any, topk: int) -> None:
 
 @contextmanager
 def _topk(worker: Any, topk: int) -> Iterator[None]:
-    """Set another top-k while a state is built. SGLang restores steps and tokens before top-k, and would
-    refuse."""
+    """Set another top-k while a state is built. SGLang restores steps and tokens before top-k, and would refuse."""
     own, drafter = worker.topk, worker._draft_worker
     _set_topk(worker, topk)
     vars(drafter)["_rebuild_topk1_chain_buffers"] = lambda: None

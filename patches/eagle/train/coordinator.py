@@ -139,8 +139,7 @@ class Coordinator:
             return self.state == "idle" and self._begin(command)
 
     def stop(self) -> bool:
-        """Tell the worker to end its slice and write a drafter; `poll` notices that it is idle, or kills it
-        in time."""
+        """Tell the worker to end its slice and write a drafter; `poll` notices that it is idle, or kills it in time."""
         with self._lock:
             self.poll()
             self._slice = None

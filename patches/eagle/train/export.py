@@ -29,12 +29,10 @@ def engine_weights(
     engine: str,
     target_embeddings: TargetEmbeddings | None = None,
 ) -> dict[str, Tensor]:
-    """Return the drafter's weights under the names, and with the extra tensors, that an engine's loader
-    expects.
+    """Return the drafter's weights under the names, and with the extra tensors, that an engine's loader expects.
 
-    SGLang's EAGLE-1 model has a bias on ``fc`` that stays random when the checkpoint lacks it, so it is
-    written as zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint holds the target's
-    head.
+    SGLang's EAGLE-1 model has a bias on ``fc`` that stays random when the checkpoint lacks it, so it is written as
+    zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint holds the target's head.
 
     Raises:
         PatchError: an unknown engine, or an EAGLE-3 drafter without the target's head.

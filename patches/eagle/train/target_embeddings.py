@@ -18,8 +18,7 @@ NAMES = dict.fromkeys(("model.embed_tokens.weight", "embed_tokens.weight"), "emb
 
 
 class TargetEmbeddings:
-    """Hold embeddings and head of the target, both [vocabulary, hidden]; one tensor if the target ties
-    them."""
+    """Hold embeddings and head of the target, both [vocabulary, hidden]; one tensor if the target ties them."""
 
     def __init__(self, embedding: Tensor, head: Tensor | None = None) -> None:
         self.embedding = embedding.detach()

@@ -105,8 +105,7 @@ class Checkpoint:
 
 
 def directory(where: str) -> Path:
-    """Return the directory of a checkpoint, given itself or as the id of a repository in the local Hugging Face
-    cache.
+    """Return the directory of a checkpoint, given itself or as the id of a repository in the local Hugging Face cache.
 
     Raises:
         PatchError: there is none.

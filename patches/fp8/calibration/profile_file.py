@@ -86,8 +86,7 @@ class Profile:
         return new if name in self.quantized else new.to(tensor.dtype)
 
     def scales(self, name: str) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
-        """Return, for a tensor, what multiplies its input channels, what divides its output channels, and the
-        offset."""
+        """Return, for a tensor, what multiplies its input channels, what divides its output channels, and the offset."""
         module, _, kind = name.rpartition(".")
         inward = outward = None
         offset = 0.0

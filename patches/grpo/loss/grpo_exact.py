@@ -47,8 +47,7 @@ class Clip:
 
     Attributes:
         low, high: the ratio is clipped to [1 - low, 1 + high] (PPO, Schulman et al. 2017).
-        dual: ratios above this count as this if the advantage is negative (Ye et al. 2019); None for no
-            bound.
+        dual: ratios above this count as this if the advantage is negative (Ye et al. 2019); None for no bound.
     """
 
     low: float = 0.2

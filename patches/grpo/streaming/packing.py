@@ -95,8 +95,7 @@ class Packer:
         self._gaps = [self.budget * self.ranks + rank for rank in range(self.ranks)]
 
     def _room(self, tokens: int) -> int | None:
-        """Return the place in ``_gaps`` of the rank that takes a sample; one over the budget needs an empty
-        rank."""
+        """Return the place in ``_gaps`` of the rank that takes a sample; one over the budget needs an empty rank."""
         need = min(tokens, self.budget) * self.ranks
         at = bisect_left(self._gaps, need)
         return at if at < self.ranks else None
