@@ -39,11 +39,8 @@ class JobConfig:
 
     @classmethod
     def open(cls, config: Any, patch_id: str) -> JobConfig:
-        """Make one in the driver, which gets its role in the ledger.
-
-        Raises:
-            PatchError: the patch's family cannot act in this process.
-        """
+        """Make one in the driver, which gets its role in the ledger. Raises PatchError if the patch's family cannot act
+        in this process."""
         job = cls(config, patch_id)
         engine.require(job.family)
         ledger.role("driver")

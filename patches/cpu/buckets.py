@@ -63,11 +63,7 @@ class Joiner:
         self._whole: torch.Tensor | None = None
 
     def take(self, pieces: list[Piece]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield copies of the tensors that end in this bucket.
-
-        Raises:
-            PatchError: bytes are not those that were sent.
-        """
+        """Yield copies of the tensors that end in this bucket. Raises PatchError if bytes are not those that were sent."""
         for piece in pieces:
             end, size = piece.begin + piece.data.size, torch.Size(piece.shape).numel() * piece.dtype.itemsize
             if self._whole is None:

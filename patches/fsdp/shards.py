@@ -95,11 +95,8 @@ def place(mesh: Any) -> Place:
 
 
 def own(module: torch.nn.Module, at: Place) -> dict[str, Own]:
-    """Return the entries of the state dict by name, with this rank's part of its replica.
-
-    Raises:
-        PatchError: an entry is distributed in a way that this audit does not know.
-    """
+    """Return the entries of the state dict by name, with this rank's part of its replica. Raises PatchError if an entry
+    is distributed in a way that this audit does not know."""
     streams.settle()
     from torch.distributed.fsdp import FullyShardedDataParallel
 

@@ -55,8 +55,7 @@ def get_per_tensor_param(
     """Send a fingerprint of each parameter behind the weights, computed on each rank's own shards after the cast to what is
     sent and added up over the ranks. Replicas of the model must agree.
 
-    Raises:
-        PatchError: the tensors cannot be traced back to shards: a merged adapter, or verl's own quantization.
+    Raises PatchError if the tensors cannot be traced back to shards: a merged adapter, or verl's own quantization.
     """
     options = engine.options("fsdp")
     ledger.role("trainer")
@@ -164,11 +163,8 @@ class ShardFingerprints:
             self._sent[name] = part, str(tensor.dtype), future
 
     def table(self) -> dict[str, Any]:
-        """Return the table of fingerprints for the rollout engine, equal on all ranks.
-
-        Raises:
-            PatchError: replicas of the model differ, or the export does not match the shards.
-        """
+        """Return the table of fingerprints for the rollout engine, equal on all ranks. Raises PatchError if replicas of
+        the model differ, or the export does not match the shards."""
         began = time.monotonic()
         parts = [future.result() for _, _, future in self._sent.values()]
         waited = time.monotonic() - began

@@ -32,8 +32,7 @@ TRANSFER = {
 def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
     """Refuse, before anything starts, rollouts, strategies, transports and merged adapters that the audit does not cover.
 
-    Raises:
-        PatchError: weights travel in a way that the audit does not cover; all such settings are named.
+    Raises PatchError if weights travel in a way that the audit does not cover; all such settings are named.
     """
     job = JobConfig.open(config, Patches.of(validate_config).id)
     mode = engine.options("fsdp")["audit"]

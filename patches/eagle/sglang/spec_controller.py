@@ -96,11 +96,8 @@ def controller_of(worker: Any) -> SpecController | None:
 
 
 def engine_arms(asked: list[Any], own: Arm) -> tuple[Arm, ...]:
-    """Return the arms of an engine opened as ``own``: those asked for, or that one, shorter ones, and none.
-
-    Raises:
-        PatchError: an arm is larger than what the engine has room for.
-    """
+    """Return the arms of an engine opened as ``own``: those asked for, or that one, shorter ones, and none. Raises
+    PatchError if an arm is larger than what the engine has room for."""
     if not asked:
         chains = [Arm(steps, 1, steps + 1) for steps in (1, 2, 3, 5, 7) if steps < own.steps]
         arms = (own, *chains) if own.topk > 1 else (own, *(arm for arm in chains if arm != own))

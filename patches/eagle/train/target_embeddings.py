@@ -32,11 +32,8 @@ class TargetEmbeddings:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> TargetEmbeddings:
-        """Read both from a target's safetensors checkpoint.
-
-        Raises:
-            PatchError: no safetensors checkpoint is there, or it has no embeddings.
-        """
+        """Read both from a target's safetensors checkpoint. Raises PatchError if no safetensors checkpoint is there, or
+        it has no embeddings."""
         from safetensors import safe_open
 
         found, files = {}, sorted(Path(folder).glob("*.safetensors"))

@@ -36,11 +36,8 @@ class NoDrafter:
 
 
 def open_speculation(arguments: Any, options: Mapping[str, Any]) -> None:
-    """Before ``EngineArgs.create_speculative_config``: let an engine verify drafts that its scheduler proposes.
-
-    Raises:
-        PatchError: the user asked for asynchronous scheduling, whose drafts never reach the scheduler.
-    """
+    """Before ``EngineArgs.create_speculative_config``: let an engine verify drafts that its scheduler proposes. Raises
+    PatchError if the user asked for asynchronous scheduling, whose drafts never reach the scheduler."""
     if not options["history"]:
         return
     if arguments.async_scheduling:

@@ -224,12 +224,8 @@ def controller_of(scheduler: Any) -> SpecController | None:
 
 
 def engine_arms(asked: list[Any], max_drafts: int) -> tuple[Arm, ...]:
-    """Return the arms of an engine with room for ``max_drafts`` tokens: those asked for, or by default none, all, and if one
-    shares their graphs a middle one.
-
-    Raises:
-        PatchError: an arm that vLLM cannot run.
-    """
+    """Return the arms of an engine with room for ``max_drafts`` tokens: those asked for, or by default none, all, and
+    if one shares their graphs a middle one. Raises PatchError for an arm that vLLM cannot run."""
     width = max_drafts + 1
     middle = sorted(
         (part for part in range(2, width) if not width % part), key=lambda part: abs(part - width**0.5)
@@ -247,11 +243,8 @@ def engine_arms(asked: list[Any], max_drafts: int) -> tuple[Arm, ...]:
 
 
 def make_policy(options: Any, max_drafts: int) -> Policy:
-    """Make the bandit that the family's options describe.
-
-    Raises:
-        PatchError: an unknown rule, or an arm that vLLM cannot run.
-    """
+    """Make the bandit that the family's options describe. Raises PatchError for an unknown rule, or an arm that vLLM
+    cannot run."""
     arms = engine_arms(options["arms"], max_drafts)
     described = policy_settings(options)
     policy = Policy(arms, **described)

@@ -33,11 +33,8 @@ def refuse(path: Path | str, problem: str, advice: str = "") -> PatchError:
 
 
 def size(path: Path, limit: int) -> int:
-    """Return the size of a regular file in bytes, links followed.
-
-    Raises:
-        PatchError: it is not there, not a regular file, empty, or larger than ``limit`` bytes.
-    """
+    """Return the size of a regular file in bytes, links followed. Raises PatchError if it is not there, not a regular
+    file, empty, or larger than ``limit`` bytes."""
     try:
         found = os.stat(path)
     except (OSError, ValueError) as error:

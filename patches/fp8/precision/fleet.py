@@ -82,11 +82,8 @@ def takes_scheme(precision: str) -> bool:
 
 
 def parse(tables: Iterable[Mapping[str, Any]], source: str) -> tuple[Entry, ...]:
-    """Parse the entries of ``[[fp8.fleet]]`` tables.
-
-    Raises:
-        PatchError: an unknown key or precision, or a value that is no string.
-    """
+    """Parse the entries of ``[[fp8.fleet]]`` tables. Raises PatchError for an unknown key or precision, or a value that
+    is no string."""
     entries = []
     for number, table in enumerate(tables):
         where = f"entry {number} of {source}"

@@ -152,11 +152,8 @@ class Rounding:
 
 
 def for_model(model: torch.nn.Module, marked: Mapping[str, Any]) -> Rounding:
-    """The rounding that a mark of `w8a8` asks for.
-
-    Raises:
-        PatchError: the profile cannot be read here, or the first load will bring experts that cannot be rounded.
-    """
+    """The rounding that a mark of `w8a8` asks for. Raises PatchError if the profile cannot be read here, or the first
+    load will bring experts that cannot be rounded."""
     from flashpatch.patches.fp8.calibration.profile_file import load
 
     if marked.get("at_load", True):

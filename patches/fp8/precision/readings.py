@@ -94,11 +94,8 @@ class Readings:
                 self._largest += zip(torch._foreach_norm(tensors, torch.inf, dtype=wide), names)
 
     def check(self) -> None:
-        """Read whether all that came is finite; wait for the device once.
-
-        Raises:
-            PatchError: it is not; a tensor is named.
-        """
+        """Read whether all that came is finite; wait for the device once. Raises PatchError if it is not; a tensor is
+        named."""
         self.launch()
         asked, self._largest = self._largest, []
         with _disable_current_modes():

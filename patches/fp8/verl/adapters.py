@@ -49,8 +49,7 @@ async def actor_update_weights(
     """Send the base once, if the engine was opened on dummy weights, and the adapter each time, each behind a tensor that holds its
     configuration; the rollout's client hands both on as verl does with naive.
 
-    Raises:
-        PatchError: the checkpoint engine sends parts of changed weights, which adapters are not.
+    Raises PatchError if the checkpoint engine sends parts of changed weights, which adapters are not.
     """
     backend = self.config.rollout.checkpoint_engine.backend if mode == "auto" else mode
     setting = asked(self.config.model)
@@ -126,11 +125,7 @@ async def parts(
 
 
 def check_arrival(client: Any, told: dict[str, Any], patch: Patch) -> None:
-    """Raise unless a trainer with adapters sends them, and to an engine that has the base.
-
-    Raises:
-        PatchError: the trainer has LoRA adapters, and none comes, or no base for an engine without one.
-    """
+    """Raise PatchError if the trainer has LoRA adapters, and none comes, or no base for an engine without one."""
     setting = asked(client.model_config)
     if not setting:
         return

@@ -51,8 +51,7 @@ patches = Patches("fp8", "verl>=0.9", evidence="optional", scope="driver")
 def validate_config_rollout(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse by name, before anything starts, what the update of a rollout, or a sync of differences, does not support.
 
-    Raises:
-        PatchError: settings are not supported; all are named.
+    Raises PatchError if settings are not supported; all are named.
     """
     job = JobConfig(config, patches.of(validate_config_rollout).id)
     job.refuse(
@@ -127,8 +126,7 @@ def validate_config_certificate(original, config: Any, *args: Any, **kwargs: Any
     """With the option certificate, compare an engine opened with the rollout's settings with the trainer's model, module by
     module, in a process of its own that ends before the job's workers start.
 
-    Raises:
-        PatchError: with ``certificate="stop"``, engine and trainer differ or could not be compared.
+    Raises PatchError if, with ``certificate="stop"``, engine and trainer differ or could not be compared.
     """
     result = original(config, *args, **kwargs)
     options = engine.options("fp8")
@@ -165,10 +163,7 @@ def certificate(policy: Any, seconds: float) -> tuple[bool, str]:
 
 def judge(agree: bool, said: str, act: str) -> None:
     """Print a certificate and note it; if engine and trainer do not agree, warn or stop as the option ``act`` says.
-
-    Raises:
-        PatchError: with "stop".
-    """
+    Raises PatchError with "stop"."""
     sys.stderr.write(said)
     verdict = said.partition("\n")[0]
     ledger.note(certificate={"ok": agree, "verdict": verdict})
@@ -198,8 +193,7 @@ def validate_config_correction(original, config: Any, *args: Any, **kwargs: Any)
     """Set rollout_correction.rollout_is=token with cap 2 if rollouts are quantized and the config sets no correction, log it, and
     write it into the ledger; warn if ratios meet truncated sampling.
 
-    Raises:
-        PatchError: with the option support, or lm_head, settings that stand against it.
+    Raises PatchError for, with the option support, or lm_head, settings that stand against it.
     """
     job = JobConfig(config, patches.of(validate_config_correction).id)
     ledger.role("driver")

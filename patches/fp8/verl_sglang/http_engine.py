@@ -108,8 +108,7 @@ def async_http_server_adapter(site: Any) -> Callable[[], None]:
 async def update_weights_from_tensor(original, self, req: Any) -> Any:
     """Post each bucket of a sync once, for the policy alone, without a flush; a refusal raises with the server's text.
 
-    Raises:
-        PatchError: see `post`.
+    Raises PatchError, see `post`.
     """
     if WEIGHT_SYNC.sending is None:
         return await original(self, req)
@@ -132,8 +131,7 @@ def bucket(req: Any) -> dict[str, Any]:
 async def flush_cache(original, self) -> Any:
     """End the session at the end of a sync, which commits the update, flushes the cache and answers with receipts.
 
-    Raises:
-        PatchError: see `post`.
+    Raises PatchError, see `post`.
     """
     return await flush_or_end(lambda: original(self), lambda: end_weight_update(self))
 
@@ -165,8 +163,7 @@ async def flush_or_end(
 async def load_lora_adapter_from_tensor(original, self, req: Any) -> Any:
     """Post an adapter of a sync once, and keep the ranks' receipts; a refusal raises with the server's text.
 
-    Raises:
-        PatchError: see `post`.
+    Raises PatchError, see `post`.
     """
     if WEIGHT_SYNC.sending is None:
         return await original(self, req)

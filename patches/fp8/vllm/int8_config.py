@@ -96,11 +96,8 @@ def configure(args: Any, profile: str) -> None:
 
 
 def configure_template(args: Any, own: Any, profile: str) -> None:
-    """Mark an 8-bit checkpoint, so that the trainer's weights are rounded as it is.
-
-    Raises:
-        PatchError: a profile is set, and this checkpoint is none that weights are rounded into.
-    """
+    """Mark an 8-bit checkpoint, so that the trainer's weights are rounded as it is. Raises PatchError if a profile is
+    set, and this checkpoint is none that weights are rounded into."""
     if (
         isinstance(own, Mapping)
         and own.get("quant_method") == "compressed-tensors"
@@ -127,11 +124,8 @@ def _narrow_in_8_bits(own: Mapping[str, Any]) -> bool:
 
 
 def configure_weight_only(args: Any) -> None:
-    """Open this engine with int8 weights and bf16 activations, by torchao.
-
-    Raises:
-        PatchError: torchao is not installed, or the overrides cannot take another key.
-    """
+    """Open this engine with int8 weights and bf16 activations, by torchao. Raises PatchError if torchao is not
+    installed, or the overrides cannot take another key."""
     if find_spec("torchao") is None:
         raise _refuse(
             "int8_weight_only needs torchao, which is not installed.", "Install torchao, or use int8."
@@ -142,11 +136,8 @@ def configure_weight_only(args: Any) -> None:
 
 
 def override(args: Any, key: str, value: Any) -> None:
-    """Set one key of ``hf_overrides``, in addition to the caller's.
-
-    Raises:
-        PatchError: the caller's overrides are a function, or have this key.
-    """
+    """Set one key of ``hf_overrides``, in addition to the caller's. Raises PatchError if the caller's overrides are a
+    function, or have this key."""
     theirs = args.hf_overrides or {}
     if not isinstance(theirs, Mapping):
         raise _refuse("hf_overrides is a function.", "Give hf_overrides as a dict, or exclude this model.")

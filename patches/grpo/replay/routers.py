@@ -180,11 +180,7 @@ class Replay:
         self._own_rank, self._ranks = rank, ranks
 
     def check(self) -> None:
-        """Raise unless each router was called since `begin`.
-
-        Raises:
-            PatchError: names the routers that were not.
-        """
+        """Raise PatchError unless each router was called since `begin`; it names those that were not."""
         silent = [name for layer, name in self.layers.items() if layer not in self._fired]
         if silent:
             raise stop(

@@ -177,11 +177,8 @@ _DONE, DEAD, _UNREACHED = "done", "dead", "unreached"
 
 
 def state_of(call: Any, timeout: float | None = 0) -> str | None:
-    """Return what became of a call to an actor; None while it runs.
-
-    Raises:
-        ray.exceptions.RayTaskError: the call itself failed.
-    """
+    """Return what became of a call to an actor; None while it runs. Raises ray.exceptions.RayTaskError if the call
+    itself failed."""
     import ray
     from ray.exceptions import ActorUnavailableError, RayActorError
 

@@ -64,10 +64,8 @@ class Packer:
         """Add one sample; return the round that it completed, if any. Costs a search among the ranks, a
         round's end aside.
 
-        The sample is taken when this returns, whether or not the iterator is used.
-
-        Raises:
-            PatchError: ``tokens`` is not positive; the sample was not taken then, and everything else is as before.
+        The sample is taken when this returns, whether or not the iterator is used. Raises PatchError if ``tokens`` is
+        not positive; the sample was not taken then, and everything else is as before.
         """
         if tokens < 1:
             raise PatchError(

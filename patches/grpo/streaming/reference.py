@@ -48,10 +48,7 @@ def save(reference: Any, folder: Path, rank: int, world: int) -> None:
 
 def load(reference: Any, folder: Path, rank: int, world: int) -> None:
     """Read this rank's shards of the reference from ``folder``; without one it stays the initial model, as it was then.
-
-    Raises:
-        PatchError: they were saved by another number of ranks, or of another model.
-    """
+    Raises PatchError if they were saved by another number of ranks, or of another model."""
     import torch
 
     if not folder.exists():

@@ -39,11 +39,8 @@ class StreamWorker(DetachActorWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Build the model as verl does.
-
-        Raises:
-            PatchError: the actor's loss cannot be streamed, such as one that only the trainer's processes register.
-        """
+        """Build the model as verl does. Raises PatchError if the actor's loss cannot be streamed, such as one that only
+        the trainer's processes register."""
         super().init_model()
         if "actor" in self.role:  # now that a user's own library has registered its losses
             divisor.of_actor(self.config.actor, POLICY_LOSS_REGISTRY)

@@ -110,8 +110,7 @@ def prepare_model_outputs(
 ) -> Any:
     """With the option support, line up the kept ids of the micro-batch with its packed tokens, or this rank's part.
 
-    Raises:
-        PatchError: a token to train on has no kept ids, or they were not used.
+    Raises PatchError if a token to train on has no kept ids, or they were not used.
     """
     if FIELD not in micro_batch.keys():
         return original(self, output, output_args, micro_batch, *args, **kwargs)
@@ -181,10 +180,8 @@ def _lengths(micro_batch: Any) -> list[int]:
 def logprobs_from_logits(original, logits: Any, labels: Any, *args: Any, **kwargs: Any) -> Any:
     """Take the log-probability of a sampled token over its kept ids, in value and gradient.
 
-    Those of other tokens, which verl's losses mask, are over all, without gradient.
-
-    Raises:
-        PatchError: a token is not among those that it was drawn from.
+    Those of other tokens, which verl's losses mask, are over all, without gradient. Raises PatchError if a token is not
+    among those that it was drawn from.
     """
     import torch
 
