@@ -99,8 +99,7 @@ def _with_messages(
     rest = iter(tensors)
     first = next(rest, None)
     device = first[1].device if first is not None else "cpu"
-    opening = {"source": source[0], "sync": number, "audited": audited}
-    yield from fingerprints.opening(opening, device)
+    yield from fingerprints.opening({"source": source[0], "sync": number, "audited": audited}, device)
     if not audited:
         if problem:
             logger.warning("sync %d is not audited: %s cannot be traced back to shards", number, problem)

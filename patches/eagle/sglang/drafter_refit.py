@@ -100,8 +100,7 @@ class DrafterRefit(DrafterVersions):
     def count(self, accepted: list[int], steps: int) -> None:
         """Add a batch that verified ``steps`` drafts in depth per request; ``accepted`` drafts per request."""
         if steps:
-            tried = sum(min(count + 1, steps) for count in accepted)
-            self.observe(DraftCounts(tried, sum(accepted)))
+            self.observe(DraftCounts(sum(min(count + 1, steps) for count in accepted), sum(accepted)))
 
     def load(self, weights: Weights, then: Callable[[], None]) -> None:
         """Copy weights back into the drafter: the good ones, with those in use kept, or the newest ones."""

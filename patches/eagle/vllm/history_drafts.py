@@ -110,8 +110,7 @@ class SchedulerHistory(EngineHistory):
         room = [
             min(most, (request.max_tokens or most) - request.num_output_tokens - 1) for request in requests
         ]
-        rivals = [len(request.spec_token_ids) for request in requests]
-        drafts = self.drafts.propose(texts, room, rivals)
+        drafts = self.drafts.propose(texts, room, [len(request.spec_token_ids) for request in requests])
         return {
             one.request_id: draft for one, draft in zip(requests, drafts, strict=True) if draft is not None
         }

@@ -114,8 +114,7 @@ class SpecController(Controller):
         Prompts in the step do not count, if anything decodes: vLLM gives the number of all scheduled requests, which changes
         with each prompt.
         """
-        arm = super().choose(self._decoding or batch_size)
-        return self._arms[min(arm.steps, self.max_drafts)]
+        return self._arms[min(super().choose(self._decoding or batch_size).steps, self.max_drafts)]
 
     def step_started(self, running: Iterable[Any] = ()) -> float:
         """Count the requests that decode, and make the pending call, if there is one.
@@ -230,8 +229,7 @@ def engine_arms(asked: list[Any], max_drafts: int) -> tuple[Arm, ...]:
     middle = sorted(
         (part for part in range(2, width) if not width % part), key=lambda part: abs(part - width**0.5)
     )
-    default = ["disable", *(Arm(part - 1, 1, part) for part in (*middle[:1], width))]
-    arms = parse_arms(asked or default)
+    arms = parse_arms(asked or ["disable", *(Arm(part - 1, 1, part) for part in (*middle[:1], width))])
     for arm in arms:
         if arm.topk > 1 or arm.steps > max_drafts:
             raise PatchError(

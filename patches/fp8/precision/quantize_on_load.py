@@ -129,8 +129,7 @@ class Rounding:
         label, expert = name.removesuffix(".weight") + _shard(call), call.get("expert_id")
         form = _FORMS[parameter.dtype]
         q, scale = quantize.quantized(loaded, form, granularity)
-        part = name if expert is None else f"{label}[{expert}]"
-        self.readings.finite(scale, part)
+        self.readings.finite(scale, name if expert is None else f"{label}[{expert}]")
         weight_name = call.get("weight_name")  # by which loaders of experts tell scales from weights
         renamed = {} if weight_name is None else {"weight_name": f"{weight_name}_scale"}
         given = scale if granularity == "channel" else scale.reshape(1)

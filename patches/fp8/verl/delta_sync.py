@@ -175,8 +175,7 @@ async def rollout_update_weights_delta(
 
     Raises PatchError if everything came and is not what was sent.
     """
-    backend = self.rollout_config.checkpoint_engine.backend
-    if backend in UNSUPPORTED_BACKENDS or not is_on():
+    if self.rollout_config.checkpoint_engine.backend in UNSUPPORTED_BACKENDS or not is_on():
         return await original(self, global_steps, *args, **kwargs)
     receiver, transfer = STATE.receiver, self.checkpoint_engine
     try:

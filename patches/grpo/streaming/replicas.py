@@ -70,8 +70,7 @@ class Replicas:
                 found = dict(self.sync.update_weights(step) or {})
                 break
             except Exception as error:
-                lost = self.prune()
-                if not lost:
+                if not self.prune():
                     raise
                 logger.warning(
                     "the update of step %d failed (%s); repeating it without the lost", step, error

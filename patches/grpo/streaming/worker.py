@@ -82,8 +82,7 @@ class StreamWorker(DetachActorWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stream_refresh_reference(self) -> None:
         """Make the reference model what the policy is now."""
-        policy = _of_this_process["actor"].actor.engine
-        reference.copy_policy(policy.module, self.ref.engine.module)
+        reference.copy_policy(_of_this_process["actor"].actor.engine.module, self.ref.engine.module)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stream_save_reference(self, folder: str) -> None:
