@@ -44,11 +44,7 @@ class Contents:
 
 
 def cut(name: str, tensor: torch.Tensor, bucket_size: int) -> Iterator[Piece]:
-    """Yield a tensor's pieces, copied: one if it fits in a bucket.
-
-    Args:
-        tensor: any shape, dtype, strides and device.
-    """
+    """Yield the pieces, copied, of a tensor of any shape, dtype, strides and device: one if it fits in a bucket."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     for begin in range(0, max(flat.numel(), 1), bucket_size):
         data = flat[begin : begin + bucket_size].to("cpu", copy=True).numpy()

@@ -67,11 +67,8 @@ class ObjectStoreEngine(CheckpointEngine):
         self.rank: int | None = None
 
     def prepare(self) -> dict[str, Any]:
-        """Begin a transfer, whatever the last one left behind.
-
-        Returns:
-            What this process is; on the master also how to join.
-        """
+        """Begin a transfer, whatever the last one left behind; return what this process is, on the master also how to
+        join."""
         if self._line is not None:  # the last transfer failed, its actor may have ended
             self._exchange = None
         self.finalize()

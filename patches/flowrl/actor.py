@@ -229,13 +229,9 @@ def prepare_model_inputs(original, self, micro_batch: Any) -> Any:
 
 
 def locate(micro_batch: Any, model_inputs: Any, sharers: Any = None) -> Any:
-    """Return the `partition_function.Prompts` of a micro-batch, by the lengths that verl splits by.
-
-    Args:
-        sharers: process group of the ranks that hold parts of the packed row, or None.
-
-    Source: ``verl/workers/utils/padding.py: no_padding_2_padding``.
-    """
+    """Return the `partition_function.Prompts` of a micro-batch, by the lengths that verl splits by
+    (``verl/workers/utils/padding.py: no_padding_2_padding``). ``sharers``: process group of the ranks that hold parts
+    of the packed row, or None."""
     from flashpatch.patches.flowrl.partition_function import Prompts
 
     prompts, ids = micro_batch["prompts"], micro_batch["input_ids"]

@@ -254,15 +254,8 @@ def _spread(values: Any, batch: Any) -> Any:
 
 
 def less_log_z(batch: Any, uids: Any, chosen: SimpleNamespace) -> Any:
-    """Return the advantages less ``log Z / beta`` of each response's group, ``(batch, tokens)``.
-
-    Args:
-        batch: verl's tensors by name.
-        uids: of each response's prompt, ``(batch,)``.
-
-    Raises:
-        PatchError: something is missing.
-    """
+    """Return the advantages less ``log Z / beta`` of each response's group, ``(batch, tokens)``, from verl's tensors by
+    name and the uid of each response's prompt. Raises PatchError if something is missing."""
     import numpy
     import torch
 

@@ -65,12 +65,8 @@ def validate_config(
 
 
 def refusals(get: Get, overridden: Collection[str] = ()) -> Iterator[str]:
-    """Yield the settings that contradict FlowRL, each with the reason.
-
-    Args:
-        get: reads the configuration.
-        overridden: settings that the command line names; verl's default among them counts as chosen.
-    """
+    """Yield the settings that contradict FlowRL, each with the reason; verl's default counts as chosen if it is among
+    ``overridden``, the settings that the command line names."""
     reasons = {
         LOSS_MODE: f"FLASHPATCH=flowrl means {MODE}",
         USE_KL: "FlowRL needs the reference's logprobs, which verl computes only with it",

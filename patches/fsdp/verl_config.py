@@ -61,14 +61,8 @@ def _missing_error_path(get: Get) -> str | None:
 
 
 def refusals(get: Get, mode: str) -> Iterator[str]:
-    """Yield the settings that the audit does not cover, each with the reason.
-
-    With mode "report", weights that cannot be traced back to shards are sent unaudited, which is logged then.
-
-    Args:
-        get: reads the configuration.
-        mode: the option ``audit``.
-    """
+    """Yield the settings that the audit, in the option's ``mode``, does not cover, each with the reason. With mode
+    "report", weights that cannot be traced back to shards are sent unaudited, which is logged then."""
     if mode == "off":
         return
     rollout = get(f"{ROLE}.rollout.name")

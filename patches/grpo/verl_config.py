@@ -144,12 +144,8 @@ def stream_refusals(get: Get) -> Iterator[str]:
 
 
 def loss_refusals(get: Get, registry: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why the actor's loss cannot be streamed; nothing for other modes, or a loss that no registry here has.
-
-    Args:
-        get: reads the configuration, once every family has set what it needs.
-        registry: verl's ``POLICY_LOSS_REGISTRY``.
-    """
+    """Yield why the actor's loss cannot be streamed, once every family has set what it needs; nothing for other modes,
+    or a loss that verl's ``POLICY_LOSS_REGISTRY`` has not in this process."""
     if streaming.asked(get):
         why = divisor.problem(lambda path, default=None: get(f"{ACTOR}.{path}", default), registry)
         if why is not None:

@@ -120,12 +120,8 @@ def save(policy: Policy, path: Path) -> None:
 
 
 def restore(policy: Policy, path: Path) -> str:
-    """Restore the policy from a file, if there is one.
-
-    Returns:
-        ``new``, ``restored`` or ``not restored: ...``, for the ledger. A file that does not fit is logged and
-        left as it is: the policy starts with nothing learned.
-    """
+    """Restore the policy from a file, if there is one; return ``new``, ``restored`` or ``not restored: ...``, for the
+    ledger. A file that does not fit is logged and left as it is: the policy starts with nothing learned."""
     try:
         policy.restore(json.loads(path.read_text()))
     except FileNotFoundError:

@@ -122,12 +122,8 @@ class Recorder:
                 self._give_up(request, str(error))
 
     def finish(self, finished: Mapping[str, tuple[Sequence[int], int] | None]) -> None:
-        """Finish requests that are over. Never raises.
-
-        Args:
-            finished: the tokens that the engine kept of each, and how many of these were the prompt; None for
-                a request whose tokens are not known.
-        """
+        """Finish requests that are over: the tokens that the engine kept of each, and how many of these were the
+        prompt; None for a request whose tokens are not known. Never raises."""
         try:
             self._alike = None
             over = {self._running.pop(name, None): tokens for name, tokens in finished.items()}

@@ -155,12 +155,9 @@ def _read(manager: Any, path: Path) -> dict[str, torch.Tensor]:
 
 
 def flush(manager: Any) -> dict[str, Any]:
-    """Wait until the captured states of finished requests are stored.
-
-    Returns:
-        Counts, and ``queue``, the directory of the samples, unless this rank captures nothing; ``drafter`` (version),
-        ``drafter_path`` and ``acceptance`` (tokens per step) if a model of its own drafts.
-    """
+    """Wait until the captured states of finished requests are stored; return counts, and ``queue``, the directory of
+    the samples, unless this rank captures nothing; ``drafter`` (version), ``drafter_path`` and ``acceptance`` (tokens
+    per step) if a model of its own drafts."""
     refit = drafter_refit.refit_of(manager)
     if refit is None:
         return {}

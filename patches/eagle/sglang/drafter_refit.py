@@ -247,15 +247,8 @@ def _updated(manager: Any, selector: str, success: bool) -> None:
 
 
 def send(llm: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Send new weights to the drafter of an ``sglang.Engine``, in one session; the target stays as it is.
-
-    Args:
-        llm: the engine, in this process.
-        tensors: names as in the drafter's checkpoint.
-
-    Raises:
-        PatchError: the engine refused them; the message is the engine's.
-    """
+    """Send new weights, named as in the drafter's checkpoint, to the drafter of an ``sglang.Engine`` in this process,
+    in one session; the target stays as it is. Raises PatchError with the engine's message if it refuses them."""
     from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
     def check(done: bool, message: str) -> None:

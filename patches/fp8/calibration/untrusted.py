@@ -78,15 +78,8 @@ def file_name(name: Any, path: Path | str) -> str:
 
 @contextmanager
 def safetensors(path: Path, limit: int) -> Iterator[Any]:
-    """Yield the open file of `safetensors.safe_open`, which has checked the header.
-
-    Args:
-        path: the file.
-        limit: bytes the whole file may have.
-
-    Raises:
-        PatchError: as `size` does; it is not safetensors, or a tensor in it cannot be read.
-    """
+    """Yield the open file of `safetensors.safe_open`, of at most ``limit`` bytes, which has checked the header. Raises
+    PatchError as `size` does, and if it is not safetensors, or a tensor in it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     size(path, limit)

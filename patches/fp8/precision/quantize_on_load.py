@@ -66,15 +66,9 @@ class Rounding:
     def prepared(
         self, weights: Iterable[tuple[str, torch.Tensor]], first: bool
     ) -> Iterable[tuple[str, torch.Tensor]]:
-        """A load's weights, smoothed if there is a profile, one at a time.
-
-        Args:
-            weights: name and tensor, whole.
-            first: whether this is the engine's own first load.
-
-        Raises:
-            PatchError: while iterating: a weight is in 8 bits already, so its norms are smoothed already.
-        """
+        """Return a load's weights, smoothed if there is a profile, one at a time; ``first``: the engine's own first
+        load. Raises PatchError while iterating if a weight is in 8 bits already, so that its norms are smoothed
+        already."""
         if self._profile is None or (first and not self._at_load):
             return weights
         return self._smoothed(weights, self._profile)

@@ -63,14 +63,8 @@ def _forward(self, hidden_states: Any) -> Any:
 
 
 def check(job: JobConfig, lm_head: str) -> None:
-    """Refuse a job whose rollouts compute the head in float32 and whose trainer would not, or the other way round.
-
-    Args:
-        lm_head: the family's option.
-
-    Raises:
-        PatchError: names all settings that stand against it.
-    """
+    """Refuse a job whose rollouts compute the head in float32 (the family's option ``lm_head``) and whose trainer would
+    not, or the other way round. Raises PatchError, which names all settings that stand against it."""
     if lm_head == "float32":
         job.refuse(refusals(job.get), "cannot compute the lm_head in float32 on both sides with", ADVICE)
 

@@ -139,12 +139,8 @@ def validate_config_certificate(original, config: Any, *args: Any, **kwargs: Any
 
 
 def certificate(policy: Any, seconds: float) -> tuple[bool, str]:
-    """Return whether engine and trainer agree, and what ``flashpatch-verify exact`` printed.
-
-    Args:
-        policy: verl's ``actor_rollout_ref``.
-        seconds: after which it gives up; 0: never.
-    """
+    """Return whether engine and trainer of ``policy``, verl's ``actor_rollout_ref``, agree, and what
+    ``flashpatch-verify exact`` printed; it gives up after ``seconds``, 0: never."""
     from flashpatch.patches._shared.child import alone
 
     with tempfile.TemporaryDirectory() as folder:
@@ -216,12 +212,8 @@ def validate_config_correction(original, config: Any, *args: Any, **kwargs: Any)
 
 
 def precisions(options: Mapping[str, Any], verl_quantization: str | None) -> tuple[str, ...]:
-    """Return the precisions of the rollouts, without repetition.
-
-    Args:
-        options: the family's.
-        verl_quantization: verl's own ``rollout.quantization``.
-    """
+    """Return the precisions of the rollouts, without repetition, by the family's options and verl's own
+    ``rollout.quantization``."""
     entries = fleet.entries(options["precision"], options["scheme"], options["fleet"])
     ours = [entry.precision for entry in entries]
     if verl_quantization:

@@ -53,12 +53,8 @@ def configuration(kept: tuple[str, ...] = KEPT) -> dict[str, Any]:
 
 
 def mark(profile: str = "", at_load: bool = True) -> dict[str, Any]:
-    """Return what workers need to round weights.
-
-    Args:
-        profile: absolute path of a profile that smooths the trainer's weights; empty for none.
-        at_load: whether the first load brings unsmoothed weights; a template is smoothed already.
-    """
+    """Return what workers need to round weights: the absolute path of a ``profile`` that smooths them, or empty, and
+    whether the first load brings unsmoothed ones; a template is smoothed already."""
     return {"profile": profile, "at_load": at_load}
 
 
@@ -75,15 +71,8 @@ def is_marked(args: Any) -> bool:
 
 
 def configure(args: Any, profile: str) -> None:
-    """Open this engine in int8, on weights in bf16.
-
-    Args:
-        args: ``vllm.engine.arg_utils.EngineArgs``, changed in place.
-        profile: the family's option.
-
-    Raises:
-        PatchError: the overrides cannot take another key, or the profile is not of this model.
-    """
+    """Open this engine, of ``EngineArgs`` that are changed in place, in int8, on weights in bf16; ``profile`` is the
+    family's option. Raises PatchError if the overrides cannot take another key, or the profile is not of this model."""
     if inexact():
         logger.warning(
             "this CPU has no VNNI: vLLM's int8 kernel (oneDNN) is less exact here than int8 is, by two to four times "

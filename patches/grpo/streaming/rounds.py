@@ -117,12 +117,8 @@ class Rounds:
 
 
 def dp_ranks(group: Any, mesh: str) -> list[int]:
-    """Return each worker's data-parallel rank; workers of one rank (tensor or sequence parallel) get the same.
-
-    Args:
-        group: verl's worker group.
-        mesh: ``"actor"`` or ``"ref"``.
-    """
+    """Return the data-parallel rank, in ``mesh`` ("actor" or "ref"), of each worker of verl's group; workers of one
+    rank (tensor or sequence parallel) get the same."""
     known = group._dispatch_info
     if mesh not in known:
         known[mesh] = group._query_dispatch_info(mesh)

@@ -68,12 +68,9 @@ class StreamWorker(DetachActorWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stream_finish(self) -> dict[str, Any] | None:
-        """Divide the gradient by what came, clip it, step optimizer and schedule; return the metrics.
-
-        Returns:
-            metrics as of verl's ``update_actor``, over all ranks, and under ``busy`` the seconds of this rank's
-            rounds; None on ranks that verl collects nothing from.
-        """
+        """Divide the gradient by what came, clip it, step optimizer and schedule; return metrics as of verl's
+        ``update_actor``, over all ranks, and under ``busy`` the seconds of this rank's rounds; None on ranks that verl
+        collects nothing from."""
         step, self._open = self._open, None
         if step is None:
             raise RuntimeError("stream_finish() before any stream_accumulate()")

@@ -129,14 +129,9 @@ def prepare_model_outputs(
 
 
 def packed(micro_batch: Any) -> Any:
-    """Return the kept ids in the order of the model's tokens, ``(packed tokens, width)``, `NO_SET` where there are none.
-
-    Args:
-        micro_batch: what ``prepare_model_outputs`` gets; its ``input_ids`` are jagged.
-
-    Raises:
-        PatchError: a token to train on has none, or more than are carried.
-    """
+    """Return the kept ids in the order of the model's tokens, ``(packed tokens, width)``, `NO_SET` where there are
+    none. ``micro_batch`` has jagged ``input_ids``. Raises PatchError if a token to train on has none, or more than are
+    carried."""
     offsets, kept = micro_batch["input_ids"].offsets().tolist(), micro_batch[FIELD].unbind()
     prompts, masks = _lengths(micro_batch), micro_batch["loss_mask"].unbind()
     ids = kept[0].new_full((offsets[-1], kept[0].shape[-1]), NO_SET)
