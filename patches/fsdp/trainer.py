@@ -79,9 +79,7 @@ def untraceable(trainer: Any, adapter: Any) -> str:
     whole = getattr(trainer.module, "_fsdp_wrapped_module", trainer.module)
     if adapter is None and hasattr(whole, "peft_config"):
         return "weights with a merged LoRA adapter"
-    if getattr(trainer, "_qat_enabled", False):
-        return "weights of quantization-aware training"
-    return ""
+    return "weights of quantization-aware training" if getattr(trainer, "_qat_enabled", False) else ""
 
 
 def _with_messages(

@@ -138,9 +138,7 @@ class DrafterRefit(DrafterVersions):
 def _is_unchanged(weight: torch.Tensor, before: torch.Tensor | Sums) -> bool:
     from flashpatch.patches._shared import fingerprint
 
-    if isinstance(before, tuple):
-        return fingerprint.of(weight) == before
-    return bool((weight == before).all())
+    return fingerprint.of(weight) == before if isinstance(before, tuple) else bool((weight == before).all())
 
 
 def _draft_path(worker: Any) -> str:

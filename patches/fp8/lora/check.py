@@ -82,16 +82,11 @@ def problems(
     ignored = [name for name in pairs if name not in places]
     if ignored:
         found.append(f"the engine has no place for {listed(ignored)}")
-    wanted = _scaling(config)
+    wanted = config["lora_alpha"] / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
     for name, pair in pairs.items():
         for problem in _of_pair(pair, places.get(name), config["r"], wanted, finite):
             found.append(f"{name}: {problem}")
     return found
-
-
-def _scaling(config: Mapping[str, Any]) -> float:
-    rank = config["r"]
-    return config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _unread(config: Mapping[str, Any]) -> Iterator[str]:

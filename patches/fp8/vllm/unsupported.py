@@ -90,9 +90,7 @@ def adapters(vllm_config: Any) -> str | None:
         "speculation": vllm_config.speculative_config is not None,
     }
     found = [name for name, there in untested.items() if there]
-    if found:
-        return f"LoRA adapters (enable_lora) were never run beside {', '.join(found)}"
-    return None
+    return f"LoRA adapters (enable_lora) were never run beside {', '.join(found)}" if found else None
 
 
 def at_discard(vllm_config: Any, method: Any, args: tuple, kwargs: Mapping[str, Any]) -> str | None:
