@@ -140,7 +140,7 @@ def save(profile: Profile, path: Path, overwrite: bool = False) -> None:
 
 
 def load(path: Path) -> Profile:
-    """Read a profile and check all of it. Raises PatchError for no such file, another version, too large, tensors
+    """Read a profile and check all of it. Raises PatchError for a file of another kind, version or size, tensors
     missing or left over, wrong shapes or dtypes, scales that are zero, negative or not finite, names that are no tensor
     names."""
     with untrusted.safetensors(path, untrusted.PROFILE_LIMIT) as file:

@@ -63,7 +63,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def tensor_name(name: Any, path: Path | str) -> str:
-    """Return ``name`` if it can be the name of a tensor. Raises PatchError: it has separators, spaces or the like."""
+    """Return ``name`` if it can be the name of a tensor. Raises PatchError if it has separators, spaces or the like."""
     if not isinstance(name, str) or not _TENSOR.match(name) or ".." in name:
         raise refuse(path, f"names a tensor {str(name)[:60]!r}")
     return name

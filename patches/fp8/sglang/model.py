@@ -147,8 +147,8 @@ def restore_weights_before_loading(original, model: torch.nn.Module, target_devi
 
 
 def begin(managed: model_registry.ManagedModel, patch: str) -> None:
-    """Open an update, within `one_attempt` only once. Raises PatchError if it cannot begin, or is the second, and then
-    says why the first failed and names ``patch``."""
+    """Open an update, within `one_attempt` only once. Raises PatchError, which names ``patch``, if it cannot begin,
+    and for a second one, with the reason why the first failed."""
     if managed in _attempted and managed.asleep:
         raise PatchError(ASLEEP[0], patch=patch, advice=ASLEEP[1])
     if managed in _attempted:

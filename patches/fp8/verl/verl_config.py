@@ -189,7 +189,7 @@ def validate_config_correction(original, config: Any, *args: Any, **kwargs: Any)
     """Set rollout_correction.rollout_is=token with cap 2 if rollouts are quantized and the config sets no correction, log it, and
     write it into the ledger; warn if ratios meet truncated sampling.
 
-    Raises PatchError for, with the option support, or lm_head, settings that stand against it.
+    Raises PatchError for settings that stand against the option support or lm_head.
     """
     job = JobConfig(config, patches.of(validate_config_correction).id)
     ledger.role("driver")
