@@ -70,8 +70,7 @@ def update_weights_from_ipc(original, self, *args: Any, **kwargs: Any) -> dict[s
         PatchError: the update failed; the message holds the whole traceback, as vLLM passes on nothing else.
     """
     receiving = Receiving(kwargs.pop(TICKET, None) or {})
-    # the policy, and a drafter only if verl brings its weights too
-    models = [one for one in map(model_registry.get, self._iter_all_models()) if one is not None]
+    models = _updated(self)
     before, began = [model.version for model in models], time.perf_counter()
     adapter = bool(kwargs.get("peft_config") and kwargs.get("base_sync_done"))
     try:
@@ -126,6 +125,11 @@ def _checksums(worker: Any, models: list[model_registry.ManagedModel]) -> list[s
     found = [f"{worker.model_config.quantization} {model.checksum()}" for model in models]
     ledger.note(weights_checksum=found, checksum_seconds=round(time.perf_counter() - began, 4))
     return found
+
+
+def _updated(worker: Any) -> list[model_registry.ManagedModel]:
+    """The models that verl's update is for: the policy, and a drafter only if verl brings its weights too."""
+    return [one for one in map(model_registry.get, worker._iter_all_models()) if one is not None]
 
 
 @patches.wrap(
