@@ -172,6 +172,7 @@ lint: $(CHECK)/.ready
 	test ! -x $(CHECK)/bin/mypy || $(CHECK)/bin/mypy flashpatch
 	test ! -x $(CHECK)/bin/check-jsonschema || \
 		$(CHECK)/bin/check-jsonschema -q --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@$(CHECK)/bin/python -c 'from flashpatch.commands import surroundings; print("accelerator:", surroundings.accelerator())'
 
 # Folders of tests that run side by side, and what is not in them: each imports its own files alone. They wait for two
 # fifths of their time, so all five at a time keep two cores busy.
@@ -185,8 +186,9 @@ part/%:
 # Interpreters that tests fork from are shared by all that runs at a time, see tests/support/warm.py.
 SHARING = export WARM_SERVERS="$$(mktemp -d)"; trap 'rm -rf "$$WARM_SERVERS"' EXIT;
 
+# Under `make test` they take turns with its lanes.
 check-own: $(CHECK)/.ready
-	@$(SHARING) $(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK) MARKS="$(NO_ENGINE) and not slow"
+	@$(SHARING) $(MAKE) -k $(if $(findstring jobserver,$(MAKEFLAGS)),,-j5) --output-sync=target parts ENVIRONMENT=$(CHECK) MARKS="$(NO_ENGINE) and not slow"
 
 # Without torch; tests that need it are skipped.
 $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
@@ -199,10 +201,10 @@ test-for: $(ASKED)
 	@words="$$($(<D)/bin/python tests/support/tests_for.py "$(PATCH)" $(VENV))" && environment="$${words%% *}" && \
 		$(MAKE) --no-print-directory "$$environment/.ready" && eval "$$environment/bin/pytest -q $${words#* }"
 
-# Six at a time, set-up included: those on verl wait for half of their time. Two lanes come in parts, so that none is left
+# Six at a time, set-up and the parts of check-own included: those on verl wait for half of their time. Two lanes come in parts, so that none is left
 # alone at the end; the last begins when SGLang's jobs have ended. Together they take some 18 GB.
-test: lint check-own
-	@$(SHARING) $(MAKE) -j6 --output-sync=none test-paired-jobs test-newest-fp8 test-paired-rest test-sglang-paired test-sglang \
+test: lint
+	@$(SHARING) $(MAKE) -j6 --output-sync=none check-own test-paired-jobs test-newest-fp8 test-paired-rest test-sglang-paired test-sglang \
 		test-newest-rest test-paired-losses smoke-cuda
 
 # Engines with vLLM's second model runner need an import of their own: all of them in one lane.

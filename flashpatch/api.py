@@ -18,11 +18,9 @@ from flashpatch.patch_status import Status
 from flashpatch.record import Family, Patch
 from flashpatch.settings import selections
 
-_obeyed: tuple[int, str | None, str | None] | None = None
-"""Process and environment that `start` last looked at or that this module last exported."""
+_obeyed: tuple[int, str | None, str | None] | None = None  # process and environment, when last obeyed or set
 
-CHECKSUM = "flashpatch_checksum"
-"""Name of a call to an engine's workers."""
+CHECKSUM = "flashpatch_checksum"  # name of a call to an engine's workers
 
 _environments = Group(Family("flashpatch", "", ()), "environment", ())
 """Has why that environment cannot be obeyed: engines and trainers raise it, in strict mode each front door too."""

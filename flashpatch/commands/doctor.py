@@ -91,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         "flashpatch": __version__,
         "python": python,
         "accelerator": surroundings.accelerator(),
+        "processor": surroundings.processor(),
         "frameworks": {row[0]: row[1] for row in rows},
         "names": [{**asdict(one), "works": one.works} for one in outlooks],
         "settings": [setting._asdict() for setting in settings],
@@ -99,7 +100,12 @@ def run(args: argparse.Namespace) -> int:
     machine = Table(
         f"FlashPatch {__version__}",
         ("what", "found"),
-        [("Python", python), ("accelerator", surroundings.accelerator()), *rows],
+        [
+            ("Python", python),
+            ("accelerator", surroundings.accelerator()),
+            *(("processor", one) for one in surroundings.processor()),
+            *rows,
+        ],
     )
     tables = [machine, Table("Names", ("name", "works on", "in the way", "do this"), _name_rows(outlooks))]
     if chosen := [(one.name, str(one.value), one.source) for one in settings if one.source != "default"]:

@@ -8,7 +8,7 @@ import site
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
@@ -48,14 +48,47 @@ def conflicts() -> list[Conflict]:
     return [*_two_owners(), *_no_front_door(), *_ray_hook(), *unknown, *_config_alone(), *_values()]
 
 
+_INSTRUCTIONS = {
+    "avx2": ("AVX2", "vLLM and torch's operators for CPUs end by SIGILL"),
+    "avx512f": ("AVX-512", "vLLM packs no bf16 weights, and has no 4-bit kernels and no fp8 cache"),
+    "avx512_bf16": ("AVX512-BF16", "vLLM takes a library without kernels on packed weights"),
+    "avx512_vnni": ("VNNI", "vLLM's int8 products are inexact"),
+    "amx_tile": ("AMX", "SGLang quantizes nothing, and runs no drafter with its default attention"),
+}
+"""By flag of /proc/cpuinfo: the name of what an x86 processor has, and what follows if it has not."""
+
+
 def _instructions() -> list[str]:
+    return [name for flag, (name, _) in _INSTRUCTIONS.items() if flag in _flags()]
+
+
+def _flags() -> list[str]:
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
         return []
-    flags = next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
-    names = {"avx2": "AVX2", "avx512f": "AVX-512", "avx512_vnni": "VNNI", "amx_tile": "AMX"}
-    return [name for flag, name in names.items() if flag in flags]
+    return next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
+
+
+def processor(flags: Sequence[str] | None = None, tiles_granted: bool | None = None) -> list[str]:
+    """Return what engines cannot do on this x86 processor, or on one with these flags of /proc/cpuinfo and this answer of Linux to
+    who asks for AMX tiles."""
+    flags = _flags() if flags is None else flags
+    have = {*flags, *(("avx512_vnni",) if "avx_vnni" in flags else ())}
+    found = [f"no {name}: {so}" for flag, (name, so) in _INSTRUCTIONS.items() if have and flag not in have]
+    ends = "vLLM's attention on AMX tiles ends by SIGILL"
+    if "amx_tile" in have and not (_tiles_granted() if tiles_granted is None else tiles_granted):
+        found.append(f"AMX is listed and not granted to processes (kernel or hypervisor): {ends}")
+    elif "amx_tile" in have:
+        found.append(f"AMX: {ends} at a first prompt of up to 4 tokens; call torch.cpu._init_amx() before")
+    return found
+
+
+def _tiles_granted() -> bool:
+    """Ask Linux for AMX tiles, as oneDNN does: arch_prctl(ARCH_REQ_XCOMP_PERM, tile data)."""
+    import ctypes
+
+    return ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
 
 
 def _two_owners() -> Iterator[Conflict]:

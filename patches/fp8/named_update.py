@@ -83,7 +83,7 @@ class update:
             raise
         except Exception as error:
             if CALL not in str(error):
-                raise PatchError(f"the engine did not take the update: {error}", patch=PATCH) from error
+                raise _not_taken(error) from error
             raise PatchError(
                 "FlashPatch does not follow the weights of this engine",
                 advice="Enable fp8, int8 or bf16 before the engine is opened.",
@@ -96,6 +96,12 @@ def _now(steps: Coroutine[Any, Any, None]) -> None:
         steps.send(None)
     except StopIteration:
         return
+
+
+def _not_taken(why: object) -> PatchError:
+    return PatchError(
+        f"the engine did not take the update: {why}", patch=PATCH, advice="Send a complete update."
+    )
 
 
 def _say_to_sglang(engine: Any, what: str) -> None:
@@ -111,4 +117,4 @@ def _say_to_sglang(engine: Any, what: str) -> None:
         return
     done, message = engine.begin_weight_update() if what == BEGIN else engine.end_weight_update()
     if not done:
-        raise PatchError(f"the engine did not take the update: {message}", patch=PATCH)
+        raise _not_taken(message)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import metadata
 from typing import Any
 
-from flashpatch import ledger
+from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.fsdp import fingerprints
@@ -48,22 +49,44 @@ class Session:
     relies_on=(
         "self._session",
         "recv_req.selector",
+        "self._select_runners",
         "sglang.srt.managers.io_struct:BeginWeightUpdateReqInput.selector",
+        "sglang.srt.managers.io_struct:BeginWeightUpdateReqOutput",
     ),
     why="An audit covers the buckets of one sync, which SGLang's session delimits.",
 )
 def begin_weight_update(original, self, recv_req: Any) -> Any:
     """Start an audit with each session that updates the policy.
 
-    verl's trainer names its sync in the request: such a session must bring fingerprints.
+    verl's trainer names its sync in the request: such a session must bring fingerprints. One that stock could not load is
+    answered with success=False.
     """
     ledger.role("worker")
+    if not engine.enabled("fp8") and _packed(self, recv_req.selector):
+        from sglang.srt.managers.io_struct import BeginWeightUpdateReqOutput
+
+        return BeginWeightUpdateReqOutput(success=False, message=str(_no_loader()))
     output = original(self, recv_req)
     if output.success:
         forget()
         if recv_req.selector != "draft":
             open_audit(recv_req.rid or "", patches.at(update_weights_from_tensor))
     return output
+
+
+def _packed(manager: Any, selector: str) -> bool:
+    """Whether SGLang has packed weights for AMX: they have lost their loaders, and loading would end the scheduler."""
+    models = [runner.model for _, runner in manager._select_runners(selector)]
+    return any(getattr(one, "use_intel_amx_backend", False) for model in models for one in model.modules())
+
+
+def _no_loader() -> PatchError:
+    return PatchError(
+        "SGLang has packed this engine's weights for AMX and cannot load others into them.",
+        **patches.at(begin_weight_update),
+        version=f"sglang {metadata.version('sglang')}",
+        advice="Switch on bf16 (or fp8, int8) beside fsdp: FLASHPATCH=bf16,fsdp.",
+    )
 
 
 def open_audit(sync: str, at: dict[str, str]) -> None:

@@ -3,11 +3,13 @@
 Runs in a process of `vllm_lab.scenario`; results are JSON data.
 """
 
+import functools
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import vllm_updates as updates
 from vllm_lab import engines
 
 PROMPTS = ("t1 t2 t3", "t4 t5 t6 t7")
@@ -91,6 +93,30 @@ def without_a_parameter(model: str, folder: str, name: str) -> dict[str, Any]:
     except Exception:
         return dict(error=traceback.format_exc(), step=trainer.state.global_step)
     return dict(error=None, step=trainer.state.global_step)
+
+
+def failing_syncs(model: str, folder: str, victim: str) -> dict[str, list[Any]]:
+    """Syncs that bring NaN in a parameter, leave it out, or break off, each before an ordinary one: error, refusal, error, answers."""
+    generation = grpo(model, folder).vllm_generation
+    walk, llm = generation._iter_named_params, generation.llm
+    llm.llm_engine.model_config.max_logprobs = -1
+
+    def bad(fault: str) -> Iterator[tuple[str, Any]]:
+        for name, tensor in walk():
+            if name != victim:
+                yield name, tensor
+            elif fault == "nan":
+                yield name, tensor * float("nan")
+            elif fault == "dies":
+                raise OSError("the walk broke off")
+
+    found: dict[str, list[Any]] = {}
+    for fault in ("nan", "missing", "dies"):
+        generation._iter_named_params = functools.partial(bad, fault)
+        found[fault] = [updates.error(generation.sync_weights), updates.refusal(llm)]
+        del generation._iter_named_params
+        found[fault] += [updates.error(generation.sync_weights), engines.answers(llm)]
+    return found
 
 
 def tracked(folder: str) -> dict[str, list[float]]:

@@ -118,7 +118,7 @@ class Readings:
 def _require_finite(value: float, name: str) -> None:
     if not math.isfinite(value):
         raise PatchError(
-            f"{name} holds NaN or Inf values.",
+            f"{name} holds NaN or Inf values",
             patch="fp8.update",
             advice="The update is abandoned: find where the trainer's weights diverged.",
         )

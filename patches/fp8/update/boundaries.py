@@ -105,7 +105,8 @@ class Boundaries:
         """Note that the open update is committed; ``by_name``: its sender has said that it ends."""
         if by_name:
             self._values.clear()
-            self.end_by_name()
+            if not self.named:
+                self.end_by_name()
         elif not self.one_call:
             self._anchor = self._anchor or next(iter(self.came))
 

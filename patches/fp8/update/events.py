@@ -21,7 +21,7 @@ PATCH = "fp8.update"
 REQUESTS_RUN = "requests are running"
 BUSY = (
     f"{REQUESTS_RUN}, so the update is refused",
-    "Let them end, or set the option in_flight to abort, recompute or keep.",
+    "Let them end or abort them first; on vLLM the option in_flight can be abort, recompute or keep.",
 )
 REPORT = "Report this model; until then update it by restarting the engine."
 
@@ -58,11 +58,15 @@ class Policy:
     holds: dict[int | str, tuple[str, str] | None] = field(default_factory=dict)
 
     def why_refused(self) -> str:
-        """Return one sentence for a policy that may not generate."""
+        """Return one sentence, without its full stop, for a policy that may not generate: what failed first goes first."""
+        said = [self.error.rstrip(".")] if self.error else []
         if self.missing:
-            return f"an update is incomplete, {self.missing} did not come"
-        is_open = "an update is open, its sender has not ended it"
-        return self.error or (is_open if self.state == "open" else f"its state is {self.state!r}")
+            said.append(f"an update is incomplete, {self.missing} did not come")
+        is_open = self.state == "open"
+        other = (
+            "an update is open, its sender has not ended it" if is_open else f"its state is {self.state!r}"
+        )
+        return "; since then ".join(said) or other
 
 
 def listed(names: list[str], separator: str = ", ", most: int = 6) -> str:

@@ -401,7 +401,10 @@ class ManagedModel:
         missing = self._missing(None, self._update.boundaries.named) if self.state == "open" else []
         stale = self.options["atomic"] == "model" and not self.may_generate
         state = "broken" if self.state == "open" and (stale or self._update.mixed) else self.state
-        return Policy(self.adapter.role, state, self.version, listed(missing), self.error)
+        failed = (
+            "" if self.state == "open" and self._update.boundaries.named else self.error
+        )  # begun anew by name
+        return Policy(self.adapter.role, state, self.version, listed(missing), failed)
 
     @property
     def may_generate(self) -> bool:
@@ -509,12 +512,14 @@ class ManagedModel:
         update = self._update
         by_name |= update.boundaries.named
         if self.state == "broken" and self.error:
+            if not update.boundaries.named:
+                update.boundaries.end_by_name()
             raise self._error(self.error, "Send a complete update.")
         if self.state != "open":
             if by_name:
                 update.boundaries.end_by_name()
             return
-        if self._allows_partial(partial) and self._close_if_empty():
+        if (self._allows_partial(partial) or self.adapter.consensus.ranks == 1) and self._close_if_empty():
             return
         with self._failing(), torch.no_grad(), self._events.committing(), update.in_order():
             update.commit(self._missing(partial, by_name), self._hooks.run, by_name)
@@ -575,14 +580,14 @@ class ManagedModel:
         update.note_mixture()
         update.boundaries.fail()
         update.drop()
-        said = f"{type(error).__name__}: {error}"
+        at = f" at {names.current}" if names is not None and names.current else ""
+        said = f"{type(error).__name__}: {error}".removesuffix(": ") + at
         if self.options["atomic"] == "layer" or update.mixed or doubted or self.error:
             problem = error.problem if isinstance(error, PatchError) else said
             self.error, self.state = f"the last update failed: {problem}", "broken"
             after = "generation is refused until a complete update"
         else:
             self.state, after = "ready", "the old policy stays in place, unchanged"
-        at = f" at {names.current}" if names is not None and names.current else ""
         error.add_note(f"[flashpatch: {PATCH}] weight update abandoned{at}; {after}.")
         self._events.abandoned(error, self.state)
         if not known_to_all:

@@ -737,9 +737,8 @@ def _check_dtype(param: PristineParam, source: torch.Tensor) -> None:
 
 @functools.cache
 def _fits(held: torch.dtype, given: torch.dtype) -> bool:
-    wide = given.is_floating_point and given.itemsize > 1
-    if held.is_floating_point:
-        return wide or (held.itemsize == 1 and given == held)
+    if held.is_floating_point:  # what is rounded on the way comes rounded
+        return given == held if held.itemsize == 1 else given.is_floating_point and given.itemsize > 1
     return not given.is_floating_point and not given.is_complex
 
 

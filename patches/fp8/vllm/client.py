@@ -92,22 +92,23 @@ def find_late() -> str | None:
     _late.clear()
     for one in instances.of_modules(instances.VLLM):
         core = getattr(one.engine_core, "engine_core", None)  # if it is in this process
-        if id(one.vllm_config) not in known or core in _lost:
+        worker = getattr(getattr(core, "model_executor", None), "driver_worker", None)
+        model = None if worker is None else worker.model_runner.get_model()
+        shut_down = worker is not None and model is None
+        if (id(one.vllm_config) not in known or core in _lost) and not shut_down:
             _late.add(one)
-            _guard(one, getattr(core, "model_executor", None))
+            _guard(one, model)
     if not _late:
         return None
     return f"{len(_late)} vLLM engine(s) exist already and take no weight updates; build them after enabling."
 
 
-def _guard(late: Any, executor: Any) -> None:
-    """Let the model of an engine that was opened before refuse weights by itself, if it is in this process."""
-    worker = getattr(executor, "driver_worker", None)
-    if worker is None or late in _guarded:
+def _guard(late: Any, model: Any) -> None:
+    """Let the model of an engine that was opened before refuse weights by itself; None if it is in another process."""
+    if model is None or late in _guarded:
         return
     _guarded.add(late)
-    model, client = worker.model_runner.get_model(), weakref.ref(late)
-    original = model.load_weights
+    client, original = weakref.ref(late), model.load_weights
 
     def load_weights(*args: Any, **kwargs: Any) -> Any:
         if client() in _late and engine.enabled("fp8"):

@@ -62,6 +62,9 @@ class SchedulerGate:
         self.stepped = False
         self.prefix_key = caches.open_for(core)
         self.turn = threading.RLock()
+        self._by_call = (
+            False  # whether a call has brought the version, so that what its caller names next is that one
+        )
         self._stale = True  # workers may have changed since their last report
         self._seen_changes = 0  # last change_count() seen: models of this process can change without an RPC
         self._reported_busy = False
@@ -144,7 +147,7 @@ class SchedulerGate:
             return None
         try:
             with self.door.held_open():
-                self._adopt(core, version, adapters)
+                self._adopt(core, version, adapters, by_call=not before_step)
         except (PatchError, RuntimeError) as error:
             self._stale = True
             return str(error)
@@ -160,7 +163,7 @@ class SchedulerGate:
             ledger.note(drafter_version=version, speculation="off" if problem else "on")
         self.drafter_version, self.drafter_problem = version, problem
 
-    def _adopt(self, core: Any, version: int, adapters: int) -> None:
+    def _adopt(self, core: Any, version: int, adapters: int, by_call: bool) -> None:
         """Adopt a new policy version, or adapters under known names: part with what was cached before."""
         if engine.options("fp8")["in_flight"] == "abort":
             self._abort(core, running_requests.begun(core))
@@ -172,6 +175,7 @@ class SchedulerGate:
             return
         self.version = version
         self._tell(core, version)
+        self._by_call = by_call
         ledger.note(policy_version=version, updates=version)
         ledger.event("adopted", version=version)
 
@@ -180,7 +184,7 @@ class SchedulerGate:
         none: there it is FlashPatch's alone.
         """
         known = getattr(core, "get_weight_version", lambda: self.weight_version)()
-        if known not in (None, self.weight_version or "default"):
+        if not self._by_call and known not in (None, self.weight_version or "default"):
             self.weight_version = known
             return
         self.weight_version = f"flashpatch-{version}"

@@ -66,6 +66,7 @@ def test_a_mixed_fleet_is_told_apart(wide_world, tmp_path):
     assert "rollouts run in bf16, fp8" in output
 
 
+@pytest.mark.full  # test_verl_config.py has each refusal, eagle/sglang/test_refused.py a job that does not start
 def test_a_recipe_that_cannot_run_ends_before_anything_starts(wide_world, tmp_path):
     wrong = ("critic.model.lora_rank=8", "actor_rollout_ref.actor.strategy=megatron")
     done = train(wide_world, tmp_path, *wrong, FLASHPATCH="cpu")

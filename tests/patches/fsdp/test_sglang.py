@@ -10,8 +10,8 @@ pytestmark = pytest.mark.sglang
 VICTIM = "model.layers.1.mlp.down_proj.weight"
 WENT = [True, "Success"]
 SESSION = f"fsdp.{lab.FRAMEWORK}.update_weights_from_tensor"
-# sessions of 0.5.12 are fp8's
-FAMILIES = ["bf16,fsdp", "fsdp,bf16"] if lab.OLD else ["bf16,fsdp", "fsdp,bf16", "fsdp"]
+#: With whether SGLang finds AMX, for which it packs weights. Sessions of 0.5.12 are fp8's.
+FAMILIES = [("bf16,fsdp", "1"), ("fsdp,bf16", "0"), *([] if lab.OLD else [("fsdp", "0")])]
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def check_refused(answers: list[Any], text: str) -> None:
     assert text in message and SESSION in message and not answers[-1][0], answers
 
 
-@pytest.mark.parametrize("names", FAMILIES)
-def test_a_fault_is_answered_and_the_next_sync_goes(models, tmp_path, names):
+@pytest.mark.parametrize(("names", "amx"), FAMILIES, ids=[names for names, _ in FAMILIES])
+def test_a_fault_is_answered_and_the_next_sync_goes(models, tmp_path, names, amx):
     """In either order of the families, and without the one that answers for exceptions of its own."""
     a, b = models
     steps = [
@@ -49,8 +49,11 @@ def test_a_fault_is_answered_and_the_next_sync_goes(models, tmp_path, names):
         ("update", dict(source=b)),
         "answers",
     ]
+    kind = dict(env={"STANDIN_AMX": amx})
     seen, fresh = lab.together(
-        tmp_path, dict(model=a, steps=steps, flashpatch=names), dict(model=b, steps=["answers"])
+        tmp_path,
+        dict(model=a, steps=steps, flashpatch=names, **kind),
+        dict(model=b, steps=["answers"], **kind),
     )
     assert seen.done and fresh.done, f"{seen}\n{fresh}"
     bit, missing, unclosed, refusal, unpatched, good, after, replay, back, plain, last = seen.steps
@@ -72,6 +75,21 @@ def test_a_fault_is_answered_and_the_next_sync_goes(models, tmp_path, names):
 
     [notes] = [row["notes"]["audit"] for row in lab.rows(seen) if "audit" in row.get("notes", {})]
     assert (notes["sync"], notes["audited"], notes["failed"]) == (6, 4, 4), notes
+
+
+@pytest.mark.sglang(least="0.5.21")
+def test_alone_on_a_cpu_with_amx_it_refuses_to_begin(models, tmp_path):
+    """SGLang's packed weights have no loader: stock's scheduler ends in the first bucket."""
+    a, b = models
+    steps = ["answers", ("update", dict(source=b)), "answers"]
+    amx = dict(model=a, steps=steps, env={"STANDIN_AMX": "1"})
+    ours, stock = lab.together(tmp_path, dict(amx, flashpatch="fsdp"), amx)
+    assert ours.done and not stock.done and "no attribute 'weight_loader'" in stock.log, f"{ours}\n{stock}"
+    before, answers, after = ours.steps
+    (done, message), version = answers[0], lab.version_of("sglang")
+    assert not done and f"fsdp.{lab.FRAMEWORK}.begin_weight_update" in message, message
+    assert "packed" in message and "bf16,fsdp" in message and str(version) in message, message
+    assert before == after and not any(done for done, _ in answers)
 
 
 @pytest.mark.full

@@ -1,6 +1,6 @@
 """Prepare torch for SGLang on a CPU. Import it before SGLang; what it changes waits for SGLang's imports.
 
-- With STANDIN_AMX=1 SGLang believes that the processor has AMX tiles.
+- With STANDIN_AMX=1 SGLang believes that the processor has AMX tiles, with 0 that it has none; without, it sees the processor's.
 - Pinned memory, which SGLang's LoRA layers and its record of experts ask for, and SGLang 0.5.12 for a prompt's log-probabilities too, is
   pageable: a machine without an accelerator has no other, and torch would raise.
 - Before 0.5.21: ``apply_fp8_linear``, which SGLang calls on a CPU too and which is in Triton, is replaced by plain PyTorch.
@@ -51,9 +51,9 @@ class _BeforeSGLang:
 def _prepare_torch():
     import torch
 
-    if os.environ.get("STANDIN_AMX") == "1":
+    if asked := os.environ.get("STANDIN_AMX"):
         # 0.5.12 asks the second, newer versions the first. Newer ones must not find the second: torch would believe it too.
-        (torch._C._cpu if VERSION < (0, 5, 13) else torch.cpu)._is_amx_tile_supported = lambda: True
+        (torch._C._cpu if VERSION < (0, 5, 13) else torch.cpu)._is_amx_tile_supported = lambda: asked == "1"
     if hasattr(torch.tensor, "__wrapped__"):
         return
     # torch keeps the functions that `with torch.device(...)` is for: those that are called in the end, not the ones made here.

@@ -172,13 +172,17 @@ class Difference:
         return self == Difference(0.0, 0.0, 0, 0)
 
 
-def difference(left: Mapping[str, Any], right: Mapping[str, Any]) -> Difference:
-    """How far apart two `answers` are; `nan` counts the positions where either side is NaN."""
+def difference(left: Mapping[str, Any], right: Mapping[str, Any], forced: bool = False) -> Difference:
+    """How far apart two `answers` are; `nan` counts the positions where either side is NaN.
+
+    ``forced``: over the prompts alone, whose tokens are given. Another computation than a fresh engine's rounds otherwise, may
+    draw another token, and what follows that is an answer to another text.
+    """
     import numpy
 
+    keys = ("prompt_logprobs",) if forced else ("prompt_logprobs", "logprobs")
     a, b = (
-        numpy.concatenate([array(side[key]) for key in ("prompt_logprobs", "logprobs")]).astype(numpy.float64)
-        for side in (left, right)
+        numpy.concatenate([array(side[key]) for key in keys]).astype(numpy.float64) for side in (left, right)
     )
     nan = numpy.isnan(a) | numpy.isnan(b)
     gaps = numpy.abs(a[~nan] - b[~nan])

@@ -87,6 +87,16 @@ def test_a_parameter_that_is_not_sent_is_named_at_the_sync(tmp_path: Path) -> No
     assert "fp8.trl.sync_weights" in last and name.removesuffix(".weight") in last, found["error"]
 
 
+def test_the_sync_after_one_that_failed_is_taken(tmp_path: Path) -> None:
+    name, model = "model.layers.1.mlp.down_proj.weight", updates.checkpoint("qwen2", 0)
+    env = {**ENV, "FLASHPATCH": "bf16"}
+    found = scenario.run(trl_job.failing_syncs, model, str(tmp_path), name, env=env)
+    named = dict(nan="NaN", missing=name.removesuffix(".weight"), dies="broke off")
+    for fault, (error, refusal, again, answers) in found.items():
+        assert named[fault] in error and "PatchError" in refusal, fault
+        assert again is None and engines.difference(answers, fresh("bf16", Path(model))).exact, fault
+
+
 def undone() -> dict[str, bool]:
     """Whether TRL's functions are replaced, and are the originals afterwards."""
     from trl.generation.vllm_generation import VLLMGeneration

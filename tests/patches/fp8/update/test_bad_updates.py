@@ -41,6 +41,22 @@ def test_what_did_not_come_is_named(missing, atomic):
     assert engine.takes(B)
 
 
+def test_what_failed_first_is_told_first(atomic):
+    """Also if what is left of the sync comes after it; a named update begins anew."""
+    engine = toys.engine(atomic=atomic)
+    name, value = B[2]
+    with pytest.raises(PatchError, match="came as"):
+        engine.load([(name, value[:-1])])
+    engine.load(B[:1])
+    why = engine.managed.policy().why_refused()
+    if atomic == "layer":
+        assert why.startswith(f"the last update failed: {name} came as") and "; since then " in why
+    assert "did not come" in why and not why.endswith(".")
+    engine.managed.begin()
+    engine.load(B[:1])
+    assert engine.managed.policy().why_refused().startswith("an update is incomplete")
+
+
 def change(name, to):
     return [(key, to(value) if key == name else value) for key, value in B]
 

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 
@@ -128,6 +129,22 @@ def test_meta_tensors_are_staged_on_the_models_device(name):
     staged = param.stage()
     param.allocate()
     assert staged.device == CPU and staged.isnan().all() and param.initial is None
+
+
+@pytest.mark.parametrize("given", [torch.bfloat16, torch.float32, torch.float8_e5m2, torch.uint8, None])
+def test_an_8_bit_float_takes_its_own_dtype_alone(given):
+    """Values of another one mean something else beside the same scale."""
+    param = params_of(weight=parameter(2, dtype=torch.float8_e4m3fn))["weight"]
+    staged = param.stage()
+    param.allocate()
+    values = torch.ones(2, dtype=given or torch.float8_e4m3fn)
+    refused = (
+        nullcontext()
+        if given is None
+        else pytest.raises(PatchError, match="holds float8_e4m3fn but was given")
+    )
+    with WriteTracker({storage_identity(staged): [param]}, lambda *at: None), refused:
+        staged.data.copy_(values)
 
 
 def test_shapes_of_packed_experts_take_integers_and_weights_do_not():

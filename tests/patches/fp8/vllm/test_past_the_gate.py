@@ -118,6 +118,17 @@ def model_registry() -> Any:
     return model_registry
 
 
+def enabled_after_it(a: str) -> list[str]:
+    """What `flashpatch.enable` warns of after an engine in this process was shut down, of which something is left."""
+    import flashpatch
+
+    with engines.open_llm(a) as llm:
+        engines.greedy(llm, tokens=1)
+    found = list(flashpatch.enable("bf16").warnings)
+    flashpatch.disable("bf16")
+    return found if llm else []
+
+
 def enabled_late(a: str, b: str, processes: bool) -> dict[str, Any]:
     """Open an engine, then enable; what it says to calls; then one that was opened in time."""
     import warnings
@@ -257,6 +268,13 @@ def test_an_engine_opened_before_enabling_takes_no_update(
         assert "PatchError" in got[call] and "opened before" in got[call]
     assert got["harmless"] is None and got["a"] == oracle.answers(ab[0])["tokens"]
     assert all("PatchError" not in str(got[stock]) for stock in ("stock", "stock model"))
+
+
+@pytest.mark.vllm(least="0.32")  # which parts with the model then
+def test_an_engine_that_was_shut_down_before_is_not_asked(
+    runner: scenario.Runner, ab: tuple[str, str]
+) -> None:
+    assert runner(enabled_after_it, ab[0]) == []
 
 
 def test_a_load_from_another_thread_waits_for_the_step(runner: scenario.Runner, ab: tuple[str, str]) -> None:

@@ -36,6 +36,20 @@ def in_flight(a: str, b: str, mode: str, ahead: bool) -> dict[str, Any]:
     return found
 
 
+def labelled(a: str, b: str) -> list[str]:
+    """The weight version after an update by a call that its caller names, and after one that nobody names."""
+    found = []
+    with opened("bf16", a) as llm:
+        core = llm.llm_engine.engine_core.engine_core
+        for path, label in ((b, "mine"), (a, None)):
+            llm.collective_rpc("reload_weights", kwargs=dict(weights_path=path))
+            if label is not None:
+                core.set_weight_version(label)
+            engines.greedy(llm, tokens=1)
+            found.append(core.get_weight_version())
+    return found
+
+
 def _note_versions(core: Any) -> list[int]:
     """For each token that is kept, the version that the step which drew it was stamped with."""
     versions: list[int] = []
@@ -52,6 +66,10 @@ def _note_versions(core: Any) -> list[int]:
 
 
 # --- the tests
+
+
+def test_a_label_is_of_its_update_alone(runner: scenario.Runner, ab: tuple[str, str]) -> None:
+    assert runner(labelled, *ab) == ["mine", "flashpatch-2"]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,27 @@ def init_threads(ids):
 
 @operator("initialize(int size, int rank) -> ()")
 def initialize(size, rank):
-    """Nothing is shared between ranks."""
+    """Nothing is kept: ranks meet in `all_reduce` and `all_gather`."""
+
+
+def _group():
+    from sglang.srt.distributed.parallel_state import get_tp_group
+
+    return get_tp_group().device_group
+
+
+@operator("shm_allreduce(Tensor(a!) x, int op) -> ()")
+def all_reduce(x, op):
+    """The sum over the tensor-parallel ranks, in place, by gloo, as SGLang has it without AMX."""
+    torch.distributed.all_reduce(x, group=_group())
+
+
+@operator("shm_allgather(Tensor x, int dim) -> Tensor")
+def all_gather(x, dim):
+    """What every tensor-parallel rank has, joined along ``dim``."""
+    parts = [torch.empty_like(x) for _ in range(_group().size())]
+    torch.distributed.all_gather(parts, x.contiguous(), group=_group())
+    return torch.cat(parts, dim)
 
 
 @operator("convert_weight_packed(Tensor weight) -> Tensor")
@@ -129,5 +149,4 @@ name_only(
     "flash_attn_varlen_func",
     "fused_sigmoid_mul_cpu",
     "fused_moe_router_cpu",
-    "shm_allgather",
 )
