@@ -64,11 +64,8 @@ def guarded(worker: Any, number: int, method: str | bytes, args: tuple, kwargs: 
 
 
 def unwrap(results: list[Any]) -> list[Any]:
-    """Return the results, if no rank failed.
-
-    Raises:
-        RuntimeError: names every rank that failed, with the first one's traceback.
-    """
+    """Return the results, if no rank failed. Raises RuntimeError, which names every rank that failed, with the first
+    one's traceback."""
     failed = {rank: result for rank, result in enumerate(results) if isinstance(result, Failure)}
     if failed:
         lines = "; ".join(f"rank {rank}: {failure.summary}" for rank, failure in failed.items())

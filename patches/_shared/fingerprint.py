@@ -82,8 +82,7 @@ def _divided(groups: range, number: int) -> Iterator[range]:
 
 
 def _sums(flat: torch.Tensor, dtype: torch.dtype, first: int, groups: range, width: int) -> Sums:
-    """The contribution of some groups of ``width`` blocks; ``first`` is the position in bytes of
-    ``flat[0]``."""
+    """The contribution of some groups of ``width`` blocks; ``first`` is the position in bytes of ``flat[0]``."""
     size, step, device = dtype.itemsize, width * BLOCK * WORD, flat.device
     last = first + flat.numel() * size
     in_place = flat.dtype == dtype and first % WORD == 0 and flat.storage_offset() * size % WORD == 0

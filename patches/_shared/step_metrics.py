@@ -37,12 +37,8 @@ _MOST = 150
 
 
 def record(data: Mapping[str, Any], step: Any) -> None:
-    """Record the finite numbers of ``data`` whose names begin as `KEPT` says, the first 150 of them.
-
-    Args:
-        data: name to value, what the trainer logs; other values than numbers are left out.
-        step: the trainer's step; None if it names none.
-    """
+    """Record the finite numbers of ``data`` whose names begin as `KEPT` says, the first 150 of them; ``step`` is the
+    trainer's, None if it names none."""
     kept = {name: value for name, value in sorted(data.items()) if name.startswith(KEPT)}
     finite = {name: _number(value) for name, value in kept.items()}
     values = {name: value for name, value in finite.items() if value is not None}

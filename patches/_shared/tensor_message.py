@@ -39,11 +39,8 @@ class Message:
         self._pieces: dict[int, bytes] = {}
 
     def add(self, name: str, tensor: torch.Tensor) -> Any:
-        """Add one piece; return the content once all have arrived, None before.
-
-        Raises:
-            ValueError: the bytes are not what was sent.
-        """
+        """Add one piece; return the content once all have arrived, None before. Raises ValueError if the bytes are not
+        what was sent."""
         index, number = map(int, name.rpartition("__")[2].split("-"))
         self._pieces[index] = tensor.detach().cpu().contiguous().view(-1).numpy().tobytes()
         if len(self._pieces) < number:

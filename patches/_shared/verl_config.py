@@ -39,11 +39,8 @@ class JobConfig:
 
     @classmethod
     def open(cls, config: Any, patch_id: str) -> JobConfig:
-        """Make one in the driver, which gets its role in the ledger.
-
-        Raises:
-            PatchError: the patch's family cannot act in this process.
-        """
+        """Make one in the driver, which gets its role in the ledger. Raises PatchError if the patch's family cannot act
+        in this process."""
         job = cls(config, patch_id)
         engine.require(job.family)
         ledger.role("driver")
@@ -108,13 +105,7 @@ def _hydra() -> Any:
 
 
 def is_chosen(get: Get, path: str, default: Any, overridden: Collection[str] = ()) -> bool:
-    """Whether the user chose the value of a setting.
-
-    Args:
-        get: reads the configuration.
-        path: the setting.
-        default: verl's own value, which does not count as chosen unless the command line names the setting.
-        overridden: settings named on the command line, see `overrides`.
-    """
+    """Whether the user chose the value of a setting: not verl's own, ``default``, unless it is among ``overridden``,
+    the settings named on the command line (see `overrides`). ``get`` reads the configuration."""
     value = get(path)
     return value is not None and (path in overridden or value != default)

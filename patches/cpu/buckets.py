@@ -44,11 +44,7 @@ class Contents:
 
 
 def cut(name: str, tensor: torch.Tensor, bucket_size: int) -> Iterator[Piece]:
-    """Yield a tensor's pieces, copied: one if it fits in a bucket.
-
-    Args:
-        tensor: any shape, dtype, strides and device.
-    """
+    """Yield the pieces, copied, of a tensor of any shape, dtype, strides and device: one if it fits in a bucket."""
     flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     for begin in range(0, max(flat.numel(), 1), bucket_size):
         data = flat[begin : begin + bucket_size].to("cpu", copy=True).numpy()
@@ -63,11 +59,7 @@ class Joiner:
         self._whole: torch.Tensor | None = None
 
     def take(self, pieces: list[Piece]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield copies of the tensors that end in this bucket.
-
-        Raises:
-            PatchError: bytes are not those that were sent.
-        """
+        """Yield copies of the tensors that end in this bucket. Raises PatchError if bytes are not those that were sent."""
         for piece in pieces:
             end, size = piece.begin + piece.data.size, torch.Size(piece.shape).numel() * piece.dtype.itemsize
             if self._whole is None:

@@ -67,11 +67,8 @@ class ObjectStoreEngine(CheckpointEngine):
         self.rank: int | None = None
 
     def prepare(self) -> dict[str, Any]:
-        """Begin a transfer, whatever the last one left behind.
-
-        Returns:
-            What this process is; on the master also how to join.
-        """
+        """Begin a transfer, whatever the last one left behind; return what this process is, on the master also how to
+        join."""
         if self._line is not None:  # the last transfer failed, its actor may have ended
             self._exchange = None
         self.finalize()
@@ -88,11 +85,8 @@ class ObjectStoreEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Give the trainer's rank 0 rank 0, its other ranks -1, rollout processes 1 and up.
-
-        Raises:
-            PatchError: the first process is no master.
-        """
+        """Give the trainer's rank 0 rank 0, its other ranks -1, rollout processes 1 and up. Raises PatchError if the
+        first process is no master."""
         join = metadata[0].get("join")
         if join is None:
             raise transfer_error("the first process of the trainer is not its master.", _BUG)
@@ -105,11 +99,7 @@ class ObjectStoreEngine(CheckpointEngine):
         return same([0] + [-1] * (actor_wg_world_size - 1)), same(list(receivers))
 
     def init_process_group(self, rank: int, join: dict[str, Any], peers: dict[int, str]) -> None:
-        """Take part in the transfer; nothing to do for rank -1.
-
-        Raises:
-            PatchError: the trainer cannot be reached.
-        """
+        """Take part in the transfer; nothing to do for rank -1. Raises PatchError if the trainer cannot be reached."""
         self.rank = rank
         if rank < 0 or not peers:
             return

@@ -191,11 +191,8 @@ class Line:
         return getattr(self._exchange, method).remote(self._transfer, *arguments)
 
     async def offer(self, number: int, step: int | None, item: Any) -> None:
-        """Offer the sender's next item, see `Exchange.offer`, after every rollout has asked for the one before.
-
-        Raises:
-            PatchError: see `answer`.
-        """
+        """Offer the sender's next item, see `Exchange.offer`, after every rollout has asked for the one before. Raises
+        PatchError, see `answer`."""
         await self.settle()
         self._offered = self.ask("offer", number, step, item)
 
@@ -205,11 +202,8 @@ class Line:
             await self.answer(self._offered)
 
     async def answer(self, reference: Any) -> Any:
-        """Await an answer, or the bucket behind a reference.
-
-        Raises:
-            PatchError: the transfer has ended, or a process that this one needs.
-        """
+        """Await an answer, or the bucket behind a reference. Raises PatchError if the transfer has ended, or a process
+        that this one needs."""
         from ray.exceptions import ObjectLostError, RayActorError
 
         try:

@@ -55,8 +55,7 @@ def register_platform(site: Any) -> Callable[[], None]:
     """Register a CPU platform with verl's registry, which detects it after those of accelerators: gloo, weights through
     shared memory, Ray's resource "GPU" as a slot for one training rank.
 
-    Raises:
-        PatchError: there is an accelerator.
+    Raises PatchError if there is an accelerator.
     """
     device = accelerator()
     if device is not None:

@@ -92,12 +92,8 @@ def exchange(part: Any, scatter: int, gather: int, group: Any) -> Any:
 
 
 def causal_mask(positions: Any, window: int | None = None) -> Any:
-    """Return which token sees which: the earlier ones of its own sequence, ``(tokens, tokens)`` bool.
-
-    Args:
-        positions: ``(tokens,)``, 0 where a sequence begins.
-        window: how many tokens, itself included, a token sees; None for all.
-    """
+    """Return which token sees which, ``(tokens, tokens)`` bool: the earlier ones of its own sequence. ``positions``,
+    ``(tokens,)``, are 0 where a sequence begins; ``window``: tokens that one sees, itself included, None for all."""
     import torch
 
     sequence = (positions == 0).cumsum(0)

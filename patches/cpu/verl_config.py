@@ -61,12 +61,10 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
     """Refuse by name, before anything starts, what does not run, and replace defaults that need an accelerator or many
     cores, which is logged.
 
-    Replaced are device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are slots, not hardware. Separate
-    rollouts get the checkpoint engine gloo. With few cores verl's numbers of agent-loop workers, reward workers and storage
-    units are lowered from 8 to one per two cores, and Ray's dashboard is left out.
-
-    Raises:
-        PatchError: settings need an accelerator; all are named.
+    Replaced are device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are slots, not hardware.
+    Separate rollouts get the checkpoint engine gloo. With few cores verl's numbers of agent-loop workers, reward
+    workers and storage units are lowered from 8 to one per two cores, and Ray's dashboard is left out. Raises
+    PatchError if settings need an accelerator; all are named.
     """
     job = JobConfig.open(config, patches.of(validate_config).id)
     refused = list(refusals(job.get))
@@ -93,8 +91,7 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
 def run_ppo(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse trainers by name, in the driver, that never validate their configuration and cannot run here.
 
-    Raises:
-        PatchError: the configuration is of a trainer that runs trainer and rollout on separate devices.
+    Raises PatchError if the configuration is of a trainer that runs trainer and rollout on separate devices.
     """
     job = JobConfig(config, patches.of(run_ppo).id)
     job.refuse(

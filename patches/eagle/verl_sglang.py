@@ -44,16 +44,9 @@ def sg_lang_http_server(site: Site) -> Callable[[], None]:
 
 
 async def eagle_call(self, method: str, arguments: tuple) -> list[Any]:
-    """Call a command in the server's schedulers and return each rank's answer.
-
-    Args:
-        self: verl's ``SGLangHttpServer``, the one of the replica's first node.
-        method: a name of `flashpatch.patches.eagle.drafter_refit.commands`.
-        arguments: of the command, as JSON can hold.
-
-    Raises:
-        PatchError: a rank refused, or the schedulers carry no FlashPatch.
-    """
+    """Call a command of `flashpatch.patches.eagle.drafter_refit.commands` in the schedulers of verl's
+    ``SGLangHttpServer``, that of the replica's first node, with arguments that JSON can hold; return each rank's
+    answer. Raises PatchError if a rank refused, or the schedulers carry no FlashPatch."""
     manager = self.tokenizer_manager
     manager.auto_create_handle_loop()
     [output, *_] = await manager.get_internal_state_communicator(commands.request(method, arguments))

@@ -50,8 +50,7 @@ patches = Patches(
 def init_model(original, self) -> Any:
     """Give the engines that a worker with the actor's role builds a partition function; refuse one with another loss mode.
 
-    Raises:
-        PatchError: the actor's loss mode is another one, or its strategy not FSDP.
+    Raises PatchError if the actor's loss mode is another one, or its strategy not FSDP.
     """
     if "actor" not in self.role:
         return original(self)
@@ -93,11 +92,9 @@ def build_module(original, self) -> Any:
 def attach(engine: Any, module: Any) -> None:
     """Attach a partition function to ``module``, equal on all ranks.
 
-    Its weights are those beside the model (``flowrl/proj_z.safetensors``), if there are any, else fresh and
-    drawn from the engine's seed, without touching the process's random numbers.
-
-    Raises:
-        PatchError: the model or engine is not supported, or the weights beside the model do not fit.
+    Its weights are those beside the model (``flowrl/proj_z.safetensors``), if there are any, else fresh and drawn from
+    the engine's seed, without touching the process's random numbers. Raises PatchError if the model or engine is not
+    supported, or the weights beside the model do not fit.
     """
     import torch
 
@@ -174,8 +171,7 @@ def build_lora_module(original, self, module: Any) -> Any:
 def build_optimizer(original, self, module: Any) -> Any:
     """Give verl's optimizer two parameter groups, the policy's and the partition function's.
 
-    Raises:
-        PatchError: it has rates of its own, and FSDP flattened it together with other weights.
+    Raises PatchError if it has rates of its own, and FSDP flattened it together with other weights.
     """
     if capture(self) is None:
         return original(self, module)
@@ -233,13 +229,9 @@ def prepare_model_inputs(original, self, micro_batch: Any) -> Any:
 
 
 def locate(micro_batch: Any, model_inputs: Any, sharers: Any = None) -> Any:
-    """Return the `partition_function.Prompts` of a micro-batch, by the lengths that verl splits by.
-
-    Args:
-        sharers: process group of the ranks that hold parts of the packed row, or None.
-
-    Source: ``verl/workers/utils/padding.py: no_padding_2_padding``.
-    """
+    """Return the `partition_function.Prompts` of a micro-batch, by the lengths that verl splits by
+    (``verl/workers/utils/padding.py: no_padding_2_padding``). ``sharers``: process group of the ranks that hold parts
+    of the packed row, or None."""
     from flashpatch.patches.flowrl.partition_function import Prompts
 
     prompts, ids = micro_batch["prompts"], micro_batch["input_ids"]

@@ -53,8 +53,7 @@ def ppo_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any 
     """Take log Z from the actor's outputs and give it, with the reference's logprobs, to the loss flowrl while verl's
     ppo_loss calls that; entropy bonus and metrics stay verl's.
 
-    Raises:
-        PatchError: the mode is ``flowrl`` and log Z or the reference's logprobs are missing.
+    Raises PatchError if the mode is ``flowrl`` and log Z or the reference's logprobs are missing.
     """
     if config.policy_loss.get("loss_mode") != MODE:
         return original(config, model_output, data, dp_group)
@@ -96,8 +95,7 @@ def ppo_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any 
 def register_policy_loss(site: Any) -> Callable[[], None]:
     """Register the loss mode flowrl with verl's own registry; verl's agg_loss scales it over micro-batches and ranks.
 
-    Raises:
-        PatchError: another loss is registered under this name.
+    Raises PatchError if another loss is registered under this name.
     """
     registry = site.module.POLICY_LOSS_REGISTRY
     taken = registry.get(MODE)
@@ -134,10 +132,8 @@ def trajectory_balance(
     """Compute verl's policy loss ``flowrl``: the mean over responses, scaled as verl's own sequence means are, so that
     the gradient does not depend on micro-batches and ranks.
 
-    All tensors are ``(batch, tokens)``. ``loss_agg_mode`` concerns tokens and is not used.
-
-    Raises:
-        PatchError: it was called by something else than verl's ``ppo_loss``.
+    All tensors are ``(batch, tokens)``. ``loss_agg_mode`` concerns tokens and is not used. Raises PatchError if it was
+    called by something else than verl's ``ppo_loss``.
     """
     from flashpatch.patches.flowrl.objective import balance
 
@@ -241,8 +237,7 @@ def compute_advantage(original, data: Any, *args: Any, **kwargs: Any) -> Any:
     """With reward = "raw" replace the advantages, (batch, tokens), by the response's reward; with log_z = "group" subtract
     the group's log Z, in units of the reward, so that the residual of FlowRL's loss needs none.
 
-    Raises:
-        PatchError: the batch lacks what the group's log Z is computed from.
+    Raises PatchError if the batch lacks what the group's log Z is computed from.
     """
     done = original(data, *args, **kwargs)
     chosen = options.current()
@@ -259,15 +254,8 @@ def _spread(values: Any, batch: Any) -> Any:
 
 
 def less_log_z(batch: Any, uids: Any, chosen: SimpleNamespace) -> Any:
-    """Return the advantages less ``log Z / beta`` of each response's group, ``(batch, tokens)``.
-
-    Args:
-        batch: verl's tensors by name.
-        uids: of each response's prompt, ``(batch,)``.
-
-    Raises:
-        PatchError: something is missing.
-    """
+    """Return the advantages less ``log Z / beta`` of each response's group, ``(batch, tokens)``, from verl's tensors by
+    name and the uid of each response's prompt. Raises PatchError if something is missing."""
     import numpy
     import torch
 

@@ -54,11 +54,8 @@ LEARNED_ONLY = ("num_layers", "dropout", "detach_hidden", "lr", "weight_decay")
 
 
 def current() -> SimpleNamespace:
-    """Return the options in this process as attributes; see `OPTIONS` for their meaning.
-
-    Raises:
-        PatchError: the family was never on in this process.
-    """
+    """Return the options in this process as attributes; see `OPTIONS` for their meaning. Raises PatchError if the
+    family was never on in this process."""
     return SimpleNamespace(**engine.options(FAMILY))
 
 

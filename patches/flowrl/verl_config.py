@@ -49,8 +49,7 @@ def validate_config(
     """Set loss_mode=flowrl and use_kl_loss=True with kl_loss_coef=0 before anything starts, unless the user chose
     otherwise, log that, and refuse contradicting settings by name.
 
-    Raises:
-        PatchError: the configuration contradicts FlowRL; all such settings are named.
+    Raises PatchError if the configuration contradicts FlowRL; all such settings are named.
     """
     job = JobConfig.open(config, patches.of(validate_config).id)
     chosen = options.current()
@@ -66,12 +65,8 @@ def validate_config(
 
 
 def refusals(get: Get, overridden: Collection[str] = ()) -> Iterator[str]:
-    """Yield the settings that contradict FlowRL, each with the reason.
-
-    Args:
-        get: reads the configuration.
-        overridden: settings that the command line names; verl's default among them counts as chosen.
-    """
+    """Yield the settings that contradict FlowRL, each with the reason; verl's default counts as chosen if it is among
+    ``overridden``, the settings that the command line names."""
     reasons = {
         LOSS_MODE: f"FLASHPATCH=flowrl means {MODE}",
         USE_KL: "FlowRL needs the reference's logprobs, which verl computes only with it",

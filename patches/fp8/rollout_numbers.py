@@ -39,12 +39,10 @@ class RolloutNumbers:
 
 
 def of_engines() -> dict[str, float]:
-    """Return what the engines of this job say of themselves, wherever they run on this host.
+    """Return what the engines of this job say of themselves, wherever they run on this host; empty if none is known.
 
-    Returns:
-        ``sync/policy_version``, the oldest that an engine's worker holds; ``sync/updates_refused``, how many updates were
-        refused or abandoned since the job began; ``sync/requests_refused``, how often requests were refused. Empty if
-        no engine of this job is known.
+    ``sync/policy_version``, the oldest that a worker holds; ``sync/updates_refused``, updates refused or abandoned
+    since the job began; ``sync/requests_refused``, how often requests were refused.
     """
     notes = [note for note in _notes() if "policy_version" in note]
     if not notes:

@@ -32,8 +32,7 @@ def get_logits(original, self, hidden_states: Any, lm_head: Any, *args: Any, **k
     """Multiply the lm_head in float32, and let ranks gather that, with the option lm_head=float32; otherwise pass the
     call on.
 
-    Raises:
-        PatchError: the head is quantized.
+    Raises PatchError if the head is quantized.
     """
     if engine.options("fp8")["lm_head"] == "float32":
         lm_head = _Float32Head(lm_head)

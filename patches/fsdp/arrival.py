@@ -108,11 +108,8 @@ class Arrival:
         self._pending.clear()
 
     def finish(self) -> None:
-        """Finish the audit after the last bucket.
-
-        Raises:
-            PatchError: the fingerprints did not come, or the audit failed before.
-        """
+        """Finish the audit after the last bucket. Raises PatchError if the fingerprints did not come, or the audit
+        failed before."""
         with self._failing():
             if self._mode == "off" or self._done or (self._header is None and not self.expected):
                 return
@@ -255,9 +252,8 @@ def receive_weights(original, self, on_bucket_received: Any, *args: Any, **kwarg
     """Fingerprint each tensor as it arrives, whole, before it is quantized or loaded, and compare with the trainer's before
     the last bucket is loaded.
 
-    Raises:
-        PatchError: by option, something else arrived than the trainer's shards say. Always: the trainer's
-            process has no fingerprints to offer, or sends some that this process did not ask for.
+    Raises PatchError if, by option, something else arrived than the trainer's shards say. Always if the trainer's
+    process has no fingerprints to offer, or sends some that this process did not ask for.
     """
     ledger.role("worker")
     with Arrival(patches.at(receive_weights)) as arrival:

@@ -88,9 +88,7 @@ def differences(
 def _guess(name: str, got: Seen, twin: str | None, before: Mapping[str, Seen]) -> str:
     if name in before and got.sums == before[name].sums:
         return "is stale: it has the values of the sync before"
-    if twin is not None:
-        return f"has the values of {twin}"
-    return "has other values than the trainer's shards"
+    return "has other values than the trainer's shards" if twin is None else f"has the values of {twin}"
 
 
 def shortened(sentences: Sequence[str]) -> str:

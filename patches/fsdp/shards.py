@@ -95,11 +95,8 @@ def place(mesh: Any) -> Place:
 
 
 def own(module: torch.nn.Module, at: Place) -> dict[str, Own]:
-    """Return the entries of the state dict by name, with this rank's part of its replica.
-
-    Raises:
-        PatchError: an entry is distributed in a way that this audit does not know.
-    """
+    """Return the entries of the state dict by name, with this rank's part of its replica. Raises PatchError if an entry
+    is distributed in a way that this audit does not know."""
     streams.settle()
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -230,8 +227,7 @@ def _of_base(entries: Mapping[str, Own], adapter: Any) -> dict[str, Own]:
 
 
 def parts(entries: Mapping[str, Own]) -> dict[str, Part]:
-    """Every name that the entries may be exported under: their own, and those of the experts in a packed
-    one."""
+    """Every name that the entries may be exported under: their own, and those of the experts in a packed one."""
     found = {name: Part(name, 0, prod(own.shape), own.shape) for name, own in entries.items()}
     for name, own in entries.items():
         for expert in _experts(name, own.shape):

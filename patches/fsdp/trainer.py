@@ -55,8 +55,7 @@ def get_per_tensor_param(
     """Send a fingerprint of each parameter behind the weights, computed on each rank's own shards after the cast to what is
     sent and added up over the ranks. Replicas of the model must agree.
 
-    Raises:
-        PatchError: the tensors cannot be traced back to shards: a merged adapter, or verl's own quantization.
+    Raises PatchError if the tensors cannot be traced back to shards: a merged adapter, or verl's own quantization.
     """
     options = engine.options("fsdp")
     ledger.role("trainer")
@@ -80,9 +79,7 @@ def untraceable(trainer: Any, adapter: Any) -> str:
     whole = getattr(trainer.module, "_fsdp_wrapped_module", trainer.module)
     if adapter is None and hasattr(whole, "peft_config"):
         return "weights with a merged LoRA adapter"
-    if getattr(trainer, "_qat_enabled", False):
-        return "weights of quantization-aware training"
-    return ""
+    return "weights of quantization-aware training" if getattr(trainer, "_qat_enabled", False) else ""
 
 
 def _with_messages(
@@ -100,8 +97,7 @@ def _with_messages(
     rest = iter(tensors)
     first = next(rest, None)
     device = first[1].device if first is not None else "cpu"
-    opening = {"source": source[0], "sync": number, "audited": audited}
-    yield from fingerprints.opening(opening, device)
+    yield from fingerprints.opening({"source": source[0], "sync": number, "audited": audited}, device)
     if not audited:
         if problem:
             logger.warning("sync %d is not audited: %s cannot be traced back to shards", number, problem)
@@ -164,11 +160,8 @@ class ShardFingerprints:
             self._sent[name] = part, str(tensor.dtype), future
 
     def table(self) -> dict[str, Any]:
-        """Return the table of fingerprints for the rollout engine, equal on all ranks.
-
-        Raises:
-            PatchError: replicas of the model differ, or the export does not match the shards.
-        """
+        """Return the table of fingerprints for the rollout engine, equal on all ranks. Raises PatchError if replicas of
+        the model differ, or the export does not match the shards."""
         began = time.monotonic()
         parts = [future.result() for _, _, future in self._sent.values()]
         waited = time.monotonic() - began

@@ -32,8 +32,7 @@ TRANSFER = {
 def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
     """Refuse, before anything starts, rollouts, strategies, transports and merged adapters that the audit does not cover.
 
-    Raises:
-        PatchError: weights travel in a way that the audit does not cover; all such settings are named.
+    Raises PatchError if weights travel in a way that the audit does not cover; all such settings are named.
     """
     job = JobConfig.open(config, Patches.of(validate_config).id)
     mode = engine.options("fsdp")["audit"]
@@ -62,14 +61,8 @@ def _missing_error_path(get: Get) -> str | None:
 
 
 def refusals(get: Get, mode: str) -> Iterator[str]:
-    """Yield the settings that the audit does not cover, each with the reason.
-
-    With mode "report", weights that cannot be traced back to shards are sent unaudited, which is logged then.
-
-    Args:
-        get: reads the configuration.
-        mode: the option ``audit``.
-    """
+    """Yield the settings that the audit, in the option's ``mode``, does not cover, each with the reason. With mode
+    "report", weights that cannot be traced back to shards are sent unaudited, which is logged then."""
     if mode == "off":
         return
     rollout = get(f"{ROLE}.rollout.name")

@@ -43,8 +43,7 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
     """Set the loss mode, before anything starts, if the configuration has verl's default, set a constant divisor if verl
     would take a micro-batch's width, and refuse another loss mode.
 
-    Raises:
-        PatchError: settings contradict the family; all are named.
+    Raises PatchError if settings contradict the family; all are named.
     """
     job = JobConfig.open(config, Patches.of(validate_config).id)
     options = engine.options("grpo")
@@ -145,12 +144,8 @@ def stream_refusals(get: Get) -> Iterator[str]:
 
 
 def loss_refusals(get: Get, registry: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why the actor's loss cannot be streamed; nothing for other modes, or a loss that no registry here has.
-
-    Args:
-        get: reads the configuration, once every family has set what it needs.
-        registry: verl's ``POLICY_LOSS_REGISTRY``.
-    """
+    """Yield why the actor's loss cannot be streamed, once every family has set what it needs; nothing for other modes,
+    or a loss that verl's ``POLICY_LOSS_REGISTRY`` has not in this process."""
     if streaming.asked(get):
         why = divisor.problem(lambda path, default=None: get(f"{ACTOR}.{path}", default), registry)
         if why is not None:

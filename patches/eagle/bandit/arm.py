@@ -32,11 +32,8 @@ class Arm:
 
     @classmethod
     def parse(cls, text: str | Arm) -> Arm:
-        """Read ``"{steps}_{topk}_{draft_tokens}"`` or ``"disable"``.
-
-        Raises:
-            PatchError: the text is not an arm, or one that no engine can draft.
-        """
+        """Read ``"{steps}_{topk}_{draft_tokens}"`` or ``"disable"``. Raises PatchError if the text is not an arm, or
+        one that no engine can draft."""
         if isinstance(text, Arm):
             return text
         if text == OFF:
@@ -69,11 +66,8 @@ Arm.DISABLE = Arm(0, 0, 0)
 
 
 def parse_arms(arms: Iterable[str | Arm]) -> tuple[Arm, ...]:
-    """Read a list of arms, in its order.
-
-    Raises:
-        PatchError: the list is empty, names an arm twice, or has an entry that is not an arm.
-    """
+    """Read a list of arms, in its order. Raises PatchError if the list is empty, names an arm twice, or has an entry
+    that is not an arm."""
     if isinstance(arms, str):
         arms = [part.strip() for part in arms.split(",")]
     found = tuple(Arm.parse(arm) for arm in arms)

@@ -26,8 +26,7 @@ _SAMPLED = ("arm", "drafted", "accepted", "acceptance_length")  # of a report, f
 class Controller:
     """Choose the arm of each decode step of one engine, count acceptance, and report to the ledger.
 
-    Subclasses call `choose` before a step, `count_drafts` and `Policy.update` after it, and then
-    `report_if_due`.
+    Subclasses call `choose` before a step, `count_drafts` and `Policy.update` after it, and then `report_if_due`.
 
     Args:
         policy: the bandit.
@@ -61,8 +60,7 @@ class Controller:
         return arm
 
     def count_drafts(self, requests: int, drafted: int, accepted: int) -> None:
-        """Add a step that verified ``drafted`` tokens over ``requests`` requests and accepted some of
-        them."""
+        """Add a step that verified ``drafted`` tokens over ``requests`` requests and accepted some of them."""
         self._verified.append((requests, accepted))
         self.drafts += requests
         self.drafted += drafted
@@ -75,8 +73,7 @@ class Controller:
         return 1 + accepted / requests if requests else 0.0
 
     def report_if_due(self, now: float) -> None:
-        """Write to the ledger and to the state file when their intervals have passed; ``now`` is
-        `clock`'s."""
+        """Write to the ledger and to the state file when their intervals have passed; ``now`` is `clock`'s."""
         if now - self._noted > _NOTE_SECONDS:
             self.note()
         if now - self._saved > self.save_seconds:
@@ -123,12 +120,8 @@ def save(policy: Policy, path: Path) -> None:
 
 
 def restore(policy: Policy, path: Path) -> str:
-    """Restore the policy from a file, if there is one.
-
-    Returns:
-        ``new``, ``restored`` or ``not restored: ...``, for the ledger. A file that does not fit is logged and
-        left as it is: the policy starts with nothing learned.
-    """
+    """Restore the policy from a file, if there is one; return ``new``, ``restored`` or ``not restored: ...``, for the
+    ledger. A file that does not fit is logged and left as it is: the policy starts with nothing learned."""
     try:
         policy.restore(json.loads(path.read_text()))
     except FileNotFoundError:

@@ -70,11 +70,8 @@ class Policy:
         self._switches = self._ignored = self._guarded = 0
 
     def select(self, batch_size: int) -> Arm:
-        """Return the arm for the next step over ``batch_size`` requests; ``disable`` for an empty batch.
-
-        Raises:
-            PatchError: the batch size is not an integer, or the ranks of `broadcast` are at different steps.
-        """
+        """Return the arm for the next step over ``batch_size`` requests; ``disable`` for an empty batch. Raises
+        PatchError if the batch size is not an integer, or the ranks of `broadcast` are at different steps."""
         self._step += 1
         allowed = self._allow(batch_size)
         current = self._current
@@ -183,11 +180,8 @@ class Policy:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state` of a policy made with the same arms, rule and window.
-
-        Raises:
-            PatchError: it is the state of another policy, or damaged; this one is unchanged then.
-        """
+        """Restore a `state` of a policy made with the same arms, rule and window. Raises PatchError if it is the state
+        of another policy, or damaged; this one is unchanged then."""
         wanted = {"format": FORMAT, "rule": self.rule_name, "window": self.window}
         wanted["arms"] = [str(arm) for arm in self.arms]
         for name, value in wanted.items():

@@ -40,11 +40,8 @@ class RankBroadcast:
         self.is_leader = dist.get_rank() == self._source
 
     def __call__(self, step: int, batch_size: int, arm: int) -> int:
-        """Return the leader's arm.
-
-        Raises:
-            PatchError: this rank is at another step or has another batch than the leader.
-        """
+        """Return the leader's arm. Raises PatchError if this rank is at another step or has another batch than the
+        leader."""
         buffer = self._buffer
         if self.is_leader:
             buffer[0], buffer[1], buffer[2] = step, batch_size, arm

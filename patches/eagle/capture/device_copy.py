@@ -116,11 +116,8 @@ class DeviceCopy:
         auxiliary: Sequence[torch.Tensor] | None,
         version: int,
     ) -> Step:
-        """Start to copy the rows of a batch; tensors as in `Recorder.step`.
-
-        Raises:
-            RuntimeError: too many copies from an accelerator are under way.
-        """
+        """Start to copy the rows of a batch; tensors as in `Recorder.step`. Raises RuntimeError if too many copies from
+        an accelerator are under way."""
         if hidden.device.type != "cpu":
             return self._from_device(batch, ids, positions, hidden, auxiliary, version)
         own = slice(batch.first, batch.behind)

@@ -79,11 +79,8 @@ class HostBuffers:
     def _places(
         self, requests: list[Request], owners: numpy.ndarray, positions: numpy.ndarray
     ) -> numpy.ndarray:
-        """Move windows on, make room, and return the place of each row, -1 if it is not kept.
-
-        Args:
-            owners: the number of each row's request; positions: its position there.
-        """
+        """Move windows on, make room, and return the place of each row, -1 if it is not kept; ``owners`` are numbers of
+        the rows' requests, ``positions`` theirs there."""
         size = self._window
         windows = positions // size
         newer = windows > numpy.array([one.window.last for one in requests], dtype=numpy.int64)[owners]

@@ -1,5 +1,4 @@
-"""Turn the rows that an engine computes into samples: the state at each position of a request, kept on the
-host.
+"""Turn the rows that an engine computes into samples: the state at each position of a request, kept on the host.
 
 An engine that speculates feeds draft tokens too, and feeds the right token at a position again when a draft
 there was rejected. So for every request the *last* row seen at a position is the right one, once the request
@@ -58,10 +57,9 @@ class Recorder:
 
     Attributes:
         version: of the policy that is running now, set by the engine's side.
-        counts: ``rows``, ``requests`` (offered), ``skipped`` (by rate or budget), ``lost`` (given up: no
-            memory, too many waiting steps, error), of which ``lost_to_512`` and so on up to a length of so many
-            positions, ``empty`` (nothing seen), ``mismatched`` (rows masked because another token had been the
-            input).
+        counts: ``rows``, ``requests`` (offered), ``skipped`` (by rate or budget), ``lost`` (given up: no memory, too
+            many waiting steps, error), of which ``lost_to_512`` and so on up to a length of so many positions, ``empty``
+            (nothing seen), ``mismatched`` (rows masked because another token had been the input).
     """
 
     def __init__(
@@ -124,12 +122,8 @@ class Recorder:
                 self._give_up(request, str(error))
 
     def finish(self, finished: Mapping[str, tuple[Sequence[int], int] | None]) -> None:
-        """Finish requests that are over. Never raises.
-
-        Args:
-            finished: the tokens that the engine kept of each, and how many of these were the prompt; None for
-                a request whose tokens are not known.
-        """
+        """Finish requests that are over: the tokens that the engine kept of each, and how many of these were the
+        prompt; None for a request whose tokens are not known. Never raises."""
         try:
             self._alike = None
             over = {self._running.pop(name, None): tokens for name, tokens in finished.items()}

@@ -64,11 +64,8 @@ class Sample:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Sample:
-        """Read a sample back.
-
-        Raises:
-            PatchError: the file is missing, cut short, or is not a sample; it names the path.
-        """
+        """Read a sample back. Raises PatchError if the file is missing, cut short, or is not a sample; it names the
+        path."""
         from safetensors import safe_open
 
         try:

@@ -254,8 +254,7 @@ def _unique() -> str:
 
 
 def queue_directory(option: str = "") -> Path:
-    """Return the queue's directory: the family's option ``samples``, else beside this run's rows in the
-    ledger."""
+    """Return the queue's directory: the family's option ``samples``, else beside this run's rows in the ledger."""
     from flashpatch.ledger import files
 
     return Path(user_directories.expand(option)) if option else files.directory() / files.run_id() / "samples"

@@ -1,8 +1,7 @@
 """Compare the acceptance of new drafter weights with that of the weights before.
 
-The measure is the chance that a draft is accepted, given that those before it were. It does not depend on how
-many tokens the bandit happened to ask for. From it follows the acceptance length at the engine's number of
-tokens.
+The measure is the chance that a draft is accepted, given that those before it were. It does not depend on how many
+tokens the bandit happened to ask for. From it follows the acceptance length at the engine's number of tokens.
 
 A fall of acceptance condemns new weights only if the policy stayed as it was. A policy that moved costs any drafter
 acceptance, so the old weights are then tried on the same policy, after the new ones, and the new ones go only if the

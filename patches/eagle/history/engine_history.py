@@ -30,11 +30,8 @@ class EngineHistory:
         self._noted = 0.0
 
     def take_tokens(self, request: Any, prompt: Sequence[int], tokens: Sequence[int], start: int = 0) -> int:
-        """Take up what a request has generated since the last call; return how many tokens.
-
-        Args:
-            tokens: those of the request from position ``start`` on.
-        """
+        """Take up what a request has generated since the last call, ``tokens`` from position ``start`` on; return how
+        many."""
         text = self.texts.get(request)
         if text is None:
             text = self.texts[request] = self.drafts.begin(prompt)

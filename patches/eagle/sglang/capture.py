@@ -114,8 +114,7 @@ def eagle_worker_v2_init(original, self, *args: Any, **kwargs: Any):
 
 
 def captured_states(worker: Any, output: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the last hidden states of a target's output, and under EAGLE-3 the inner layers; None if there are
-    none.
+    """Return the last hidden states of a target's output, and under EAGLE-3 the inner layers; None if there are none.
 
     Args:
         output: SGLang's ``LogitsProcessorOutput``; None from a rank that is not the last of the pipeline.

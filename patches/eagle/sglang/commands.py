@@ -40,11 +40,8 @@ def request(method: str, arguments: tuple) -> Any:
 
 
 def answers(state: dict[str, Any], method: str) -> list[Any]:
-    """Return each rank's answer to a call.
-
-    Raises:
-        PatchError: a rank refused it, or the schedulers carry no FlashPatch.
-    """
+    """Return each rank's answer to a call. Raises PatchError if a rank refused it, or the schedulers carry no
+    FlashPatch."""
     if ANSWERS not in state:
         raise PatchError(
             f"SGLang's schedulers do not know {method}.",
@@ -158,12 +155,9 @@ def _read(manager: Any, path: Path) -> dict[str, torch.Tensor]:
 
 
 def flush(manager: Any) -> dict[str, Any]:
-    """Wait until the captured states of finished requests are stored.
-
-    Returns:
-        Counts, and ``queue``, the directory of the samples, unless this rank captures nothing; ``drafter`` (version),
-        ``drafter_path`` and ``acceptance`` (tokens per step) if a model of its own drafts.
-    """
+    """Wait until the captured states of finished requests are stored; return counts, and ``queue``, the directory of
+    the samples, unless this rank captures nothing; ``drafter`` (version), ``drafter_path`` and ``acceptance`` (tokens
+    per step) if a model of its own drafts."""
     refit = drafter_refit.refit_of(manager)
     if refit is None:
         return {}
@@ -172,11 +166,8 @@ def flush(manager: Any) -> dict[str, Any]:
 
 
 def save_embeddings(manager: Any, folder: str) -> int:
-    """Write the target's token embeddings and head to ``folder/model.safetensors``; return tensors written.
-
-    Raises:
-        PatchError: the target has no plain embeddings.
-    """
+    """Write the target's token embeddings and head to ``folder/model.safetensors``; return tensors written. Raises
+    PatchError if the target has no plain embeddings."""
     from sglang.srt.distributed import tensor_model_parallel_all_gather
     from sglang.srt.runtime_context import get_parallel
 

@@ -1,8 +1,7 @@
 """Count versions of policy and drafter, and take back drafter weights that lower acceptance.
 
-The weights travel through SGLang's own session, with ``selector="draft"`` (see `send`). This module notes
-which models a session changed, keeps what the drafter was before, and restores that when the target accepts
-less.
+The weights travel through SGLang's own session, with ``selector="draft"`` (see `send`). This module notes which models a
+session changed, keeps what the drafter was before, and restores that when the target accepts less.
 """
 
 from __future__ import annotations
@@ -99,11 +98,9 @@ class DrafterRefit(DrafterVersions):
         return True
 
     def count(self, accepted: list[int], steps: int) -> None:
-        """Add a batch that verified ``steps`` drafts in depth per request; ``accepted`` drafts per
-        request."""
+        """Add a batch that verified ``steps`` drafts in depth per request; ``accepted`` drafts per request."""
         if steps:
-            tried = sum(min(count + 1, steps) for count in accepted)
-            self.observe(DraftCounts(tried, sum(accepted)))
+            self.observe(DraftCounts(sum(min(count + 1, steps) for count in accepted), sum(accepted)))
 
     def load(self, weights: Weights, then: Callable[[], None]) -> None:
         """Copy weights back into the drafter: the good ones, with those in use kept, or the newest ones."""
@@ -141,9 +138,7 @@ class DrafterRefit(DrafterVersions):
 def _is_unchanged(weight: torch.Tensor, before: torch.Tensor | Sums) -> bool:
     from flashpatch.patches._shared import fingerprint
 
-    if isinstance(before, tuple):
-        return fingerprint.of(weight) == before
-    return bool((weight == before).all())
+    return fingerprint.of(weight) == before if isinstance(before, tuple) else bool((weight == before).all())
 
 
 def _draft_path(worker: Any) -> str:
@@ -250,15 +245,8 @@ def _updated(manager: Any, selector: str, success: bool) -> None:
 
 
 def send(llm: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Send new weights to the drafter of an ``sglang.Engine``, in one session; the target stays as it is.
-
-    Args:
-        llm: the engine, in this process.
-        tensors: names as in the drafter's checkpoint.
-
-    Raises:
-        PatchError: the engine refused them; the message is the engine's.
-    """
+    """Send new weights, named as in the drafter's checkpoint, to the drafter of an ``sglang.Engine`` in this process,
+    in one session; the target stays as it is. Raises PatchError with the engine's message if it refuses them."""
     from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
 
     def check(done: bool, message: str) -> None:

@@ -89,8 +89,7 @@ def _history_of(drafter: Any, reason: str) -> WorkerHistory | None:
         options = engine.options("eagle")
         if options["history"] and reason:
             say_off(reason)
-        on = options["history"] and not reason
-        _histories[drafter] = WorkerHistory() if on else None
+        _histories[drafter] = WorkerHistory() if options["history"] and not reason else None
     return _histories[drafter]
 
 

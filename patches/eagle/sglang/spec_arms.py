@@ -104,7 +104,7 @@ def init_cuda_graphs(original, self, *args: Any, **kwargs: Any):
     if not options["adapt"] or self._draft_worker is None:
         return original(self, *args, **kwargs)
     own = Arm(self.speculative_num_steps, self.topk, self.speculative_num_draft_tokens)
-    _check(self, spec_controller.engine_arms(options["arms"], own))
+    _check(spec_controller.engine_arms(options["arms"], own))
     broadcast = RankBroadcast(get_tp_group().cpu_group) if get_parallel().tp_size > 1 else None
     policy = spec_controller.make_policy(options, own, broadcast)
     state = Path(user_directories.expand(options["state"])) if options["state"] else None
@@ -122,7 +122,7 @@ def init_cuda_graphs(original, self, *args: Any, **kwargs: Any):
     return result
 
 
-def _check(worker: Any, arms: tuple[Arm, ...]) -> None:
+def _check(arms: tuple[Arm, ...]) -> None:
     from sglang.srt.runtime_context import get_schedule, get_spec
 
     def refuse(problem: str, advice: str) -> None:
@@ -245,8 +245,7 @@ def _set_topk(worker: Any, topk: int) -> None:
 
 @contextmanager
 def _topk(worker: Any, topk: int) -> Iterator[None]:
-    """Set another top-k while a state is built. SGLang restores steps and tokens before top-k, and would
-    refuse."""
+    """Set another top-k while a state is built. SGLang restores steps and tokens before top-k, and would refuse."""
     own, drafter = worker.topk, worker._draft_worker
     _set_topk(worker, topk)
     vars(drafter)["_rebuild_topk1_chain_buffers"] = lambda: None

@@ -96,11 +96,8 @@ def controller_of(worker: Any) -> SpecController | None:
 
 
 def engine_arms(asked: list[Any], own: Arm) -> tuple[Arm, ...]:
-    """Return the arms of an engine opened as ``own``: those asked for, or that one, shorter ones, and none.
-
-    Raises:
-        PatchError: an arm is larger than what the engine has room for.
-    """
+    """Return the arms of an engine opened as ``own``: those asked for, or that one, shorter ones, and none. Raises
+    PatchError if an arm is larger than what the engine has room for."""
     if not asked:
         chains = [Arm(steps, 1, steps + 1) for steps in (1, 2, 3, 5, 7) if steps < own.steps]
         arms = (own, *chains) if own.topk > 1 else (own, *(arm for arm in chains if arm != own))
@@ -118,24 +115,14 @@ def engine_arms(asked: list[Any], own: Arm) -> tuple[Arm, ...]:
 
 
 def make_policy(options: Any, own: Arm, broadcast: RankBroadcast | None = None) -> Policy:
-    """Make the bandit that the family's options describe, for an engine opened as ``own``.
-
-    Args:
-        broadcast: makes all ranks of a tensor-parallel engine run the same arm.
-
-    Raises:
-        PatchError: an unknown rule, or an arm larger than what the engine has room for.
-    """
+    """Make the bandit that the family's options describe, for an engine opened as ``own``; ``broadcast`` makes all its
+    ranks run the same arm. Raises PatchError for an unknown rule, or an arm larger than what the engine has room for."""
     return Policy(engine_arms(options["arms"], own), broadcast=broadcast, **policy_settings(options))
 
 
 def reachable_sizes(sizes: Sequence[int], arm: Arm, guard: int) -> list[int]:
-    """Return the graph sizes that batches can use under an arm: up to the first that holds the guard's largest batch.
-
-    Args:
-        sizes: batch sizes of graphs.
-        guard: most draft tokens times batch size, see `Policy`.
-    """
+    """Return the graph sizes, of ``sizes``, that batches can use under an arm: up to the first that holds the largest
+    batch of the guard, a number of draft tokens times batch size, see `Policy`."""
     ascending = sorted(sizes)
     if not arm.steps:
         return ascending

@@ -116,12 +116,8 @@ class Coordinator:
             return True
 
     def train(self, seconds: float, steps: int | None = None) -> bool:
-        """Give the worker a slice of time, and start it if it is down; return False when it cannot train now.
-
-        Args:
-            seconds: most seconds of the slice.
-            steps: most steps.
-        """
+        """Give the worker a slice of so many seconds and steps at most, and start it if it is down; return False when
+        it cannot train now."""
         if not 0.0 < seconds < inf:
             raise eagle_error(
                 "train_seconds",
@@ -139,8 +135,7 @@ class Coordinator:
             return self.state == "idle" and self._begin(command)
 
     def stop(self) -> bool:
-        """Tell the worker to end its slice and write a drafter; `poll` notices that it is idle, or kills it
-        in time."""
+        """Tell the worker to end its slice and write a drafter; `poll` notices that it is idle, or kills it in time."""
         with self._lock:
             self.poll()
             self._slice = None
@@ -168,11 +163,8 @@ class Coordinator:
             return self._handle_events() + self._check_process()
 
     def wait_idle(self, limit: float) -> bool:
-        """Stop the slice and wait until the worker is idle; kill it after ``limit`` seconds.
-
-        Returns:
-            Whether it became idle by itself, or was not running.
-        """
+        """Stop the slice and wait until the worker is idle; kill it after ``limit`` seconds. Return whether it became
+        idle by itself, or was not running."""
         self.stop()
         end, killed = time.monotonic() + limit, self.counts["killed"]
         while self.state == "training":

@@ -1,5 +1,4 @@
-"""Define the drafter: one decoder layer behind a linear map of the target's state and the next token's
-embedding.
+"""Define the drafter: one decoder layer behind a linear map of the target's state and the next token's embedding.
 
 EAGLE-1 (Li et al., arXiv 2401.15077): ``fc`` over [embedding, state] of width 2H, then a decoder layer
 without its input norm. EAGLE-3 (arXiv 2503.01840): ``fc`` over k of the target's layers, then a layer that

@@ -29,15 +29,11 @@ def engine_weights(
     engine: str,
     target_embeddings: TargetEmbeddings | None = None,
 ) -> dict[str, Tensor]:
-    """Return the drafter's weights under the names, and with the extra tensors, that an engine's loader
-    expects.
+    """Return the drafter's weights under the names, and with the extra tensors, that an engine's loader expects.
 
-    SGLang's EAGLE-1 model has a bias on ``fc`` that stays random when the checkpoint lacks it, so it is
-    written as zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint holds the target's
-    head.
-
-    Raises:
-        PatchError: an unknown engine, or an EAGLE-3 drafter without the target's head.
+    SGLang's EAGLE-1 model has a bias on ``fc`` that stays random when the checkpoint lacks it, so it is written as
+    zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint holds the target's head. Raises PatchError for an
+    unknown engine, or an EAGLE-3 drafter without the target's head.
     """
     if engine not in ENGINES:
         raise eagle_error(
@@ -127,11 +123,8 @@ def save_drafter(
 
 
 def load_weights(drafter: Drafter, folder: str | os.PathLike[str]) -> None:
-    """Load into a drafter what `save_drafter`, or another trainer of such drafters, wrote.
-
-    Raises:
-        PatchError: the file is damaged, or its weights are not those of this drafter.
-    """
+    """Load into a drafter what `save_drafter`, or another trainer of such drafters, wrote. Raises PatchError if the
+    file is damaged, or its weights are not those of this drafter."""
     path = Path(folder) / "model.safetensors"
     try:
         found = load_file(path)

@@ -43,8 +43,7 @@ def step_sums(
     regress = getattr(drafter.config, "eagle_kind", "eagle") == "eagle"
     found = []
     for step, predicted in enumerate(every):
-        learn = pack.learn_at(step)
-        rows = learn.nonzero()[:, 0]
+        rows = pack.learn_at(step).nonzero()[:, 0]
         found.append(_sums(predicted[rows], pack.targets[rows + step], target_embeddings, regress))
     return found
 

@@ -74,14 +74,8 @@ class Pack:
 
 def windows(sample: Sample, longest: int, auxiliary: bool = False) -> Iterator[Pack]:
     """Cut a sample into windows of at most ``longest`` positions; those without a generated token to learn from are
-    left out.
-
-    Args:
-        auxiliary: read the EAGLE-3 layers instead of the last state.
-
-    Raises:
-        PatchError: the sample lacks the layers, or a window would be empty.
-    """
+    left out. ``auxiliary``: with the EAGLE-3 layers instead of the last state. Raises PatchError if the sample lacks
+    the layers, or a window would be empty."""
     if longest < 1:
         raise eagle_error("window", f"a window has {longest} positions.", "Give one or more.")
     if auxiliary and sample.auxiliary is None:

@@ -90,11 +90,8 @@ class WorkerSettings(Recipe):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> WorkerSettings:
-        """Make settings from a mapping, such as what `dump` wrote.
-
-        Raises:
-            PatchError: a setting does not exist; the message lists those that do.
-        """
+        """Make settings from a mapping, such as what `dump` wrote. Raises PatchError if a setting does not exist; the
+        message lists those that do."""
         known = {field.name for field in fields(cls)}
         unknown = sorted(set(given) - known) if isinstance(given, Mapping) else [repr(given)]
         missing = [name for name in ("target", "queue", "folder") if name not in given]

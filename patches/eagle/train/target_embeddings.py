@@ -18,8 +18,7 @@ NAMES = dict.fromkeys(("model.embed_tokens.weight", "embed_tokens.weight"), "emb
 
 
 class TargetEmbeddings:
-    """Hold embeddings and head of the target, both [vocabulary, hidden]; one tensor if the target ties
-    them."""
+    """Hold embeddings and head of the target, both [vocabulary, hidden]; one tensor if the target ties them."""
 
     def __init__(self, embedding: Tensor, head: Tensor | None = None) -> None:
         self.embedding = embedding.detach()
@@ -33,11 +32,8 @@ class TargetEmbeddings:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> TargetEmbeddings:
-        """Read both from a target's safetensors checkpoint.
-
-        Raises:
-            PatchError: no safetensors checkpoint is there, or it has no embeddings.
-        """
+        """Read both from a target's safetensors checkpoint. Raises PatchError if no safetensors checkpoint is there, or
+        it has no embeddings."""
         from safetensors import safe_open
 
         found, files = {}, sorted(Path(folder).glob("*.safetensors"))

@@ -62,8 +62,7 @@ class UnrolledAttention:
                     use_reentrant=False,
                 )
             )
-        output = torch.cat(found, 2)[0].transpose(0, 1).flatten(1)
-        return self.attention.o_proj(output)[None]
+        return self.attention.o_proj(torch.cat(found, 2)[0].transpose(0, 1).flatten(1))[None]
 
     def _project(self, inputs: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries [1, heads, T, d], and keys and values [1, key heads, T, d]."""

@@ -81,8 +81,7 @@ class Job:
             self.coordinator.train(self.train_seconds, steps=self.steps)
 
     def policy_updated(self, call: Call, step: int | None) -> None:
-        """Send the newest drafter to the replicas, which have a new policy and no rollout yet. Never
-        raises."""
+        """Send the newest drafter to the replicas, which have a new policy and no rollout yet. Never raises."""
         self._updates += 1
         try:
             self._exchange(call, step)

@@ -54,8 +54,7 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     """Give the rollout engine the drafter that the option names, made from scratch on demand, and log why a configured
     drafter cannot be trained.
 
-    Raises:
-        PatchError: the configuration contradicts the family's options; all such settings are named.
+    Raises PatchError if the configuration contradicts the family's options; all such settings are named.
     """
     job = JobConfig.open(config, ID)
     options = engine.options("eagle")
@@ -181,11 +180,8 @@ def _write_new(target: Path, folder: Path, options: Mapping[str, Any], engine_na
 
 
 def training(get: Get, options: Mapping[str, Any], dialect: Dialect, found: Speculation) -> dict[str, Any]:
-    """Make what `settings` returns from verl's configuration.
-
-    Raises:
-        PatchError: an entry of the option ``trainer`` is not one of its settings.
-    """
+    """Make what `settings` returns from verl's configuration. Raises PatchError if an entry of the option ``trainer``
+    is not one of its settings."""
     given, steps = _trainer_settings(options)
     fixed = {"target": str(_path(get(MODEL))), "folder": str(_folder(get)), "drafter": found.model}
     made = WorkerSettings.of({**given, **fixed, "engine": dialect.engine, "kind": found.method, "queue": ""})

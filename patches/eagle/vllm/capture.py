@@ -1,9 +1,8 @@
 """Capture the target's hidden states where a step's tokens are sampled, without a forward of their own.
 
-The hook is ``sample_tokens``, in which both runners also propose drafts: there the step's input tokens, their
-positions and the final hidden states lie side by side, whether or not the drafter gets to run in that step
-and whether or not the engine speculates at all. See `flashpatch.patches.eagle.capture.recorder` for what is
-kept of them.
+The hook is ``sample_tokens``, in which both runners also propose drafts: there the step's input tokens, their positions
+and the final hidden states lie side by side, whether or not the drafter gets to run in that step and whether or not the
+engine speculates at all. See `flashpatch.patches.eagle.capture.recorder` for what is kept of them.
 """
 
 from __future__ import annotations

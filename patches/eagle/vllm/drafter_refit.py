@@ -153,18 +153,9 @@ def worker(site: Site) -> Callable[[], None]:
 
 
 def update_drafter(self, path: str, version: int) -> dict[str, Any]:
-    """Worker method: load drafter weights.
-
-    Args:
-        path: a safetensors file or a directory of them, readable by every worker.
-        version: of the weights, for the ledger.
-
-    Returns:
-        ``version`` and the number of ``tensors``.
-
-    Raises:
-        PatchError: the checkpoint is not one of this drafter; nothing has changed then.
-    """
+    """Worker method: load drafter weights from a safetensors file, or a directory of them, that every worker can read;
+    return ``version``, which goes to the ledger, and the number of ``tensors``. Raises PatchError if the checkpoint is
+    not one of this drafter; nothing has changed then."""
     tensors = load_drafter(self.model_runner, Path(path))
     engine.record_call(patches.of(worker).id)
     ledger.note(eagle_drafter_loaded={"version": version, "path": str(path), "tensors": tensors})
@@ -172,30 +163,17 @@ def update_drafter(self, path: str, version: int) -> dict[str, Any]:
 
 
 def flush(self) -> dict[str, Any]:
-    """Worker method: wait until the captured states of finished requests are stored.
-
-    Returns:
-        Counts, and ``queue``, the directory of the samples; empty from a rank that does not capture. To the
-        first rank's answer the engine core adds ``drafter`` (version), ``drafter_path`` and ``acceptance``
-        if speculation is adapted.
-    """
+    """Worker method: wait until the captured states of finished requests are stored; return counts, and ``queue``, the
+    directory of the samples; empty from a rank that does not capture. To the first rank's answer the engine core adds
+    ``drafter`` (version), ``drafter_path`` and ``acceptance`` if speculation is adapted."""
     found = capture.capture_of(self.model_runner)
     return found.recorder.stored() if found is not None and found.recorder is not None else {}
 
 
 def save_embeddings(self, folder: str) -> int:
-    """Worker method: write the token embeddings and the head that a drafter shares with the target.
-
-    Args:
-        folder: gets ``model.safetensors`` with the token embeddings and, unless they are tied, the head, both
-            [vocabulary, hidden].
-
-    Returns:
-        Tensors written; 0 in ranks that leave it to the first.
-
-    Raises:
-        PatchError: the target has no plain embeddings.
-    """
+    """Worker method: write the token embeddings and, unless they are tied, the head that a drafter shares with the
+    target, both [vocabulary, hidden], to ``model.safetensors`` in ``folder``. Return tensors written; 0 in ranks that
+    leave it to the first. Raises PatchError if the target has no plain embeddings."""
     from vllm.distributed import tensor_model_parallel_all_gather
     from vllm.distributed.parallel_state import get_tp_group
 
@@ -209,15 +187,9 @@ def save_embeddings(self, folder: str) -> int:
 
 
 def load_drafter(runner: Any, path: str | os.PathLike[str]) -> int:
-    """Load the checkpoint at ``path`` into the runner's drafter, see `checkpoint`; return the number of tensors.
-
-    Args:
-        runner: a vLLM model runner with a drafter that is a model.
-        path: a safetensors file, or a directory of them, named as the drafter's own checkpoint is.
-
-    Raises:
-        PatchError: there is no such drafter, or the checkpoint is not one of it; nothing has changed then.
-    """
+    """Load the checkpoint at ``path``, a file or directory as the drafter's own, into a vLLM model runner's drafter,
+    see `checkpoint`; return the number of tensors. Raises PatchError if there is no drafter that is a model, or the
+    checkpoint is not one of it; nothing has changed then."""
     id = patches.of(worker).id
     drafter = getattr(getattr(runner, "drafter", None) or getattr(runner, "speculator", None), "model", None)
     if drafter is None or not hasattr(drafter, "load_weights"):

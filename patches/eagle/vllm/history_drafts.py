@@ -36,11 +36,8 @@ class NoDrafter:
 
 
 def open_speculation(arguments: Any, options: Mapping[str, Any]) -> None:
-    """Before ``EngineArgs.create_speculative_config``: let an engine verify drafts that its scheduler proposes.
-
-    Raises:
-        PatchError: the user asked for asynchronous scheduling, whose drafts never reach the scheduler.
-    """
+    """Before ``EngineArgs.create_speculative_config``: let an engine verify drafts that its scheduler proposes. Raises
+    PatchError if the user asked for asynchronous scheduling, whose drafts never reach the scheduler."""
     if not options["history"]:
         return
     if arguments.async_scheduling:
@@ -113,8 +110,7 @@ class SchedulerHistory(EngineHistory):
         room = [
             min(most, (request.max_tokens or most) - request.num_output_tokens - 1) for request in requests
         ]
-        rivals = [len(request.spec_token_ids) for request in requests]
-        drafts = self.drafts.propose(texts, room, rivals)
+        drafts = self.drafts.propose(texts, room, [len(request.spec_token_ids) for request in requests])
         return {
             one.request_id: draft for one, draft in zip(requests, drafts, strict=True) if draft is not None
         }

@@ -28,8 +28,7 @@ from flashpatch.patches.eagle.vllm.spec_controller import (
 )
 
 FINISHED = "flashpatch_finished"
-"""Attribute of a ``SchedulerOutput``: request id to (tokens, prompt length), or None for a prompt of
-embeddings."""
+"""Attribute of a ``SchedulerOutput``: request id to (tokens, prompt length), or None for a prompt of embeddings."""
 STARTED = "flashpatch_started"
 """Attribute of a ``SchedulerOutput``: when scheduling of the step started."""
 

@@ -114,8 +114,7 @@ class SpecController(Controller):
         Prompts in the step do not count, if anything decodes: vLLM gives the number of all scheduled requests, which changes
         with each prompt.
         """
-        arm = super().choose(self._decoding or batch_size)
-        return self._arms[min(arm.steps, self.max_drafts)]
+        return self._arms[min(super().choose(self._decoding or batch_size).steps, self.max_drafts)]
 
     def step_started(self, running: Iterable[Any] = ()) -> float:
         """Count the requests that decode, and make the pending call, if there is one.
@@ -224,18 +223,13 @@ def controller_of(scheduler: Any) -> SpecController | None:
 
 
 def engine_arms(asked: list[Any], max_drafts: int) -> tuple[Arm, ...]:
-    """Return the arms of an engine with room for ``max_drafts`` tokens: those asked for, or by default none, all, and if one
-    shares their graphs a middle one.
-
-    Raises:
-        PatchError: an arm that vLLM cannot run.
-    """
+    """Return the arms of an engine with room for ``max_drafts`` tokens: those asked for, or by default none, all, and
+    if one shares their graphs a middle one. Raises PatchError for an arm that vLLM cannot run."""
     width = max_drafts + 1
     middle = sorted(
         (part for part in range(2, width) if not width % part), key=lambda part: abs(part - width**0.5)
     )
-    default = ["disable", *(Arm(part - 1, 1, part) for part in (*middle[:1], width))]
-    arms = parse_arms(asked or default)
+    arms = parse_arms(asked or ["disable", *(Arm(part - 1, 1, part) for part in (*middle[:1], width))])
     for arm in arms:
         if arm.topk > 1 or arm.steps > max_drafts:
             raise PatchError(
@@ -247,11 +241,8 @@ def engine_arms(asked: list[Any], max_drafts: int) -> tuple[Arm, ...]:
 
 
 def make_policy(options: Any, max_drafts: int) -> Policy:
-    """Make the bandit that the family's options describe.
-
-    Raises:
-        PatchError: an unknown rule, or an arm that vLLM cannot run.
-    """
+    """Make the bandit that the family's options describe. Raises PatchError for an unknown rule, or an arm that vLLM
+    cannot run."""
     arms = engine_arms(options["arms"], max_drafts)
     described = policy_settings(options)
     policy = Policy(arms, **described)

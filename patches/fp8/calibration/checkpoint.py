@@ -105,12 +105,8 @@ class Checkpoint:
 
 
 def directory(where: str) -> Path:
-    """Return the directory of a checkpoint, given itself or as the id of a repository in the local Hugging Face
-    cache.
-
-    Raises:
-        PatchError: there is none.
-    """
+    """Return the directory of a checkpoint, given itself or as the id of a repository in the local Hugging Face cache.
+    Raises PatchError if there is none."""
     path = Path(user_directories.expand(where))
     if path.is_dir():
         return path

@@ -218,8 +218,7 @@ def _refine(model: Checkpoint, other: Checkpoint, exchange: Exchange, found: _Fi
 
 
 def _shown_by_norm(model: Checkpoint, other: Checkpoint, exchange: Exchange) -> torch.Tensor | None:
-    """Return the scale that two norms show, float64 [channels], 1 where either multiplies by 0; None without a
-    norm."""
+    """Return the scale that two norms show, float64 [channels], 1 where either multiplies by 0; None without a norm."""
     if exchange.offset is None:
         return None
     old = model.tensor(f"{exchange.producer}.weight").double() + exchange.offset

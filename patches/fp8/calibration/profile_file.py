@@ -86,8 +86,7 @@ class Profile:
         return new if name in self.quantized else new.to(tensor.dtype)
 
     def scales(self, name: str) -> tuple[torch.Tensor | None, torch.Tensor | None, float]:
-        """Return, for a tensor, what multiplies its input channels, what divides its output channels, and the
-        offset."""
+        """Return, for a tensor, what multiplies its input channels, what divides its output channels, and the offset."""
         module, _, kind = name.rpartition(".")
         inward = outward = None
         offset = 0.0
@@ -110,11 +109,8 @@ class Profile:
 
 
 def save(profile: Profile, path: Path, overwrite: bool = False) -> None:
-    """Write a profile; a reader sees meanwhile the old file or the new one.
-
-    Raises:
-        PatchError: the file exists and may not be overwritten, or cannot be written.
-    """
+    """Write a profile; a reader sees meanwhile the old file or the new one. Raises PatchError if the file exists and
+    may not be overwritten, or cannot be written."""
     import torch
     from safetensors.torch import save as serialised
 
@@ -144,12 +140,9 @@ def save(profile: Profile, path: Path, overwrite: bool = False) -> None:
 
 
 def load(path: Path) -> Profile:
-    """Read a profile and check all of it.
-
-    Raises:
-        PatchError: not such a file, another version, too large, tensors missing or left over, wrong shapes or
-            dtypes, scales that are zero, negative or not finite, names that are no tensor names.
-    """
+    """Read a profile and check all of it. Raises PatchError for a file of another kind, version or size, tensors
+    missing or left over, wrong shapes or dtypes, scales that are zero, negative or not finite, names that are no tensor
+    names."""
     with untrusted.safetensors(path, untrusted.PROFILE_LIMIT) as file:
         said = file.metadata() or {}
         tensors = {n: file.get_tensor(n) for n in file.keys() if not n.startswith(_UNUSED)}  # noqa: SIM118
@@ -180,10 +173,7 @@ def load(path: Path) -> Profile:
 
 def check(profile: Profile, path: Path | str) -> None:
     """Check all that must hold between the parts of a profile, wherever it comes from; ``path`` is for the message.
-
-    Raises:
-        PatchError: shapes, dtypes, indices or scales are wrong.
-    """
+    Raises PatchError if shapes, dtypes, indices or scales are wrong."""
 
     def shape(name: str, dims: int) -> tuple[int, ...]:
         found = profile.shapes.get(name)

@@ -70,11 +70,7 @@ def exchanges(
     config: Mapping[str, Any], block: str, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[Exchange]:
     """Yield the exchanges of one block, such as ``model.layers.0``, with absolute names; those of which the block lacks
-    a layer are left out.
-
-    Raises:
-        PatchError: the sizes of two layers do not fit together.
-    """
+    a layer are left out. Raises PatchError if the sizes of two layers do not fit together."""
 
     def has(name: str, dimensions: int) -> bool:
         return len(shapes.get(f"{block}.{name}.weight", ())) == dimensions

@@ -33,11 +33,8 @@ def refuse(path: Path | str, problem: str, advice: str = "") -> PatchError:
 
 
 def size(path: Path, limit: int) -> int:
-    """Return the size of a regular file in bytes, links followed.
-
-    Raises:
-        PatchError: it is not there, not a regular file, empty, or larger than ``limit`` bytes.
-    """
+    """Return the size of a regular file in bytes, links followed. Raises PatchError if it is not there, not a regular
+    file, empty, or larger than ``limit`` bytes."""
     try:
         found = os.stat(path)
     except (OSError, ValueError) as error:
@@ -66,8 +63,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def tensor_name(name: Any, path: Path | str) -> str:
-    """Return ``name`` if it can be the name of a tensor. Raises PatchError: it has separators, spaces or the
-    like."""
+    """Return ``name`` if it can be the name of a tensor. Raises PatchError if it has separators, spaces or the like."""
     if not isinstance(name, str) or not _TENSOR.match(name) or ".." in name:
         raise refuse(path, f"names a tensor {str(name)[:60]!r}")
     return name
@@ -82,15 +78,8 @@ def file_name(name: Any, path: Path | str) -> str:
 
 @contextmanager
 def safetensors(path: Path, limit: int) -> Iterator[Any]:
-    """Yield the open file of `safetensors.safe_open`, which has checked the header.
-
-    Args:
-        path: the file.
-        limit: bytes the whole file may have.
-
-    Raises:
-        PatchError: as `size` does; it is not safetensors, or a tensor in it cannot be read.
-    """
+    """Yield the open file of `safetensors.safe_open`, of at most ``limit`` bytes, which has checked the header. Raises
+    PatchError as `size` does, and if it is not safetensors, or a tensor in it cannot be read."""
     from safetensors import SafetensorError, safe_open
 
     size(path, limit)

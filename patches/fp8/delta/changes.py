@@ -104,11 +104,8 @@ def _nonzero(mask: torch.Tensor) -> torch.Tensor:
 
 
 def apply(old: torch.Tensor, width: int, count: int, data: torch.Tensor) -> None:
-    """Write a patch into ``old``, ``(n,)`` integers on the CPU; arguments as `encode` returned them.
-
-    Raises:
-        ValueError: the patch is not one of such a tensor; nothing was written.
-    """
+    """Write a patch into ``old``, ``(n,)`` integers on the CPU; arguments as `encode` returned them. Raises ValueError
+    if the patch is not one of such a tensor; nothing was written."""
     import torch
 
     if width not in _BITS or count < 1 or data.numel() != _size(width, count, old.itemsize):

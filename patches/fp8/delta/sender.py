@@ -65,6 +65,8 @@ class Sender:
         Raises:
             ValueError: two weights have one name.
         """
+        import torch
+
         from flashpatch.patches._shared import tensor_message
 
         base = base if base == self.version else None
@@ -73,7 +75,7 @@ class Sender:
         table: dict[str, Any] = {}
         items = iter(weights)
         first = next(items, None)
-        device = _device(first)
+        device = torch.device("cpu") if first is None else first[1].device
         opening = {"base": base, "version": version}
         yield from _counted(sent, tensor_message.encode(wire.OPEN, opening, device))
         while first is not None:
@@ -130,12 +132,6 @@ class Sender:
         changes.apply(changes.bits(copy), width, count, data)
         dtype = str(tensor.dtype).removeprefix("torch.")
         return digest, [(wire.Patched(name, width, count, dtype).name(), data)]
-
-
-def _device(item: Named | None) -> torch.device:
-    import torch
-
-    return torch.device("cpu") if item is None else item[1].device
 
 
 def _counted(sent: Sent, items: Iterable[Named]) -> Iterator[Named]:

@@ -45,16 +45,9 @@ def checked(
     config: Mapping[str, Any],
     patch: str,
 ) -> str:
-    """Return the digest of an adapter that the engine can hold.
-
-    Args:
-        name: by which requests call it.
-        pairs, places, config: see `problems`.
-        patch: id of the patch that asks.
-
-    Raises:
-        PatchError: the engine would not do with it what the trainer does; all reasons are named.
-    """
+    """Return the digest of an adapter called ``name`` that the engine can hold; ``pairs``, ``places``, ``config`` as in
+    `problems`. Raises PatchError, which names ``patch`` and all reasons, if the engine would not do with it what the
+    trainer does."""
     finite, content = read(pairs)
     found = problems(pairs, finite, places, config)
     if found:
@@ -89,16 +82,11 @@ def problems(
     ignored = [name for name in pairs if name not in places]
     if ignored:
         found.append(f"the engine has no place for {listed(ignored)}")
-    wanted = _scaling(config)
+    wanted = config["lora_alpha"] / (math.sqrt(config["r"]) if config.get("use_rslora") else config["r"])
     for name, pair in pairs.items():
         for problem in _of_pair(pair, places.get(name), config["r"], wanted, finite):
             found.append(f"{name}: {problem}")
     return found
-
-
-def _scaling(config: Mapping[str, Any]) -> float:
-    rank = config["r"]
-    return config["lora_alpha"] / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _unread(config: Mapping[str, Any]) -> Iterator[str]:
@@ -138,11 +126,7 @@ def _finite(tensor: torch.Tensor) -> bool:
 
 def digest(pairs: Mapping[str, Pair], content: bytes) -> str:
     """Return a digest of what an adapter does, 16 hexadecimal digits: names, shapes, types, bits and scalings.
-
-    Args:
-        pairs: by the engine's name of the module.
-        content: of all values, see `read`.
-    """
+    ``pairs`` are by the engine's name of the module, ``content`` has all values, see `read`."""
     meant = [(name, pair.scaling, _kind(pair.a), _kind(pair.b)) for name, pair in sorted(pairs.items())]
     return hashlib.sha256(repr(meant).encode() + content).hexdigest()[:16]
 
@@ -152,11 +136,8 @@ def _kind(tensor: torch.Tensor | None) -> tuple[torch.Size, torch.dtype] | None:
 
 
 def places_of(layers: Iterable[tuple[Any, Sequence[str]]]) -> Iterator[tuple[str, Place | None]]:
-    """Yield the name of each part that can be adapted, and its place; None if its size is not known.
-
-    Args:
-        layers: each base layer, and the names of its parts: several if it is a fused one.
-    """
+    """Yield the name of each part that can be adapted, and its place; None if its size is not known. ``layers``: each
+    base layer, and the names of its parts, several if it is a fused one."""
     for base, parts in layers:
         outputs = list(_outputs(base)) if len(parts) > 1 else [getattr(base, "output_size", None)]
         inputs = getattr(base, "input_size", None)

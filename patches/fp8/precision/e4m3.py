@@ -1,8 +1,7 @@
 """Decode float8_e4m3fn exactly, by integer shifts.
 
-torch's own cast from fp8 to a wider type takes one value at a time on a CPU. Sign, exponent and mantissa of a
-code shifted into their places in a float32 give its value times 2^-120, subnormals included; one
-multiplication mends that.
+torch's own cast from fp8 to a wider type takes one value at a time on a CPU. Sign, exponent and mantissa of a code
+shifted into their places in a float32 give its value times 2^-120, subnormals included; one multiplication mends that.
 """
 
 from __future__ import annotations
@@ -53,11 +52,7 @@ def rows_with_nan(codes: torch.Tensor) -> torch.Tensor:
 
 def require_exact() -> None:
     """Check `decode` on all 256 codes against torch's own cast: once, and again wherever numbers are flushed to zero.
-
-    Raises:
-        PatchError: this thread flushes subnormal float32 numbers to zero, and weights would lose their
-            smallest values.
-    """
+    Raises PatchError if this thread flushes subnormal float32 numbers to zero, which costs weights their smallest values."""
     if _exact and not _flushes():
         return
     codes = torch.arange(256, dtype=torch.int32).to(torch.uint8).view(torch.float8_e4m3fn)

@@ -82,11 +82,8 @@ def takes_scheme(precision: str) -> bool:
 
 
 def parse(tables: Iterable[Mapping[str, Any]], source: str) -> tuple[Entry, ...]:
-    """Parse the entries of ``[[fp8.fleet]]`` tables.
-
-    Raises:
-        PatchError: an unknown key or precision, or a value that is no string.
-    """
+    """Parse the entries of ``[[fp8.fleet]]`` tables. Raises PatchError for an unknown key or precision, or a value that
+    is no string."""
     entries = []
     for number, table in enumerate(tables):
         where = f"entry {number} of {source}"
@@ -165,17 +162,9 @@ def assigned(entries: Sequence[Entry], rank: int) -> Entry:
 
 
 def check_quantized(model: Any, quantization: str | None, kinds: tuple[type, type], patch: str) -> None:
-    """Refuse an engine whose quantization left every linear layer as it was.
-
-    Args:
-        model: of the engine.
-        quantization: the engine's name of it, None for none.
-        kinds: the engine's classes of linear layers, and of the method of those that are not quantized.
-        patch: id of the patch that asks.
-
-    Raises:
-        PatchError: not one linear layer follows the quantization.
-    """
+    """Refuse an engine whose ``quantization`` (the engine's name of it, or None) left every linear layer as it was;
+    ``kinds``: its classes of linear layers, and of the method of those that are not quantized. Raises PatchError, which
+    names ``patch``, if not one linear layer follows the quantization."""
     linear = [one for one in model.modules() if isinstance(one, kinds[0])] if quantization else []
     if linear and all(isinstance(one.quant_method, kinds[1]) for one in linear):
         raise PatchError(

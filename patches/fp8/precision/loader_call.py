@@ -45,14 +45,8 @@ class LoaderCall:
                 yield name, value
 
     def repeat(self, loader: Callable, parameter: Any, tensor: Any, **changed: Any) -> Any:
-        """Call ``loader`` with another parameter and tensor, and the caller's other arguments.
-
-        Args:
-            loader: takes the same arguments as the loader that was called.
-            parameter: by position, as is the tensor.
-            tensor: what to load.
-            changed: other arguments to replace, each of which the caller gave.
-        """
+        """Call ``loader``, which takes the same arguments, with another parameter and tensor, and the caller's other
+        arguments, but for those in ``changed``, each of which the caller gave."""
         args = list(self._args[2:])
         kwargs = {name: value for name, value in self._kwargs.items() if name not in self._names[:2]}
         for name, value in changed.items():

@@ -1,10 +1,9 @@
 """Round weights and activations to 8 bits, in plain torch, on any device.
 
-int8 is symmetric, -127 to 127, as W8A8 kernels require; fp8 is e4m3 (largest value 448). A weight ``w`` [out,
-in] is kept as ``q`` of the same shape and a float32 ``scale`` [out, 1] (or [1, 1], one for the tensor) with
-``w ≈ q * scale``.
-The largest error of one weight is ``scale / 2`` in int8. In fp8 it is 2^-4 of the weight, or ``scale *
-2^-10`` for weights below ``scale * 2^-6``; both before the rounding of float32 itself.
+int8 is symmetric, -127 to 127, as W8A8 kernels require; fp8 is e4m3 (largest value 448). A weight ``w`` [out, in] is
+kept as ``q`` of the same shape and a float32 ``scale`` [out, 1] (or [1, 1], one for the tensor) with ``w ≈ q * scale``.
+The largest error of one weight is ``scale / 2`` in int8. In fp8 it is 2^-4 of the weight, or ``scale * 2^-10`` for
+weights below ``scale * 2^-6``; both before the rounding of float32 itself.
 """
 
 from __future__ import annotations

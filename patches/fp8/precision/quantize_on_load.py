@@ -66,15 +66,9 @@ class Rounding:
     def prepared(
         self, weights: Iterable[tuple[str, torch.Tensor]], first: bool
     ) -> Iterable[tuple[str, torch.Tensor]]:
-        """A load's weights, smoothed if there is a profile, one at a time.
-
-        Args:
-            weights: name and tensor, whole.
-            first: whether this is the engine's own first load.
-
-        Raises:
-            PatchError: while iterating: a weight is in 8 bits already, so its norms are smoothed already.
-        """
+        """Return a load's weights, smoothed if there is a profile, one at a time; ``first``: the engine's own first
+        load. Raises PatchError while iterating if a weight is in 8 bits already, so that its norms are smoothed
+        already."""
         if self._profile is None or (first and not self._at_load):
             return weights
         return self._smoothed(weights, self._profile)
@@ -129,8 +123,7 @@ class Rounding:
         label, expert = name.removesuffix(".weight") + _shard(call), call.get("expert_id")
         form = _FORMS[parameter.dtype]
         q, scale = quantize.quantized(loaded, form, granularity)
-        part = name if expert is None else f"{label}[{expert}]"
-        self.readings.finite(scale, part)
+        self.readings.finite(scale, name if expert is None else f"{label}[{expert}]")
         weight_name = call.get("weight_name")  # by which loaders of experts tell scales from weights
         renamed = {} if weight_name is None else {"weight_name": f"{weight_name}_scale"}
         given = scale if granularity == "channel" else scale.reshape(1)
@@ -152,11 +145,8 @@ class Rounding:
 
 
 def for_model(model: torch.nn.Module, marked: Mapping[str, Any]) -> Rounding:
-    """The rounding that a mark of `w8a8` asks for.
-
-    Raises:
-        PatchError: the profile cannot be read here, or the first load will bring experts that cannot be rounded.
-    """
+    """The rounding that a mark of `w8a8` asks for. Raises PatchError if the profile cannot be read here, or the first
+    load will bring experts that cannot be rounded."""
     from flashpatch.patches.fp8.calibration.profile_file import load
 
     if marked.get("at_load", True):

@@ -39,14 +39,8 @@ class Readings:
         self._held = 0
 
     def finite(self, tensor: torch.Tensor, name: str) -> torch.Tensor | None:
-        """Require that no element is NaN or infinite, at the latest in `check`; until then it stays as it is.
-
-        Returns:
-            The largest magnitude, float32 [], if it has been launched.
-
-        Raises:
-            PatchError: see `check`.
-        """
+        """Require that no element is NaN or infinite, at the latest in `check`, which raises; until then it stays as it
+        is. Return the largest magnitude, float32 [], if it has been launched."""
         data = tensor.detach()
         if not data.dtype.is_floating_point or data.numel() == 0:
             return None
@@ -94,11 +88,8 @@ class Readings:
                 self._largest += zip(torch._foreach_norm(tensors, torch.inf, dtype=wide), names)
 
     def check(self) -> None:
-        """Read whether all that came is finite; wait for the device once.
-
-        Raises:
-            PatchError: it is not; a tensor is named.
-        """
+        """Read whether all that came is finite; wait for the device once. Raises PatchError if it is not; a tensor is
+        named."""
         self.launch()
         asked, self._largest = self._largest, []
         with _disable_current_modes():

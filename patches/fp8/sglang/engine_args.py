@@ -50,16 +50,9 @@ def declare(args: Any, function: Callable[..., Any], fields: Mapping[str, Any]) 
 
 
 def fields_for(args: Any, function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the arguments that give an engine the family's precision, and a float32 head if that is asked for; empty if the
-    model keeps its own.
-
-    Args:
-        args: ``ServerArgs`` as the user gave them.
-        function: whose patch errors name.
-
-    Raises:
-        PatchError: SGLang does not have this precision.
-    """
+    """Return the arguments that give an engine of these ``ServerArgs`` the family's precision, and a float32 head if
+    that is asked for; empty if the model keeps its own. Raises PatchError, which names ``function``'s patch, if SGLang
+    does not have this precision."""
     engine.require("fp8")
     ledger.role("driver")
     options = engine.options("fp8")

@@ -120,11 +120,8 @@ def load_model(original, self, *args: Any, **kwargs: Any):
 
 
 def end_first_load(runner: Any, patch: str) -> None:
-    """End the first load of a model runner's model, and check that the policy is quantized as asked for.
-
-    Raises:
-        PatchError: see `fleet.check_quantized`; it names ``patch``.
-    """
+    """End the first load of a model runner's model, and check that the policy is quantized as asked for. Raises
+    PatchError, see `fleet.check_quantized`; it names ``patch``."""
     from sglang.srt.layers.linear import LinearBase
     from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
@@ -150,11 +147,8 @@ def restore_weights_before_loading(original, model: torch.nn.Module, target_devi
 
 
 def begin(managed: model_registry.ManagedModel, patch: str) -> None:
-    """Open an update, within `one_attempt` only once.
-
-    Raises:
-        PatchError: it cannot begin; or it is the second, which says why the first failed and names ``patch``.
-    """
+    """Open an update, within `one_attempt` only once. Raises PatchError, which names ``patch``, if it cannot begin,
+    and for a second one, with the reason why the first failed."""
     if managed in _attempted and managed.asleep:
         raise PatchError(ASLEEP[0], patch=patch, advice=ASLEEP[1])
     if managed in _attempted:

@@ -38,11 +38,8 @@ class SessionReceipt:
         self._tensors = 0
 
     def loading(self, weights: Sequence[tuple[str, Any]] | Mapping[str, Any]) -> AbstractContextManager[None]:
-        """Time the loading of one bucket, and count it.
-
-        Args:
-            weights: name and tensor; or a flattened bucket, ``flattened_tensor`` with its ``metadata``.
-        """
+        """Time the loading of one bucket, and count it: names and tensors, or a flattened bucket, ``flattened_tensor``
+        with its ``metadata``."""
         self._tensors += len(weights["metadata"] if isinstance(weights, Mapping) else weights)
         return timed(self, "_load")
 

@@ -183,8 +183,7 @@ def check_weights(original, self, recv_req: Any):
 
 def owners_of(part: Any, role: str) -> list[model_registry.ManagedModel]:
     """Return the managed models of a role, target or draft; SGLang's workers name their drafters differently."""
-    policy = part.tp_worker.model_runner.model
-    owner = model_registry.get(policy)
+    owner = model_registry.get(part.tp_worker.model_runner.model)
     if role == "target":
         return [owner] if owner is not None else []
     return [one for one in model_registry.all_models() if one is not owner]

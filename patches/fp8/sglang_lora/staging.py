@@ -88,17 +88,8 @@ class Staged:
 
 
 def checked(manager: Any, staged: Staged, name: str, parts: Mapping[str, torch.Tensor], patch: str) -> str:
-    """Check a staged adapter; return its digest.
-
-    Args:
-        manager: SGLang's ``LoRAManager``.
-        staged: what it has loaded.
-        name: by which requests call it.
-        parts: its tensors as they came.
-        patch: id of the patch that asks.
-
-    Raises:
-        PatchError: the engine would not do with it what the trainer does; all reasons are named.
+    """Check an adapter, ``staged`` in SGLang's ``LoRAManager``, its tensors ``parts`` as they came; return its digest.
+    Raises PatchError, which names ``patch`` and all reasons, if the engine would not do with it what the trainer does.
     """
     pairs = _pairs(parts, staged.adapter.scaling)
     return check.checked(

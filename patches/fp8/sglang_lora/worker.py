@@ -138,11 +138,8 @@ def unload_lora_adapter(original, self, recv_req: Any) -> Any:
 
 
 def refuse_untested(manager: Any, patch: str) -> None:
-    """Raise if the engine's adapters could be checked only in part.
-
-    Raises:
-        PatchError: some layers with adapters are experts, or the engine has parts that were never run beside adapters.
-    """
+    """Raise PatchError if some layers with adapters are experts, which could not be checked, or the engine has parts that
+    were never run beside adapters."""
     found = list(_untested(manager))
     if found:
         raise PatchError(

@@ -43,12 +43,9 @@ class Drawn(float):
 
 
 def kept_ids(position: Mapping[int, Any], width: int) -> numpy.ndarray:
-    """Return the kept ids of one position, int32, at most ``width``; ``[TOO_MANY]`` if there are others.
-
-    Args:
-        position: processed log-probabilities, as objects with ``logprob`` by token id, of the sampled token and the
-            ``width`` likeliest ones.
-    """
+    """Return the kept ids of one position, int32, at most ``width``; ``[TOO_MANY]`` if there are others. ``position``:
+    processed log-probabilities, as objects with ``logprob`` by token id, of the sampled token and the ``width``
+    likeliest ones."""
     import numpy
 
     found = {id: float(one.logprob) for id, one in position.items()}

@@ -49,8 +49,7 @@ async def actor_update_weights(
     """Send the base once, if the engine was opened on dummy weights, and the adapter each time, each behind a tensor that holds its
     configuration; the rollout's client hands both on as verl does with naive.
 
-    Raises:
-        PatchError: the checkpoint engine sends parts of changed weights, which adapters are not.
+    Raises PatchError if the checkpoint engine sends parts of changed weights, which adapters are not.
     """
     backend = self.config.rollout.checkpoint_engine.backend if mode == "auto" else mode
     setting = asked(self.config.model)
@@ -90,11 +89,8 @@ def _stream(worker: Any) -> Iterator[tuple[str, Any]]:
 
 
 def asked(model_config: Any) -> str:
-    """Return the setting that gives the trainer adapters which are not merged into what it sends; empty if none does.
-
-    Args:
-        model_config: verl's ``HFModelConfig``, or the part of the job's configuration that becomes one.
-    """
+    """Return the setting of verl's ``HFModelConfig``, or of the part of a job's configuration that becomes one, that
+    gives the trainer adapters which are not merged into what it sends; empty if none does."""
     lora = model_config.get("lora") or {}
     if lora.get("merge", False):
         return ""
@@ -106,16 +102,8 @@ def asked(model_config: Any) -> str:
 async def parts(
     client: Any, weights: Any, told: dict[str, Any], patch: Patch
 ) -> AsyncIterator[tuple[Any, dict[str, Any]]]:
-    """Yield what each call of verl's ``ServerAdapter.update_weights`` is to get: a base and an adapter apart.
-
-    Args:
-        client: verl's ``ServerAdapter``.
-        weights, told: the call's weights and keyword arguments.
-        patch: named by errors.
-
-    Raises:
-        PatchError: see `check_arrival`.
-    """
+    """Yield what each call of verl's ``ServerAdapter.update_weights`` is to get, a base and an adapter apart: the
+    weights, and ``told``, the keyword arguments. Raises PatchError, which names ``patch``, see `check_arrival`."""
     if relayed(weights) and told.get("wire_format", "named_tensors") == "named_tensors":
         async for part, more in Parts(weights):
             check_arrival(client, {**told, **more}, patch)
@@ -126,11 +114,7 @@ async def parts(
 
 
 def check_arrival(client: Any, told: dict[str, Any], patch: Patch) -> None:
-    """Raise unless a trainer with adapters sends them, and to an engine that has the base.
-
-    Raises:
-        PatchError: the trainer has LoRA adapters, and none comes, or no base for an engine without one.
-    """
+    """Raise PatchError if the trainer has LoRA adapters, and none comes, or no base for an engine without one."""
     setting = asked(client.model_config)
     if not setting:
         return
@@ -156,13 +140,8 @@ def check_arrival(client: Any, told: dict[str, Any], patch: Patch) -> None:
 
 
 def marked(weights: Iterable[Named], peft_config: Mapping[str, Any], base_sync_done: bool) -> Iterator[Named]:
-    """Yield a mark, then the weights.
-
-    Args:
-        weights: names and tensors of the base or of the adapter.
-        peft_config: ``peft.LoraConfig.to_dict()``.
-        base_sync_done: whether these are the adapter's tensors, not the base's.
-    """
+    """Yield a mark with ``peft_config`` (``peft.LoraConfig.to_dict()``), then the weights: the adapter's if
+    ``base_sync_done``, else the base's."""
     import torch
 
     content = {"peft_config": peft_config, "base_sync_done": base_sync_done}

@@ -173,11 +173,9 @@ async def rollout_update_weights_delta(
     """With delta_sync, keep the weights, bring them up to date, compare fingerprints, and hand all of them on; load nothing if they
     were refused.
 
-    Raises:
-        PatchError: everything came and is not what was sent.
+    Raises PatchError if everything came and is not what was sent.
     """
-    backend = self.rollout_config.checkpoint_engine.backend
-    if backend in UNSUPPORTED_BACKENDS or not is_on():
+    if self.rollout_config.checkpoint_engine.backend in UNSUPPORTED_BACKENDS or not is_on():
         return await original(self, global_steps, *args, **kwargs)
     receiver, transfer = STATE.receiver, self.checkpoint_engine
     try:

@@ -64,10 +64,8 @@ def checkpoint_manager_update_weights_delta(
     """With delta_sync, ask all rollouts for their version, tell the trainer, and have everything sent in the same call if versions
     differ or a rollout refused what came.
 
-    Like verl's it returns its result or a coroutine, as its caller asks.
-
-    Raises:
-        PatchError: a process does not take part, or refused a sync of everything.
+    Like verl's it returns its result or a coroutine, as its caller asks. Raises PatchError if a process does not take
+    part, or refused a sync of everything.
     """
     if self.backend in delta_sync.UNSUPPORTED_BACKENDS or not delta_sync.is_on():
         return as_called(original, self, global_steps, *args, **kwargs)

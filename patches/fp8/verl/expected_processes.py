@@ -37,13 +37,8 @@ def init_with_resource_pool(original, self, *args: Any, **kwargs: Any) -> Any:
 
 
 def of_servers(patches: Patches, replica: str, when: str) -> Callable[..., Any]:
-    """Add the patch for the servers of one engine.
-
-    Args:
-        patches: to add it to.
-        replica: verl's class that launches them, as ``"package.module:Class"``.
-        when: see `Patch`.
-    """
+    """Add the patch for the servers of one engine, which verl's class ``replica``, ``"package.module:Class"``,
+    launches; ``when`` as in `Patch`."""
 
     @patches.wrap(f"{replica}.launch_servers", relies_on="self.servers", when=when, **SHARED)
     async def launch_servers(original, self, *args: Any, **kwargs: Any) -> Any:

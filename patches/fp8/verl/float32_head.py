@@ -28,8 +28,7 @@ ADVICE = "Change these settings, or unset fp8's option lm_head."
 def build_module(original, self, *args: Any, **kwargs: Any) -> Any:
     """With the option lm_head=float32, let the model's head multiply in float32, under autocast too.
 
-    Raises:
-        PatchError: the model has no head that is a linear layer.
+    Raises PatchError if the model has no head that is a linear layer.
     """
     module = original(self, *args, **kwargs)
     if engine.options("fp8")["lm_head"] == "float32" and self.model_config.model_type == "language_model":
@@ -40,10 +39,8 @@ def build_module(original, self, *args: Any, **kwargs: Any) -> Any:
 def use_float32(model: Any) -> None:
     """Let a Hugging Face model's output embeddings multiply and return float32, under autocast too.
 
-    The product has the weight as FSDP gathers it, in bf16 by default: the values that the engine holds.
-
-    Raises:
-        PatchError: they are no linear layer.
+    The product has the weight as FSDP gathers it, in bf16 by default: the values that the engine holds. Raises
+    PatchError if they are no linear layer.
     """
     import torch
 
@@ -66,14 +63,8 @@ def _forward(self, hidden_states: Any) -> Any:
 
 
 def check(job: JobConfig, lm_head: str) -> None:
-    """Refuse a job whose rollouts compute the head in float32 and whose trainer would not, or the other way round.
-
-    Args:
-        lm_head: the family's option.
-
-    Raises:
-        PatchError: names all settings that stand against it.
-    """
+    """Refuse a job whose rollouts compute the head in float32 (the family's option ``lm_head``) and whose trainer would
+    not, or the other way round. Raises PatchError, which names all settings that stand against it."""
     if lm_head == "float32":
         job.refuse(refusals(job.get), "cannot compute the lm_head in float32 on both sides with", ADVICE)
 

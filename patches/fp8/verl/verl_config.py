@@ -51,8 +51,7 @@ patches = Patches("fp8", "verl>=0.9", evidence="optional", scope="driver")
 def validate_config_rollout(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse by name, before anything starts, what the update of a rollout, or a sync of differences, does not support.
 
-    Raises:
-        PatchError: settings are not supported; all are named.
+    Raises PatchError if settings are not supported; all are named.
     """
     job = JobConfig(config, patches.of(validate_config_rollout).id)
     job.refuse(
@@ -127,8 +126,7 @@ def validate_config_certificate(original, config: Any, *args: Any, **kwargs: Any
     """With the option certificate, compare an engine opened with the rollout's settings with the trainer's model, module by
     module, in a process of its own that ends before the job's workers start.
 
-    Raises:
-        PatchError: with ``certificate="stop"``, engine and trainer differ or could not be compared.
+    Raises PatchError if, with ``certificate="stop"``, engine and trainer differ or could not be compared.
     """
     result = original(config, *args, **kwargs)
     options = engine.options("fp8")
@@ -141,12 +139,8 @@ def validate_config_certificate(original, config: Any, *args: Any, **kwargs: Any
 
 
 def certificate(policy: Any, seconds: float) -> tuple[bool, str]:
-    """Return whether engine and trainer agree, and what ``flashpatch-verify exact`` printed.
-
-    Args:
-        policy: verl's ``actor_rollout_ref``.
-        seconds: after which it gives up; 0: never.
-    """
+    """Return whether engine and trainer of ``policy``, verl's ``actor_rollout_ref``, agree, and what
+    ``flashpatch-verify exact`` printed; it gives up after ``seconds``, 0: never."""
     from flashpatch.patches._shared.child import alone
 
     with tempfile.TemporaryDirectory() as folder:
@@ -165,10 +159,7 @@ def certificate(policy: Any, seconds: float) -> tuple[bool, str]:
 
 def judge(agree: bool, said: str, act: str) -> None:
     """Print a certificate and note it; if engine and trainer do not agree, warn or stop as the option ``act`` says.
-
-    Raises:
-        PatchError: with "stop".
-    """
+    Raises PatchError with "stop"."""
     sys.stderr.write(said)
     verdict = said.partition("\n")[0]
     ledger.note(certificate={"ok": agree, "verdict": verdict})
@@ -198,8 +189,7 @@ def validate_config_correction(original, config: Any, *args: Any, **kwargs: Any)
     """Set rollout_correction.rollout_is=token with cap 2 if rollouts are quantized and the config sets no correction, log it, and
     write it into the ledger; warn if ratios meet truncated sampling.
 
-    Raises:
-        PatchError: with the option support, or lm_head, settings that stand against it.
+    Raises PatchError for settings that stand against the option support or lm_head.
     """
     job = JobConfig(config, patches.of(validate_config_correction).id)
     ledger.role("driver")
@@ -222,12 +212,8 @@ def validate_config_correction(original, config: Any, *args: Any, **kwargs: Any)
 
 
 def precisions(options: Mapping[str, Any], verl_quantization: str | None) -> tuple[str, ...]:
-    """Return the precisions of the rollouts, without repetition.
-
-    Args:
-        options: the family's.
-        verl_quantization: verl's own ``rollout.quantization``.
-    """
+    """Return the precisions of the rollouts, without repetition, by the family's options and verl's own
+    ``rollout.quantization``."""
     entries = fleet.entries(options["precision"], options["scheme"], options["fleet"])
     ours = [entry.precision for entry in entries]
     if verl_quantization:

@@ -32,16 +32,9 @@ patches = Patches(
 
 
 async def begin_weight_update(self, selector: str = "all", sync: str = "") -> dict[str, Any]:
-    """Open an update session on the server, asking again for `BUSY_SECONDS` while it still has requests.
-
-    Args:
-        self: verl's ``AsyncHttpServerAdapter``.
-        selector: target, draft or all: the models that it updates.
-        sync: id of the sync, returned in the receipts; empty: no receipts.
-
-    Raises:
-        PatchError: see `post`.
-    """
+    """Open an update session on the server, asking again for `BUSY_SECONDS` while it still has requests; ``selector``
+    says which models it updates: target, draft or all; ``sync`` is returned in the receipts, empty: no receipts. Raises
+    as `post` does."""
     engine.record_call(patches.of(async_http_server_adapter).id)
     return await post_patiently(self, "begin_weight_update", {"selector": selector, "rid": sync or None})
 
@@ -108,8 +101,7 @@ def async_http_server_adapter(site: Any) -> Callable[[], None]:
 async def update_weights_from_tensor(original, self, req: Any) -> Any:
     """Post each bucket of a sync once, for the policy alone, without a flush; a refusal raises with the server's text.
 
-    Raises:
-        PatchError: see `post`.
+    Raises PatchError, see `post`.
     """
     if WEIGHT_SYNC.sending is None:
         return await original(self, req)
@@ -132,8 +124,7 @@ def bucket(req: Any) -> dict[str, Any]:
 async def flush_cache(original, self) -> Any:
     """End the session at the end of a sync, which commits the update, flushes the cache and answers with receipts.
 
-    Raises:
-        PatchError: see `post`.
+    Raises PatchError, see `post`.
     """
     return await flush_or_end(lambda: original(self), lambda: end_weight_update(self))
 
@@ -165,8 +156,7 @@ async def flush_or_end(
 async def load_lora_adapter_from_tensor(original, self, req: Any) -> Any:
     """Post an adapter of a sync once, and keep the ranks' receipts; a refusal raises with the server's text.
 
-    Raises:
-        PatchError: see `post`.
+    Raises PatchError, see `post`.
     """
     if WEIGHT_SYNC.sending is None:
         return await original(self, req)
@@ -177,14 +167,8 @@ async def load_lora_adapter_from_tensor(original, self, req: Any) -> Any:
 
 
 async def send_adapter(client: Any, req: Any, tensors: dict[str, Any], patch: str) -> dict[str, Any]:
-    """Post an adapter, asking again while requests run under the one before; keep and return the answer.
-
-    Args:
-        client: verl's ``AsyncHttpServerAdapter``.
-        req: name and configuration of the adapter.
-        tensors: the field of the request that holds them.
-        patch: id that errors name.
-    """
+    """Post an adapter, its name and configuration ``req`` with ``tensors``, through verl's ``AsyncHttpServerAdapter``,
+    asking again while requests run under the one before; keep and return the answer. Errors name ``patch``."""
     sending = WEIGHT_SYNC.sending
     fields = {"lora_name": req.lora_name, "config_dict": req.config_dict, "rid": sending.id, **tensors}
     sending.committed = await post_patiently(client, "load_lora_adapter_from_tensors", fields, patch)

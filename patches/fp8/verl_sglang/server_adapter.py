@@ -40,9 +40,8 @@ def server_adapter_update_weights(original, self, weights: Any, *args: Any, **kw
     """Open a session for the policy before the first bucket, and keep the receipts of the server's ranks until the driver asks.
     After a failure the session stays open, so that nothing half-updated is served.
 
-    Raises:
-        PatchError: sparse updates, which write past the model's loader; adapters that do not come, or before any base; or a
-            request failed.
+    Raises PatchError for sparse updates, which write past the model's loader; for adapters that do not come, or before
+    any base; if a request failed.
     """
 
     def begin(sync: str) -> Awaitable[Any]:

@@ -81,8 +81,7 @@ def server_adapter_update_weights(original, self, weights: Any, *args: Any, **kw
 async def update_weights_from_tensor(original, self, req: Any) -> Any:
     """Post each bucket of a sync once; see `http_engine.update_weights_from_tensor`.
 
-    Raises:
-        PatchError: see `http_engine.post`.
+    Raises PatchError, see `http_engine.post`.
     """
     if WEIGHT_SYNC.sending is None:
         return await original(self, req)
@@ -99,8 +98,7 @@ async def update_weights_from_tensor(original, self, req: Any) -> Any:
 async def flush_cache(original, self) -> Any:
     """End the session at the end of a sync, which commits the update, flushes the cache and answers with receipts.
 
-    Raises:
-        PatchError: see `http_engine.post`.
+    Raises PatchError, see `http_engine.post`.
     """
     return await http_engine.flush_or_end(
         lambda: original(self),

@@ -81,11 +81,8 @@ class PeerSocket:
         return self._socket.send(data, *args, **kwargs)
 
     def recv(self, *args: Any, **kwargs: Any) -> bytes:
-        """Return the peer's next message.
-
-        Raises:
-            PatchError: the peer reported a failure, is gone, or did not answer in time.
-        """
+        """Return the peer's next message. Raises PatchError if the peer reported a failure, is gone, or did not answer
+        in time."""
         self._wait(zmq.POLLIN)
         data = self._socket.recv(*args, **kwargs)
         if data.startswith(FAILURE):

@@ -129,8 +129,7 @@ def _checksums(worker: Any, models: list[model_registry.ManagedModel]) -> list[s
 
 def _updated(worker: Any) -> list[model_registry.ManagedModel]:
     """The models that verl's update is for: the policy, and a drafter only if verl brings its weights too."""
-    found = [model_registry.get(model) for model in worker._iter_all_models()]
-    return [model for model in found if model is not None]
+    return [one for one in map(model_registry.get, worker._iter_all_models()) if one is not None]
 
 
 @patches.wrap(

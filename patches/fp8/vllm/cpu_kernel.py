@@ -38,11 +38,8 @@ class FlashPatchCPUFP8LinearKernel(FP8ScaledMMLinearKernel):
         return True, None
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """Let channels with a NaN weight answer NaN: the product itself takes weights for numbers.
-
-        Raises:
-            PatchError: weights cannot be decoded exactly in this process.
-        """
+        """Let channels with a NaN weight answer NaN: the product itself takes weights for numbers. Raises PatchError if
+        weights cannot be decoded exactly in this process."""
         e4m3.require_exact()
         weight, scale, _, _ = self._get_layer_params(layer)
         nan = e4m3.rows_with_nan(weight.t())

@@ -141,15 +141,9 @@ def _own_quantization(args: Any) -> Any:
 
 
 def _set_logprobs(args: Any, options: Mapping[str, Any]) -> None:
-    """Set ``logprobs_mode`` if it is at vLLM's default, and the head's dtype if requested.
-
-    An importance ratio needs the probability with which a token was sampled: after temperature, top-k and
-    top-p. vLLM's default are logprobs before them.
-
-    Args:
-        args: ``vllm.engine.arg_utils.EngineArgs``, changed in place.
-        options: the family's.
-    """
+    """Set ``logprobs_mode`` of ``EngineArgs``, in place, if it is at vLLM's default, and the head's dtype if requested.
+    An importance ratio needs the probability with which a token was sampled: after temperature, top-k and top-p. vLLM's
+    default are logprobs before them."""
     if options["logprobs"] == "processed" and args.logprobs_mode == "raw_logprobs":
         args.logprobs_mode = "processed_logprobs"
     if options["lm_head"] == "float32":

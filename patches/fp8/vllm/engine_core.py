@@ -102,9 +102,7 @@ def _init(original, self, *args: Any, **kwargs: Any):
     one_of="fp8.vllm.step_with_batch_queue",  # an engine uses one of the two step functions
 )
 def engine_core_step(original, self):
-    """Ask the workers after every call that may have changed weights; adopt a committed version, refuse everything
-    else.
-    """
+    """Ask the workers after every call that may have changed weights; adopt a committed version, refuse everything else."""
     gate = gates.get(self)
     if gate is None:
         return original(self)

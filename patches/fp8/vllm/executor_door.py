@@ -131,11 +131,8 @@ class ExecutorDoor:
 
 
 def refuse(vllm_config: Any, method: Any, args: tuple, kwargs: Mapping[str, Any]) -> None:
-    """Refuse the calls of vLLM's own that discard what no update brings back.
-
-    Raises:
-        PatchError: names the call, and what to call instead.
-    """
+    """Refuse the calls of vLLM's own that discard what no update brings back. Raises PatchError, which names the call
+    and what to call instead."""
     if problem := unsupported.at_discard(vllm_config, method, args, kwargs):
         raise PatchError(
             f"{method} discards weights that no update could bring back: {problem.partition('; ')[0]}",

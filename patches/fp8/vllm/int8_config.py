@@ -1,9 +1,8 @@
 """Open a bf16 checkpoint in int8: describe it to vLLM as compressed-tensors W8A8.
 
-vLLM builds such layers from the ``quantization_config`` of a checkpoint. `configure` writes one over the
-config of a bf16 model, with a mark for the workers, whose loaders then round the weights
-(`quantize_on_load`): at the first load and at every update. A checkpoint that is W8A8 already only gets the
-mark.
+vLLM builds such layers from the ``quantization_config`` of a checkpoint. `configure` writes one over the config of a
+bf16 model, with a mark for the workers, whose loaders then round the weights (`quantize_on_load`): at the first load and
+at every update. A checkpoint that is W8A8 already only gets the mark.
 """
 
 from __future__ import annotations
@@ -54,12 +53,8 @@ def configuration(kept: tuple[str, ...] = KEPT) -> dict[str, Any]:
 
 
 def mark(profile: str = "", at_load: bool = True) -> dict[str, Any]:
-    """Return what workers need to round weights.
-
-    Args:
-        profile: absolute path of a profile that smooths the trainer's weights; empty for none.
-        at_load: whether the first load brings unsmoothed weights; a template is smoothed already.
-    """
+    """Return what workers need to round weights: the absolute path of a ``profile`` that smooths them, or empty, and
+    whether the first load brings unsmoothed ones; a template is smoothed already."""
     return {"profile": profile, "at_load": at_load}
 
 
@@ -76,15 +71,8 @@ def is_marked(args: Any) -> bool:
 
 
 def configure(args: Any, profile: str) -> None:
-    """Open this engine in int8, on weights in bf16.
-
-    Args:
-        args: ``vllm.engine.arg_utils.EngineArgs``, changed in place.
-        profile: the family's option.
-
-    Raises:
-        PatchError: the overrides cannot take another key, or the profile is not of this model.
-    """
+    """Open this engine, of ``EngineArgs`` that are changed in place, in int8, on weights in bf16; ``profile`` is the
+    family's option. Raises PatchError if the overrides cannot take another key, or the profile is not of this model."""
     if inexact():
         logger.warning(
             "this CPU has no VNNI: vLLM's int8 kernel (oneDNN) is less exact here than int8 is, by two to four times "
@@ -97,11 +85,8 @@ def configure(args: Any, profile: str) -> None:
 
 
 def configure_template(args: Any, own: Any, profile: str) -> None:
-    """Mark an 8-bit checkpoint, so that the trainer's weights are rounded as it is.
-
-    Raises:
-        PatchError: a profile is set, and this checkpoint is none that weights are rounded into.
-    """
+    """Mark an 8-bit checkpoint, so that the trainer's weights are rounded as it is. Raises PatchError if a profile is
+    set, and this checkpoint is none that weights are rounded into."""
     if (
         isinstance(own, Mapping)
         and own.get("quant_method") == "compressed-tensors"
@@ -128,11 +113,8 @@ def _narrow_in_8_bits(own: Mapping[str, Any]) -> bool:
 
 
 def configure_weight_only(args: Any) -> None:
-    """Open this engine with int8 weights and bf16 activations, by torchao.
-
-    Raises:
-        PatchError: torchao is not installed, or the overrides cannot take another key.
-    """
+    """Open this engine with int8 weights and bf16 activations, by torchao. Raises PatchError if torchao is not
+    installed, or the overrides cannot take another key."""
     if find_spec("torchao") is None:
         raise _refuse(
             "int8_weight_only needs torchao, which is not installed.", "Install torchao, or use int8."
@@ -143,11 +125,8 @@ def configure_weight_only(args: Any) -> None:
 
 
 def override(args: Any, key: str, value: Any) -> None:
-    """Set one key of ``hf_overrides``, in addition to the caller's.
-
-    Raises:
-        PatchError: the caller's overrides are a function, or have this key.
-    """
+    """Set one key of ``hf_overrides``, in addition to the caller's. Raises PatchError if the caller's overrides are a
+    function, or have this key."""
     theirs = args.hf_overrides or {}
     if not isinstance(theirs, Mapping):
         raise _refuse("hf_overrides is a function.", "Give hf_overrides as a dict, or exclude this model.")

@@ -150,8 +150,7 @@ def _consensus(parallel_config: Any, role: str) -> Consensus:
 
     together, rank = get_tp_group().ranks, torch.distributed.get_rank()
     first = rank - rank % parallel_config.world_size
-    engine = range(first, first + parallel_config.world_size)
-    everyone = together if role == "drafter" else engine
+    everyone = together if role == "drafter" else range(first, first + parallel_config.world_size)
     if len(everyone) == 1:
         return SingleRank()
     return RankConsensus(together, everyone, rank=rank, name=role, call=all_ranks.current_call)

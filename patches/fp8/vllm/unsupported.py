@@ -90,18 +90,12 @@ def adapters(vllm_config: Any) -> str | None:
         "speculation": vllm_config.speculative_config is not None,
     }
     found = [name for name, there in untested.items() if there]
-    if found:
-        return f"LoRA adapters (enable_lora) were never run beside {', '.join(found)}"
-    return None
+    return f"LoRA adapters (enable_lora) were never run beside {', '.join(found)}" if found else None
 
 
 def at_discard(vllm_config: Any, method: Any, args: tuple, kwargs: Mapping[str, Any]) -> str | None:
-    """Return why a call that discards weights cannot be made on an engine of this configuration, or None.
-
-    Args:
-        method: a method of vLLM's workers, by name.
-        args, kwargs: what it is called with.
-    """
+    """Return why a call of a worker's method, by name, with these arguments, that discards weights cannot be made on an
+    engine of this configuration, or None."""
     level = args[0] if args else kwargs.get("level", 1)
     if method != "reset_weights" and not (method == "sleep" and level >= 2):
         return None

@@ -12,17 +12,9 @@ from flashpatch.patches.fp8.lora.check import Pair, Place
 
 
 def checked(manager: Any, adapter: Any, request: Any, patch: str) -> str:
-    """Check a loaded adapter, and give it memory of its own; return its digest.
-
-    Args:
-        manager: vLLM's ``LoRAModelManager``.
-        adapter: ``LoRAModel``, before its parts are packed.
-        request: ``LoRARequest`` that it came with.
-        patch: id of the patch that asks.
-
-    Raises:
-        PatchError: the engine would not do with it what the trainer does; all reasons are named.
-    """
+    """Check a loaded ``LoRAModel``, before its parts are packed, and give it memory of its own; return its digest.
+    ``manager`` is vLLM's ``LoRAModelManager``. Raises PatchError, which names ``patch`` and all reasons, if the engine
+    would not do with it what the trainer does."""
     _own(adapter)
     pairs = {
         name: Pair(layer.lora_a, layer.lora_b, layer.scaling)

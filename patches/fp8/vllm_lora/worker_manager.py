@@ -111,10 +111,8 @@ def add_adapter(original, self, lora_request: Any) -> bool:
     agree again, and else put the one from before back.
 
     Every step passes here with the adapters of its requests; one that is held is touched, or put in place again if vLLM
-    has let it go for others.
-
-    Raises:
-        PatchError: the adapter is refused, on this rank or on another; the adapters from before are in place.
+    has let it go for others. Raises PatchError if the adapter is refused, on this rank or on another; the adapters from
+    before are in place.
     """
     adapters = _followed.get(self)
     if adapters is None:

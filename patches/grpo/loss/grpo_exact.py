@@ -47,8 +47,7 @@ class Clip:
 
     Attributes:
         low, high: the ratio is clipped to [1 - low, 1 + high] (PPO, Schulman et al. 2017).
-        dual: ratios above this count as this if the advantage is negative (Ye et al. 2019); None for no
-            bound.
+        dual: ratios above this count as this if the advantage is negative (Ye et al. 2019); None for no bound.
     """
 
     low: float = 0.2
@@ -71,12 +70,8 @@ class GrpoLoss:
 
 
 def count(mask: torch.Tensor, group: Any = None) -> Counts:
-    """Count samples and tokens over all ranks of a group; every rank must call it.
-
-    Args:
-        mask: [B, L], or jagged; this rank's whole share of the batch, 1 (or True) at output tokens.
-        group: process group, or None for this process alone.
-    """
+    """Count samples and tokens over all ranks of a group, or in this process alone for None; every rank must call it
+    with the mask of its whole share of the batch, [B, L] or jagged, 1 (or True) at output tokens."""
     if mask.is_nested:
         marked = torch.nn.functional.pad((mask.values() != 0).long().cumsum(0), (1, 0))
         lengths = marked[mask.offsets()].diff()

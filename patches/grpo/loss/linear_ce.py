@@ -1,9 +1,8 @@
 """Compute linear layer, softmax and cross entropy in one differentiable function without all logits.
 
-Forward keeps, per token, a running maximum and running sums over blocks of the vocabulary (the online softmax
-of Milakov and Gimelshein, 2018). Backward computes each block of logits again. Blocks of the vocabulary are
-the outer loop, so that a block of the head is widened once and its gradient is complete when the loop leaves
-it.
+Forward keeps, per token, a running maximum and running sums over blocks of the vocabulary (the online softmax of Milakov
+and Gimelshein, 2018). Backward computes each block of logits again. Blocks of the vocabulary are the outer loop, so that
+a block of the head is widened once and its gradient is complete when the loop leaves it.
 """
 
 from __future__ import annotations

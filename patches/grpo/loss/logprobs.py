@@ -27,8 +27,7 @@ class TokenLogprobs:
 
     Attributes:
         logprobs: float32 (float64 for float64 input), log-probability of the label; 0 where it is -100.
-        entropy: same dtype, entropy of the distribution in nats, 0 where the label is -100; None unless
-            asked.
+        entropy: same dtype, entropy of the distribution in nats, 0 where the label is -100; None unless asked.
     """
 
     logprobs: torch.Tensor

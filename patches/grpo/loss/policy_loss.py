@@ -63,8 +63,7 @@ def prepare_micro_batches(original, data: Any, dp_group: Any = None, *args: Any,
 
         from flashpatch.patches.grpo.loss.grpo_exact import count
 
-        configured = tu.get_non_tensor_data(data, key="global_batch_size", default=None)
-        if configured is not None:
+        if tu.get_non_tensor_data(data, key="global_batch_size", default=None) is not None:
             _last = count(data["response_mask"], dp_group)
             tu.assign_non_tensor(data, global_batch_size=max(_last.samples, 1))
             tu.assign_non_tensor(data, batch_num_tokens=max(_last.tokens, 1))

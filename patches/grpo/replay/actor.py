@@ -87,8 +87,7 @@ def forward_step(original, self, micro_batch: Any, *args: Any, **kwargs: Any) ->
     """Give the routers the recorded experts of the micro-batch, packed or padded, or this rank's part, with weights from
     live logits. Stop if a recorded layer was not routed, or a token up to the last trained one has no record.
 
-    Raises:
-        PatchError: the record does not fit the model or the tokens, or a router was not called.
+    Raises PatchError if the record does not fit the model or the tokens, or a router was not called.
     """
     replay = getattr(self, KEPT, None)
     if replay is None:

@@ -25,11 +25,6 @@ def _of_all(router: Any, logits: Any, ids: Any) -> Any:
     return weights
 
 
-def _of_chosen(router: Any, logits: Any, ids: Any) -> Any:
-    """Take the softmax over the chosen experts' logits."""
-    return logits.gather(-1, ids).softmax(-1)
-
-
 def _sigmoid(block: Any, logits: Any, ids: Any) -> Any:
     """Take the sigmoid of each logit, divided by their sum if the model says so, times a constant."""
     weights = logits.sigmoid().gather(-1, ids)
@@ -43,7 +38,7 @@ ROUTERS: dict[str, Callable[..., Any]] = {
     "Qwen3MoeTopKRouter": _of_all,
     "OlmoeTopKRouter": _of_all,
     "MixtralTopKRouter": _of_all,
-    "GptOssTopKRouter": _of_chosen,
+    "GptOssTopKRouter": lambda router, logits, ids: logits.gather(-1, ids).softmax(-1),  # of the chosen alone
     "DeepseekV3TopkRouter": _sigmoid,
     "Glm4MoeTopkRouter": _sigmoid,
 }
@@ -180,11 +175,7 @@ class Replay:
         self._own_rank, self._ranks = rank, ranks
 
     def check(self) -> None:
-        """Raise unless each router was called since `begin`.
-
-        Raises:
-            PatchError: names the routers that were not.
-        """
+        """Raise PatchError unless each router was called since `begin`; it names those that were not."""
         silent = [name for layer, name in self.layers.items() if layer not in self._fired]
         if silent:
             raise stop(

@@ -205,8 +205,7 @@ class TokenBalancer:
 
     def clear_sticky_cache(self) -> dict[str, Any]:
         """Forget which conversations belong to which server."""
-        cleared = self._pool.forget_prefixes()
-        return {"cleared_entries": cleared, "server_loads": self._inflight()}
+        return {"cleared_entries": self._pool.forget_prefixes(), "server_loads": self._inflight()}
 
     def get_status(self) -> dict[str, Any]:
         """Return verl's fields, and ``tokens``: outstanding tokens by server; ``waiting``: requests without a

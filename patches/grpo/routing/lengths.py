@@ -31,8 +31,7 @@ Digest = tuple[Hashable, int]
 
 
 def digest(prompt_ids: Sequence[int] | None) -> Digest:
-    """Return a short stand-in for a prompt, the same in all processes. Prompts that differ in images alone are
-    one."""
+    """Return a short stand-in for a prompt, the same in all processes. Prompts that differ in images alone are one."""
     ids = tuple(map(int, prompt_ids)) if prompt_ids is not None else ()
     return hash(ids), len(ids)
 

@@ -59,11 +59,8 @@ class Pool:
         self._shared: OrderedDict[Hashable, list[Worker]] = OrderedDict()
 
     def add(self, name: str) -> list[Hashable]:
-        """Add an idle worker. An earlier one of that name is removed first.
-
-        Returns:
-            the requests that were outstanding on it.
-        """
+        """Add an idle worker. An earlier one of that name is removed first; return the requests that were outstanding
+        on it."""
         orphans = self.remove(name)
         self.workers[name] = Worker(name, self.most)
         return orphans

@@ -139,8 +139,7 @@ async def generate(original, self, request_id: str, **arguments: Any) -> Any:
         reset = _attempt.set(attempt)
         output = None
         try:
-            output = await _within(slow_after, attempt, original(self, request_id, **arguments))
-            return output
+            return await _within(slow_after, attempt, original(self, request_id, **arguments))
         except Exception as error:
             attempt.close(self)
             why = lost(error)

@@ -56,11 +56,8 @@ class Dispatcher:
         return getattr(self.manager, name)
 
     def generate_sequences(self, prompts: Any) -> None:
-        """Dispatch prompts without waiting for their responses, nor for a slow worker.
-
-        Args:
-            prompts: verl's TensorDict of prompts; ``uid`` names each.
-        """
+        """Dispatch the prompts of verl's TensorDict, each named by ``uid``, without waiting for their responses, nor
+        for a slow worker."""
         if "validate" in prompts:
             for uid in self._validated:
                 self._sent.pop(uid, None)
@@ -177,11 +174,8 @@ _DONE, DEAD, _UNREACHED = "done", "dead", "unreached"
 
 
 def state_of(call: Any, timeout: float | None = 0) -> str | None:
-    """Return what became of a call to an actor; None while it runs.
-
-    Raises:
-        ray.exceptions.RayTaskError: the call itself failed.
-    """
+    """Return what became of a call to an actor; None while it runs. Raises ray.exceptions.RayTaskError if the call
+    itself failed."""
     import ray
     from ray.exceptions import ActorUnavailableError, RayActorError
 
@@ -205,13 +199,8 @@ def _another(manager: Any) -> Any:
 
 
 def again(uids: list[str], partition: str = PARTITION, prompts: Any = None) -> Any:
-    """Return the prompts of groups, of which nothing of an earlier attempt is left in the queue then.
-
-    Args:
-        uids: the groups.
-        partition: verl's partition of the queue.
-        prompts: TensorDict that has them; None: the queue has.
-    """
+    """Return the prompts of the groups ``uids``, of which nothing of an earlier attempt is left in verl's partition of
+    the queue then; ``prompts`` is a TensorDict that has them, None: the queue has."""
     import transfer_queue as tq
     from verl.utils import tensordict_utils as tu
 

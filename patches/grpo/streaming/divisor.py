@@ -70,12 +70,8 @@ class Divisor:
 
 
 def problem(get: Callable[..., Any], registry: Mapping[str, Any]) -> str | None:
-    """Say why an actor's loss cannot be streamed, with a way out; None if it can, or is not registered in this process.
-
-    Args:
-        get: ``get(path, default)`` reads a setting of the actor.
-        registry: verl's ``POLICY_LOSS_REGISTRY``.
-    """
+    """Say why an actor's loss, by its settings and verl's ``POLICY_LOSS_REGISTRY``, cannot be streamed, with a way out;
+    None if it can, or is not registered in this process."""
     mode, aggregation = get(LOSS_MODE) or "vanilla", get("loss_agg_mode", "token-mean")
     function = registry.get(mode)
     if function is None:
@@ -102,15 +98,8 @@ def problem(get: Callable[..., Any], registry: Mapping[str, Any]) -> str | None:
 
 
 def of_actor(actor: Any, registry: Mapping[str, Any]) -> Divisor:
-    """Return the divisor of an actor's loss.
-
-    Args:
-        actor: verl's ``actor_rollout_ref.actor``, as a dataclass or of OmegaConf.
-        registry: verl's ``POLICY_LOSS_REGISTRY`` in a process that trains.
-
-    Raises:
-        PatchError: its loss cannot be streamed.
-    """
+    """Return the divisor of the loss of verl's ``actor_rollout_ref.actor``, a dataclass or of OmegaConf, by verl's
+    ``POLICY_LOSS_REGISTRY`` in a process that trains. Raises PatchError if the loss cannot be streamed."""
 
     def get(path: str, default: Any = None) -> Any:
         found = actor

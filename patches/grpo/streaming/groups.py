@@ -76,8 +76,7 @@ def drop(batch: Any, groups: set[str]) -> Any:
     """Remove groups that have been taken from the queue; return the ``KVBatchMeta`` of the others."""
     import transfer_queue as tq
 
-    gone = [key for key in batch.keys if key.split("_")[0] in groups]
-    tq.kv_clear(keys=gone, partition_id=PARTITION)
+    tq.kv_clear(keys=[key for key in batch.keys if key.split("_")[0] in groups], partition_id=PARTITION)
     kept = [
         (key, tag) for key, tag in zip(batch.keys, batch.tags, strict=True) if key.split("_")[0] not in groups
     ]

@@ -64,10 +64,8 @@ class Packer:
         """Add one sample; return the round that it completed, if any. Costs a search among the ranks, a
         round's end aside.
 
-        The sample is taken when this returns, whether or not the iterator is used.
-
-        Raises:
-            PatchError: ``tokens`` is not positive; the sample was not taken then, and everything else is as before.
+        The sample is taken when this returns, whether or not the iterator is used. Raises PatchError if ``tokens`` is
+        not positive; the sample was not taken then, and everything else is as before.
         """
         if tokens < 1:
             raise PatchError(
@@ -95,8 +93,7 @@ class Packer:
         self._gaps = [self.budget * self.ranks + rank for rank in range(self.ranks)]
 
     def _room(self, tokens: int) -> int | None:
-        """Return the place in ``_gaps`` of the rank that takes a sample; one over the budget needs an empty
-        rank."""
+        """Return the place in ``_gaps`` of the rank that takes a sample; one over the budget needs an empty rank."""
         need = min(tokens, self.budget) * self.ranks
         at = bisect_left(self._gaps, need)
         return at if at < self.ranks else None

@@ -19,14 +19,8 @@ logger = logging.getLogger("flashpatch.grpo")
 
 
 def copy_policy(policy: Any, reference: Any) -> None:
-    """Copy this rank's shards of the policy into those of the reference.
-
-    Args:
-        policy, reference: the modules of verl's two FSDP engines.
-
-    Raises:
-        PatchError: the two are sharded differently; nothing was copied.
-    """
+    """Copy this rank's shards of the policy into those of the reference, both modules of verl's FSDP engines. Raises
+    PatchError if the two are sharded differently; nothing was copied."""
     problem = _copy(dict(without_head(_shards(policy).items())), reference)
     if problem:
         raise PatchError(
@@ -48,10 +42,7 @@ def save(reference: Any, folder: Path, rank: int, world: int) -> None:
 
 def load(reference: Any, folder: Path, rank: int, world: int) -> None:
     """Read this rank's shards of the reference from ``folder``; without one it stays the initial model, as it was then.
-
-    Raises:
-        PatchError: they were saved by another number of ranks, or of another model.
-    """
+    Raises PatchError if they were saved by another number of ranks, or of another model."""
     import torch
 
     if not folder.exists():

@@ -70,8 +70,7 @@ class Replicas:
                 found = dict(self.sync.update_weights(step) or {})
                 break
             except Exception as error:
-                lost = self.prune()
-                if not lost:
+                if not self.prune():
                     raise
                 logger.warning(
                     "the update of step %d failed (%s); repeating it without the lost", step, error
@@ -82,11 +81,8 @@ class Replicas:
         return found
 
     def look(self) -> None:
-        """Ask now and then whether any server lives: without one all groups fail, and no update ever comes to notice it.
-
-        Raises:
-            PatchError: none does.
-        """
+        """Ask now and then whether any server lives: without one all groups fail, and no update ever comes to notice
+        it. Raises PatchError if none does."""
         if time.monotonic() - self._asked > PING:
             self._asked = time.monotonic()
             if all(_is_dead(one) for one in self.sync.replicas):
@@ -230,10 +226,7 @@ def _kill(replica: Any) -> None:
 async def _stop_all(replicas: list[Any], stop_seconds: float) -> list[str | None]:
     """Stop the requests of each replica, as an update does first; return why it is lost, or None for one that lives.
 
-    One that Ray cannot reach is asked again for ``stop_seconds`` seconds.
-
-    Raises:
-        Exception: whatever else a server answers.
+    One that Ray cannot reach is asked again for ``stop_seconds`` seconds. Raises whatever else a server answers.
     """
     from ray.exceptions import ActorUnavailableError
 

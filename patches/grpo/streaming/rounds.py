@@ -66,11 +66,8 @@ class Rounds:
                 self._launch(one)
 
     def idle(self) -> bool:
-        """Whether the workers have done all rounds sent to them.
-
-        Raises:
-            ray.exceptions.RayError: a round failed on a rank; the job must end, as the other ranks wait for it.
-        """
+        """Whether the workers have done all rounds sent to them. Raises ray.exceptions.RayError if a round failed on a
+        rank; the job must end, as the other ranks wait for it."""
         import ray
 
         if self._running:
@@ -84,11 +81,8 @@ class Rounds:
             self._flush()
 
     def finish(self) -> dict[str, Any]:
-        """Send the last round, let every rank step its optimizer, and return verl's metrics of the update.
-
-        Raises:
-            ray.exceptions.RayError: a rank failed.
-        """
+        """Send the last round, let every rank step its optimizer, and return verl's metrics of the update. Raises
+        ray.exceptions.RayError if a rank failed."""
         import ray
 
         self._flush()
@@ -123,12 +117,8 @@ class Rounds:
 
 
 def dp_ranks(group: Any, mesh: str) -> list[int]:
-    """Return each worker's data-parallel rank; workers of one rank (tensor or sequence parallel) get the same.
-
-    Args:
-        group: verl's worker group.
-        mesh: ``"actor"`` or ``"ref"``.
-    """
+    """Return the data-parallel rank, in ``mesh`` ("actor" or "ref"), of each worker of verl's group; workers of one
+    rank (tensor or sequence parallel) get the same."""
     known = group._dispatch_info
     if mesh not in known:
         known[mesh] = group._query_dispatch_info(mesh)

@@ -92,11 +92,8 @@ def ages(tag: Mapping[str, Any], extra: Mapping[str, Any] | None, step: int) -> 
 
 
 def histogram(samples: Iterable[Counter[int]]) -> dict[str, float]:
-    """Return the share of tokens per age.
-
-    Returns:
-        ``stream/staleness/0`` to ``3``, ``stream/staleness/4_or_more``, and ``mean`` and ``max``; empty without tokens.
-    """
+    """Return the share of tokens per age, ``stream/staleness/0`` to ``3`` and ``4_or_more``, and ``mean`` and ``max``;
+    empty without tokens."""
     counted = sum(samples, Counter())
     total = counted.total()
     if not total:

@@ -39,11 +39,8 @@ class StreamWorker(DetachActorWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Build the model as verl does.
-
-        Raises:
-            PatchError: the actor's loss cannot be streamed, such as one that only the trainer's processes register.
-        """
+        """Build the model as verl does. Raises PatchError if the actor's loss cannot be streamed, such as one that only
+        the trainer's processes register."""
         super().init_model()
         if "actor" in self.role:  # now that a user's own library has registered its losses
             divisor.of_actor(self.config.actor, POLICY_LOSS_REGISTRY)
@@ -71,12 +68,9 @@ class StreamWorker(DetachActorWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stream_finish(self) -> dict[str, Any] | None:
-        """Divide the gradient by what came, clip it, step optimizer and schedule; return the metrics.
-
-        Returns:
-            metrics as of verl's ``update_actor``, over all ranks, and under ``busy`` the seconds of this rank's
-            rounds; None on ranks that verl collects nothing from.
-        """
+        """Divide the gradient by what came, clip it, step optimizer and schedule; return metrics as of verl's
+        ``update_actor``, over all ranks, and under ``busy`` the seconds of this rank's rounds; None on ranks that verl
+        collects nothing from."""
         step, self._open = self._open, None
         if step is None:
             raise RuntimeError("stream_finish() before any stream_accumulate()")
@@ -85,8 +79,7 @@ class StreamWorker(DetachActorWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stream_refresh_reference(self) -> None:
         """Make the reference model what the policy is now."""
-        policy = _of_this_process["actor"].actor.engine
-        reference.copy_policy(policy.module, self.ref.engine.module)
+        reference.copy_policy(_of_this_process["actor"].actor.engine.module, self.ref.engine.module)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stream_save_reference(self, folder: str) -> None:

@@ -42,8 +42,7 @@ class Rule(ABC):
     hold = 1
     """Steps for which the policy keeps a choice."""
     best = 0.0
-    """Tokens per second of the best allowed arm as the last `choose` estimated them; 0 if nothing is
-    known."""
+    """Tokens per second of the best allowed arm as the last `choose` estimated them; 0 if nothing is known."""
 
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
@@ -54,16 +53,14 @@ class Rule(ABC):
 
     @abstractmethod
     def learn(self, bucket: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
-        """Learn from a step; ``switched`` when the step before ran another arm, so that its time includes the
-        switch."""
+        """Learn from a step; ``switched`` when the step before ran another arm, so that its time includes the switch."""
 
     @abstractmethod
     def rates(self, bucket: int) -> Sequence[float]:
         """Return the estimated tokens per second of each arm in a bucket, 0 if nothing is known."""
 
     def refresh(self) -> None:  # noqa: B027
-        """Trust less what was seen of the drafter, which has changed. Does nothing unless a rule can use
-        it."""
+        """Trust less what was seen of the drafter, which has changed. Does nothing unless a rule can use it."""
 
     @abstractmethod
     def state(self) -> dict[str, Any]:

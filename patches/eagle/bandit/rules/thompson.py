@@ -1,14 +1,13 @@
 """Choose by Thompson sampling on acceptance and time apart, with the cost of switching.
 
-A step's rate is tokens per request times requests over seconds. How many tokens a request gains depends on
-the drafter and hardly on the batch; how long a step takes depends on the batch and hardly on the drafter. So
-times are
-learned per bucket of batch sizes, and the drafter is described by one number for all buckets and arms: its
-level, the log odds that a draft is accepted if those before it were. A step of any arm that drafts updates
-it, so that a change of the drafter seen under one arm counts for all. The level is estimated by an extended
-Kalman filter (a random walk, observed through the tokens that an arm gives at a level, `acceptance_curves`),
-and each arm's deviation from its curve is learned beside it. Drawing from the filter's estimate is Thompson
-sampling for a drifting reward as in Russo et al., "A Tutorial on Thompson Sampling" (2018), section 6.3.
+A step's rate is tokens per request times requests over seconds. How many tokens a request gains depends on the drafter
+and hardly on the batch; how long a step takes depends on the batch and hardly on the drafter. So times are learned per
+bucket of batch sizes, and the drafter is described by one number for all buckets and arms: its level, the log odds that
+a draft is accepted if those before it were. A step of any arm that drafts updates it, so that a change of the drafter
+seen under one arm counts for all. The level is estimated by an extended Kalman filter (a random walk, observed through
+the tokens that an arm gives at a level, `acceptance_curves`), and each arm's deviation from its curve is learned beside
+it. Drawing from the filter's estimate is Thompson sampling for a drifting reward as in Russo et al., "A Tutorial on
+Thompson Sampling" (2018), section 6.3.
 """
 
 from __future__ import annotations

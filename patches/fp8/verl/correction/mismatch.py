@@ -50,8 +50,7 @@ def calculate_debug_metrics(original, data: Any, *args: Any, **kwargs: Any) -> d
     batch = BATCH.get()
     # The older trainer keeps extra fields in the batch, and its process has checked the configuration.
     if batch.precisions is None and KEY in data.non_tensor_batch:
-        named = [name or "" for name in data.non_tensor_batch[KEY].tolist()]
-        batch = replace(batch, precisions=named)
+        batch = replace(batch, precisions=[name or "" for name in data.non_tensor_batch[KEY].tolist()])
     if ledger.notes().get(truncated_sampling.NOTE, {}).get("measurable"):
         batch = replace(batch, truncated=True)
     factor = engine.options("fp8")["mismatch_jump"]

@@ -110,8 +110,7 @@ def prepare_model_outputs(
 ) -> Any:
     """With the option support, line up the kept ids of the micro-batch with its packed tokens, or this rank's part.
 
-    Raises:
-        PatchError: a token to train on has no kept ids, or they were not used.
+    Raises PatchError if a token to train on has no kept ids, or they were not used.
     """
     if FIELD not in micro_batch.keys():
         return original(self, output, output_args, micro_batch, *args, **kwargs)
@@ -130,14 +129,9 @@ def prepare_model_outputs(
 
 
 def packed(micro_batch: Any) -> Any:
-    """Return the kept ids in the order of the model's tokens, ``(packed tokens, width)``, `NO_SET` where there are none.
-
-    Args:
-        micro_batch: what ``prepare_model_outputs`` gets; its ``input_ids`` are jagged.
-
-    Raises:
-        PatchError: a token to train on has none, or more than are carried.
-    """
+    """Return the kept ids in the order of the model's tokens, ``(packed tokens, width)``, `NO_SET` where there are
+    none. ``micro_batch`` has jagged ``input_ids``. Raises PatchError if a token to train on has none, or more than are
+    carried."""
     offsets, kept = micro_batch["input_ids"].offsets().tolist(), micro_batch[FIELD].unbind()
     prompts, masks = _lengths(micro_batch), micro_batch["loss_mask"].unbind()
     ids = kept[0].new_full((offsets[-1], kept[0].shape[-1]), NO_SET)
@@ -181,10 +175,8 @@ def _lengths(micro_batch: Any) -> list[int]:
 def logprobs_from_logits(original, logits: Any, labels: Any, *args: Any, **kwargs: Any) -> Any:
     """Take the log-probability of a sampled token over its kept ids, in value and gradient.
 
-    Those of other tokens, which verl's losses mask, are over all, without gradient.
-
-    Raises:
-        PatchError: a token is not among those that it was drawn from.
+    Those of other tokens, which verl's losses mask, are over all, without gradient. Raises PatchError if a token is not
+    among those that it was drawn from.
     """
     import torch
 

@@ -16,11 +16,8 @@ ADVICE = "Change these settings, or set fp8's option support=0."
 
 
 def prepare(job: JobConfig, width: int) -> None:
-    """Refuse what cannot be served, and let vLLM return ``width`` log-probabilities; nothing if ``width`` is 0.
-
-    Raises:
-        PatchError: names all settings that stand against it.
-    """
+    """Refuse what cannot be served, and let vLLM return ``width`` log-probabilities; nothing if ``width`` is 0. Raises
+    PatchError, which names all settings that stand against it."""
     if not width:
         return
     job.refuse(refusals(job.get, width), "cannot renormalize over the kept tokens with", ADVICE)

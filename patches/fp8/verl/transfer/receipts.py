@@ -80,8 +80,7 @@ class WorkerVersions:
                 yield from (
                     f"{where}, rank {worker['rank']}: {problem}" for problem in self._worker(sync, worker)
                 )
-            worlds = {worker["world"] for worker in sync["workers"] or ()} - {None}
-            for world in worlds:
+            for world in {worker["world"] for worker in sync["workers"] or ()} - {None}:
                 if len(sync["workers"]) != world:
                     yield f"{len(sync['workers'])} of {world} ranks of {where} gave a receipt"
 

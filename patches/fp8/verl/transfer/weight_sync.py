@@ -196,15 +196,9 @@ def relayed(weights: Any) -> bool:
 
 
 def job_socket_name(handle: str, run: str) -> str:
-    """Return a socket name that no other job on this host uses.
-
-    verl names it after Ray's job id and the ranks. Two jobs that each start a Ray of their own have the same name,
-    and the rollout of one would take the weights of the other.
-
-    Args:
-        handle: verl's name.
-        run: id of this job's run.
-    """
+    """Return a socket name, from verl's and the id of this job's run, that no other job on this host uses. verl names
+    it after Ray's job id and the ranks: of two jobs that each start a Ray of their own, the rollout of one would take
+    the weights of the other."""
     mark = hashlib.blake2b(run.encode(), digest_size=6).hexdigest()
     stem, dot, _ = handle.rpartition(".sock")
     return f"{stem or handle}-{mark}{dot}"
