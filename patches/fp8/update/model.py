@@ -459,7 +459,9 @@ class ManagedModel:
             result = update.load(original, names, self.constants, **kwargs)
             self._left_out |= bool(partial)
             boundaries = update.boundaries
-            if not boundaries.named and (boundaries.repeats or (update.empty and boundaries.doubt) or update.blank):
+            if not boundaries.named and (
+                boundaries.repeats or (update.empty and boundaries.doubt) or update.blank
+            ):
                 self._close()  # what is in place already, such as a call that is sent again after the commit
             elif not (partial or update.boundaries.named):
                 update.check_call()

@@ -106,7 +106,9 @@ class Update:
     @property
     def blank(self) -> bool:
         """Whether nothing at all has been written yet."""
-        return not (self._tied.missing or any(layer.written or layer.came.processed for layer in self._layers))
+        return not (
+            self._tied.missing or any(layer.written or layer.came.processed for layer in self._layers)
+        )
 
     @property
     def empty(self) -> bool:
