@@ -16,17 +16,11 @@ from flashpatch.record import Patch
 
 @dataclass(frozen=True)
 class Findings:
-    """Hold the result of `examine`.
+    """Hold the result of `examine`."""
 
-    Attributes:
-        target: the target to patch in this installation, or empty.
-        installed: the distribution that owns the package, if known.
-        problem: why the patch cannot be armed, or None.
-    """
-
-    target: str = ""
-    installed: versions.Installed | None = None
-    problem: str | None = None
+    target: str = ""  # to patch in this installation, or empty
+    installed: versions.Installed | None = None  # the distribution that owns the package, if known
+    problem: str | None = None  # why the patch cannot be armed
 
 
 def packages(patch: Patch) -> set[str]:

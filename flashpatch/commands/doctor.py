@@ -32,36 +32,22 @@ LIBRARIES = frozenset({"torch", "transformers", "ray"})
 
 @dataclass(frozen=True)
 class Verdict:
-    """Say whether one name would work on one framework.
+    """Say whether one name would work on one framework."""
 
-    Attributes:
-        framework: package that the patches change, such as ``vllm``.
-        problem: what stands in the way, with the framework's version; empty if nothing does.
-        remedy: the command or setting that removes the problem; empty if there is none.
-    """
-
-    framework: str
-    problem: str = ""
-    remedy: str = ""
+    framework: str  # package that the patches change, such as ``vllm``
+    problem: str = ""  # what stands in the way, with the framework's version; empty if nothing does
+    remedy: str = ""  # the command or setting that removes the problem; empty if there is none
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """Hold the verdicts of one name over the frameworks that are installed.
-
-    Attributes:
-        names: the name.
-        asked: whether this environment, or the command line, asks for it.
-        verdicts: one per installed framework that its family patches.
-        remedy: what to install if what it needs is not installed; else empty.
-        needs: the package that it needs and that is not installed; else empty.
-    """
+    """Hold the verdicts of one name over the frameworks that are installed."""
 
     names: tuple[str, ...]
-    asked: bool
-    verdicts: tuple[Verdict, ...]
-    remedy: str = ""
-    needs: str = ""
+    asked: bool  # whether this environment, or the command line, asks for it
+    verdicts: tuple[Verdict, ...]  # one per installed framework that its family patches
+    remedy: str = ""  # what to install if what it needs is not installed; else empty
+    needs: str = ""  # the package that it needs and that is not installed; else empty
 
     @property
     def works(self) -> bool:
@@ -97,15 +83,11 @@ def run(args: argparse.Namespace) -> int:
         "settings": [setting._asdict() for setting in settings],
         "conflicts": [asdict(one) for one in conflicts],
     }
+    cannot = [("processor", one) for one in surroundings.processor()]
     machine = Table(
         f"FlashPatch {__version__}",
         ("what", "found"),
-        [
-            ("Python", python),
-            ("accelerator", surroundings.accelerator()),
-            *(("processor", one) for one in surroundings.processor()),
-            *rows,
-        ],
+        [("Python", python), ("accelerator", surroundings.accelerator()), *cannot, *rows],
     )
     tables = [machine, Table("Names", ("name", "works on", "in the way", "do this"), _name_rows(outlooks))]
     if chosen := [(one.name, str(one.value), one.source) for one in settings if one.source != "default"]:

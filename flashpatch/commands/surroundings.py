@@ -70,25 +70,14 @@ def _flags() -> list[str]:
     return next((line.split() for line in text.splitlines() if line.startswith("flags")), [])
 
 
-def processor(flags: Sequence[str] | None = None, tiles_granted: bool | None = None) -> list[str]:
-    """Return what engines cannot do on this x86 processor, or on one with these flags of /proc/cpuinfo and this answer of Linux to
-    who asks for AMX tiles."""
-    flags = _flags() if flags is None else flags
+def processor(flags: Sequence[str] | None = None) -> list[str]:
+    """Return what engines cannot do on this x86 processor, or one with these flags; empty if there is an accelerator."""
+    if flags is None:
+        flags = _flags() if accelerator().startswith("none") else []
     have = {*flags, *(("avx512_vnni",) if "avx_vnni" in flags else ())}
     found = [f"no {name}: {so}" for flag, (name, so) in _INSTRUCTIONS.items() if have and flag not in have]
-    ends = "vLLM's attention on AMX tiles ends by SIGILL"
-    if "amx_tile" in have and not (_tiles_granted() if tiles_granted is None else tiles_granted):
-        found.append(f"AMX is listed and not granted to processes (kernel or hypervisor): {ends}")
-    elif "amx_tile" in have:
-        found.append(f"AMX: {ends} at a first prompt of up to 4 tokens; call torch.cpu._init_amx() before")
-    return found
-
-
-def _tiles_granted() -> bool:
-    """Ask Linux for AMX tiles, as oneDNN does: arch_prctl(ARCH_REQ_XCOMP_PERM, tile data)."""
-    import ctypes
-
-    return ctypes.CDLL(None).syscall(158, 0x1023, 18) == 0
+    tiles = "AMX: stock vLLM may end by SIGILL at a first prompt of up to 4 tokens; torch.cpu._init_amx() before it may help"
+    return [*found, *((tiles,) if "amx_tile" in have else ())]
 
 
 def _two_owners() -> Iterator[Conflict]:

@@ -112,11 +112,7 @@ class Run:
 
 
 def read(directory: Path) -> list[Run]:
-    """Read the runs in ``directory``, oldest first by their newest file; empty without a directory.
-
-    Links are not followed, files of other users are not trusted, broken ones are reported in
-    ``Run.problems``; none of that raises.
-    """
+    """Read the runs in ``directory``, oldest first. Links and files of other users are passed over, broken ones in `Run.problems`."""
     runs = [read_run(entry) for entry in entries(directory) if is_run(entry)]
     return sorted((run for run in runs if run is not None), key=lambda run: run.written)
 

@@ -47,11 +47,7 @@ def allowed(option: Option, between: str = ", ") -> str:
 
 
 def checked(family: Family | IndexedFamily, values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """``values`` if the family has such options and takes such values; messages name their ``source``.
-
-    Raises:
-        PatchError: an unknown option, or a value of the wrong type, not among the choices or out of range.
-    """
+    """Return ``values``. Raises PatchError, which names their ``source``, for an unknown option or a value that it does not take."""
     return {name: _checked_one(family, name, value, source) for name, value in values.items()}
 
 

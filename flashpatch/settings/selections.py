@@ -31,13 +31,7 @@ _NO = frozenset({"", "0", "false", "no", "off"})
 
 
 class Choice:
-    """Hold one family that is on, with its options.
-
-    Attributes:
-        name: the name the user chose, one of the family's.
-        options: every option with its value.
-        explicit: whether ``enable()`` in this process chose it.
-    """
+    """Hold one family that is on: the name the user chose, every option, whether ``enable()`` in this process chose it."""
 
     __slots__ = ("explicit", "name", "options")
 

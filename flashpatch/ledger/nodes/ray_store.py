@@ -22,17 +22,11 @@ class StoreError(Exception):
 
 
 class Connection(NamedTuple):
-    """What a process that is connected to Ray knows of it.
+    """What a process that is connected to Ray knows of it."""
 
-    Attributes:
-        address: ``host:port`` of Ray's head.
-        node: id of this process's node, hexadecimal.
-        is_driver: whether this process started the job.
-    """
-
-    address: str
-    node: str
-    is_driver: bool
+    address: str  # ``host:port`` of Ray's head
+    node: str  # id of this process's node, hexadecimal
+    is_driver: bool  # whether this process started the job
 
 
 def connection() -> Connection | None:
