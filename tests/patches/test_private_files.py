@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from eagle_samples import sample
 from machine import limit
 from private_modes import loose
-
-torch = pytest.importorskip("torch")
-
-from eagle_samples import sample
 
 from flashpatch import registry
 from flashpatch.contracts import contract, verdict_cache

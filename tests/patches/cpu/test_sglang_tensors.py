@@ -4,12 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import torch
 import warm
 from cpu_lab import environment
 from machine import limit
 from tree import SUPPORT
-
-torch = pytest.importorskip("torch")
 
 from flashpatch.patches.cpu import sglang_tensors
 

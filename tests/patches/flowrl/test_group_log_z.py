@@ -4,9 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 import warm
 from hypothesis import given, settings
 from hypothesis import strategies as st

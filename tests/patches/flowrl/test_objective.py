@@ -1,9 +1,6 @@
 """The loss on random numbers, against the paper's in plain floating-point numbers."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

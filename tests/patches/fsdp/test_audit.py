@@ -6,11 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import cpu_lab
+import pytest
+import torch
 import verl_job
 import warm
 import warm_ranks

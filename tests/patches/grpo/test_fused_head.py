@@ -2,11 +2,8 @@
 
 import json
 
-import pytest
-
-pytest.importorskip("torch")
-
 import grpo_lab
+import pytest
 import verl_driver
 
 pytestmark = pytest.mark.verl

@@ -28,10 +28,7 @@ def test_what_an_engine_has_is_switched(monkeypatch) -> None:
     ]
     weights, *others = causes.switches({}, "int8")
     assert weights.variables == {"FLASHPATCH": "cpu,bf16"}
-    assert [one.name for one in others] == [
-        "head",
-        *ALWAYS,
-    ]
+    assert [one.name for one in others] == ["head", *ALWAYS]
     monkeypatch.setenv("FLASHPATCH", "cpu")
     assert switched("fp8") == ["head", *ALWAYS]  # the checkpoint's own
     assert next(causes.switches({"quantization": "fp8"}, "fp8")).engine == {"quantization": None}

@@ -1,8 +1,7 @@
 """What ranks of tensor parallelism saw, joined into what one process would have seen."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from flashpatch.verify.exact.calls import Call
 from flashpatch.verify.exact.certificate import Place

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray")
-
 from flashpatch.ledger import events, files, runs
 from flashpatch.ledger.nodes import keys, node, published
 from flashpatch.ledger.nodes.ray_store import Store

@@ -11,12 +11,9 @@ from typing import Any
 
 import eagle_engines as eagles
 import pytest
-
-pytest.importorskip("torch")
-
-import torch  # noqa: E402
-from chi_square import chance_of_next  # noqa: E402
-from eagle_reference import filtered, probabilities, states  # noqa: E402
+import torch
+from chi_square import chance_of_next
+from eagle_reference import filtered, probabilities, states
 
 pytestmark = pytest.mark.sglang(least="0.5.21")
 

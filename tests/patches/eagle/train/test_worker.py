@@ -11,10 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 from drafter_lab import capture, fill, make_target
 from machine import limit

@@ -1,9 +1,6 @@
 """Values per request, spread over draft tokens."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from flashpatch.patches.eagle.vllm import cpu_kernels

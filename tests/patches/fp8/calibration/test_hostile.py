@@ -7,12 +7,8 @@ import pickle
 import struct
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import profile_lab
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -4,12 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-torch = pytest.importorskip("torch")
-
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-from flashpatch.patches.fp8.delta import changes  # noqa: E402
+from flashpatch.patches.fp8.delta import changes
 
 KINDS = [
     getattr(torch, name)

@@ -4,9 +4,7 @@ import inspect
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,8 +6,7 @@ import pickle
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from flashpatch.patches.fp8.support.kept import NO_SET, TOO_MANY, Drawn, kept_ids, renormalized, table
 

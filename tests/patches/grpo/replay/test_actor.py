@@ -3,8 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.replay import actor as replay

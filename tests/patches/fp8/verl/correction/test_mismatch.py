@@ -5,8 +5,8 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 numpy = pytest.importorskip("numpy")
 
 from hypothesis import example, given
