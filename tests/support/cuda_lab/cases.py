@@ -9,25 +9,16 @@ from packaging.version import Version
 
 @dataclass(frozen=True)
 class Case:
-    """One engine to load and to update.
+    """One engine to load and to update."""
 
-    Attributes:
-        family: of `vllm_lab.models.FAMILIES`.
-        kernels: by compute capability, part of a class name that the layers must show; "" if no kernel object does.
-        scheme: how the checkpoint is quantized; "" for bf16.
-        engine: further arguments of the engine.
-        config: changes of the model's config.
-        changed: least number of tensors that an update changes.
-        least: the oldest vLLM that can open it.
-    """
-
-    family: str
+    family: str  # of `vllm_lab.models.FAMILIES`
+    # By compute capability, part of a class name that the layers must show; "" if no kernel object does.
     kernels: dict[int, str]
-    scheme: str = ""
-    engine: dict[str, Any] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    changed: int = 10
-    least: str = "0"
+    scheme: str = ""  # how the checkpoint is quantized; "" for bf16
+    engine: dict[str, Any] = field(default_factory=dict)  # further arguments of the engine
+    config: dict[str, Any] = field(default_factory=dict)  # changes of the model's config
+    changed: int = 10  # least number of tensors that an update changes
+    least: str = "0"  # the oldest vLLM that can open it
 
 
 def online(scheme: str, **more: Any) -> dict[str, Any]:
