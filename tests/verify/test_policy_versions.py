@@ -3,7 +3,6 @@
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,9 +86,7 @@ def test_a_replica_that_was_killed_is_no_alarm() -> None:
     assert problems(here, replace(killed, host="far"))
 
 
-def test_live_looks_twice_at_a_fleet_that_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_live_looks_twice_at_a_fleet_that_runs(tmp_path, monkeypatch, capsys):
     """Between two commits a healthy engine holds two versions; what is still so at the second look is a problem."""
     ranks = [json.loads(json.dumps(_written(rank, version))) for rank, version in ((0, 3), (1, 2))]
     home = tmp_path / "ledger"

@@ -150,11 +150,8 @@ TAKEN_ALONG = "skipped(family: toy.fakefw.method failed)"
     ("record", "state", "plain"),
     [
         ('native=lambda site: "core.reload"', "superseded(core.reload)", "installed"),
-        (
-            "native=lambda site: 1 / 0",
-            "installed",
-            "installed",
-        ),  # a question that the framework cannot answer
+        # A question that the framework cannot answer.
+        ("native=lambda site: 1 / 0", "installed", "installed"),
         ('conflicts=("rival",)', "skipped(conflicts with distribution rival)", TAKEN_ALONG),
         ('requires="not a requirement !"', "failed(InvalidRequirement", TAKEN_ALONG),
     ],

@@ -90,9 +90,8 @@ TWO_RANKS = dict(tensor_parallel_size=2, distributed_executor_backend="mp", disa
 CASES["bf16_tp2"] = Case("llama", {}, engine=TWO_RANKS)
 CASES["fp8_tp2"] = Case("llama", {}, engine=online(FP8, **TWO_RANKS))
 CASES["alibi"] = Case("bloom", {})  # whose attention holds a tensor that no update brings
-CASES["gpt_oss_fp8"] = Case(
-    "gpt-oss", {}, engine=online(FP8), least="0.33"
-)  # whose experts stock never loads
+# Whose experts stock never loads.
+CASES["gpt_oss_fp8"] = Case("gpt-oss", {}, engine=online(FP8), least="0.33")
 AT_ONCE = ("fp8", "block", "w4a16", "static_kv", "moe_fp8", "mla_bf16", "mla_fp8")  # under atomic=model too
 SMOKE = ("static_kv", "moe_fp8")  # on 9.0, in `make test`
 

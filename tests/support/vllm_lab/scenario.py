@@ -169,9 +169,8 @@ def _serve() -> None:
     with os.fdopen(pipe, "w") as results:
         for line in sys.stdin:
             call = json.loads(line)
-            early = min(
-                30.0, call["timeout"] / 2
-            )  # seconds: whoever waits must not be first on a busy machine
+            # Seconds: whoever waits must not be first on a busy machine.
+            early = min(30.0, call["timeout"] / 2)
             faulthandler.dump_traceback_later(call["timeout"] - early)  # a hang shows where it hangs
             try:
                 if call["path"] not in sys.path:

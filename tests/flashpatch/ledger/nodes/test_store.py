@@ -147,9 +147,7 @@ def store_value(store: Store, prefix: str) -> bytes:
         (86000, 1, 0, []),
     ],
 )
-def test_old_runs_leave_the_store(
-    store: Store, monkeypatch, age: float, days: float, most: int, gone: list[str]
-) -> None:
+def test_old_runs_leave_the_store(store, monkeypatch, age, days, most, gone):
     monkeypatch.setenv("FLASHPATCH_KEEP_DAYS", str(days))
     monkeypatch.setenv("FLASHPATCH_KEEP_RUNS", str(most))
     for number, run in enumerate("abc"):

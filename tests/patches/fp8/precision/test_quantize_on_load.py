@@ -64,9 +64,7 @@ def test_what_cannot_be_rounded_is_refused_by_name() -> None:
     st.sampled_from(["channel", "tensor"]),
     st.integers(0, 9),
 )
-def test_the_error_is_within_the_formats_bound(
-    rows: int, columns: int, form: str, granularity: str, seed: int
-) -> None:
+def test_the_error_is_within_the_formats_bound(rows, columns, form, granularity, seed):
     w = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).bfloat16()
     q, scale = quantize.quantized(w, form, granularity)
     error = measured(w, form, granularity)
