@@ -192,11 +192,8 @@ def _main(folder: Path) -> None:
     cluster = Cluster()
     raylets = {}
     for name in NODES:
-        detection = {
-            "health_check_initial_delay_ms": 0,
-            "health_check_period_ms": 500,
-            "health_check_failure_threshold": 3,
-        }
+        times = {"initial_delay_ms": 0, "period_ms": 500, "failure_threshold": 3}
+        detection = {f"health_check_{key}": value for key, value in times.items()}
         node = cluster.add_node(
             num_cpus=1,
             resources={name: 1},

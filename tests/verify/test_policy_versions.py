@@ -52,11 +52,8 @@ def test_an_engine_that_takes_steps_and_was_sent_none_is_behind() -> None:
 
 def test_data_parallel_engines_of_one_front_end_are_one() -> None:
     cores = [replace(row("engine-core", pid=pid, ppid=1)) for pid in (7, 8)]
-    ranks = [
-        worker(0, 3),
-        worker(1, 3),
-        *(replace(worker(rank, 2, ppid=8), rank={"rank": rank, "dp": 1}) for rank in (0, 1)),
-    ]
+    others = [replace(worker(rank, 2, ppid=8), rank={"rank": rank, "dp": 1}) for rank in (0, 1)]
+    ranks = [worker(0, 3), worker(1, 3), *others]
     [problem] = problems(*cores, *ranks)
     assert "2 in rank 0, dp 1 (far:80), rank 1, dp 1 (far:81); 3 in rank 0 (far:70)" in problem
     alike = [replace(one, rank={"rank": one.rank["rank"]}) for one in ranks]

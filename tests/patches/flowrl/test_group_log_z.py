@@ -71,12 +71,8 @@ def batch(number=8):
     mask = torch.tensor([[at < 1 + row % 4 for at in range(4)] for row in range(number)])
     logs = {name: -torch.rand(number, 4, generator=draw) for name in ("old_log_probs", "ref_log_prob")}
     score = torch.randint(0, 2, (number, 1), generator=draw).float()
-    return {
-        **logs,
-        "token_level_rewards": score * 0.5 * mask,
-        "response_mask": mask.long(),
-        "advantages": score * mask,
-    }
+    rewards = {"token_level_rewards": score * 0.5 * mask, "advantages": score * mask}
+    return {**logs, **rewards, "response_mask": mask.long()}
 
 
 @pytest.mark.parametrize("length", ["mean", "sum"])
