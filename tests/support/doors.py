@@ -17,16 +17,8 @@ from tree import TREE
 
 #: Where vLLM may write weights, but for models and layers, which it calls through their ``load_weights``.
 _FOLDERS = (
-    "v1/worker",
-    "v1/executor",
-    "v1/engine",
-    "distributed",
-    "model_executor/model_loader",
-    "entrypoints",
-    "snapshot",
-    "device_allocator",
-    "lora",
-    "ray",
+    *("v1/worker", "v1/executor", "v1/engine", "distributed", "model_executor/model_loader"),
+    *("entrypoints", "snapshot", "device_allocator", "lora", "ray"),
 )
 _WORKERS = ("v1/worker/worker_base.py", "v1/worker/gpu_worker.py", "v1/worker/cpu_worker.py")
 _LOADS = frozenset(

@@ -85,13 +85,9 @@ class Nodes:
         self._make_site()
         line = ""
         for _ in range(3):  # Ray gives each raylet half a minute, however busy the machine is
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(folder)],
-                env=self.environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+            pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            command = [sys.executable, __file__, str(folder)]
+            self._process = subprocess.Popen(command, env=self.environment(), **pipes)
             line = self._process.stdout.readline()
             if line:
                 break
@@ -150,13 +146,8 @@ class Job:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", JOB],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen([sys.executable, "-c", JOB], env=environment, **pipes)
 
     def actor(self, name: str) -> dict[str, Any]:
         """Start an actor that calls the patched function, on the node that its name begins with; ``one``'s has a

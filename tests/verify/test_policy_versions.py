@@ -104,10 +104,6 @@ def test_live_looks_twice_at_a_fleet_that_runs(tmp_path, monkeypatch, capsys):
 
 
 def _written(rank: int, version: int) -> dict[str, Any]:
-    return {
-        **vars(worker(rank, version)),
-        "host": files.host(),
-        "pid": os.getpid() if rank == 0 else os.getppid(),
-        "start": files.process_start(os.getpid() if rank == 0 else os.getppid()),
-        "kind": "row",
-    }
+    pid = os.getpid() if rank == 0 else os.getppid()
+    own = {"host": files.host(), "pid": pid, "start": files.process_start(pid), "kind": "row"}
+    return {**vars(worker(rank, version)), **own}

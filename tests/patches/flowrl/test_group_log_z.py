@@ -82,15 +82,9 @@ def test_the_advantages_have_it_whatever_the_split(length):
     whole, uids = batch(), ["b", "a", "b", "c", "a", "a", "c", "b"]
     got = less_log_z(whole, uids, chosen)
     mask = whole["response_mask"].bool()
-    log_z = group_log_z(
-        whole["old_log_probs"],
-        whole["ref_log_prob"],
-        whole["advantages"],
-        mask,
-        torch.tensor([1, 0, 1, 2, 0, 0, 2, 1]),
-        beta=3.0,
-        length=length,
-    )
+    advantages, groups = whole["advantages"], torch.tensor([1, 0, 1, 2, 0, 0, 2, 1])
+    given = whole["old_log_probs"], whole["ref_log_prob"], advantages, mask, groups
+    log_z = group_log_z(*given, beta=3.0, length=length)
     terms = dict(beta=3.0, length=length, weight="none", low=0.2, high=0.2, cap=None)
     policy = whole["old_log_probs"] + 0.1
     args = (policy, whole["old_log_probs"], whole["ref_log_prob"])

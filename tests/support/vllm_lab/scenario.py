@@ -55,14 +55,8 @@ class Runner:
         """function(*args, **kw) over there; its result as JSON data. `timeout` in seconds, start included."""
         file = Path(inspect.getfile(function)).resolve()
         name = f"vllm_lab.{file.stem}" if file.parent == environment.HERE else file.stem
-        call = dict(
-            path=str(file.parent),
-            module=name,
-            function=function.__qualname__,
-            args=args,
-            kw=kw,
-            timeout=limit(timeout),
-        )
+        call = dict(path=str(file.parent), module=name, function=function.__qualname__, args=args, kw=kw)
+        call |= dict(timeout=limit(timeout))
         process = self._start(file.parent)
         printed = self.log.stat().st_size
         try:

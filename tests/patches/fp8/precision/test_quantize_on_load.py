@@ -86,15 +86,9 @@ def measured(w: torch.Tensor, form: str, granularity: str) -> float:
 
 
 def _profile() -> Profile:
-    return Profile(
-        "int8",
-        "channel",
-        "",
-        {"norm.weight": (8,), "up.weight": (3, 8)},
-        (Exchange("norm", 0.0, ("up",)),),
-        {"norm": torch.full((8,), 2.0)},
-        frozenset({"up.weight"}),
-    )
+    shapes, exchange = {"norm.weight": (8,), "up.weight": (3, 8)}, Exchange("norm", 0.0, ("up",))
+    smooth, quantized = {"norm": torch.full((8,), 2.0)}, frozenset({"up.weight"})
+    return Profile("int8", "channel", "", shapes, (exchange,), smooth, quantized)
 
 
 def test_a_stream_is_smoothed_on_the_way_and_a_templates_first_load_is_not() -> None:
