@@ -80,10 +80,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=mark) for name, (mark, _) in WITH_ENGINE.items()],
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=mark) for name, (mark, _) in WITH_ENGINE.items()])
 def test_one_that_needs_an_engine(name: str, request: pytest.FixtureRequest) -> None:
     arguments = [str(request.getfixturevalue("world"))] if name in OF_A_WORLD else []
     line = last_line(name, *arguments)

@@ -1,12 +1,19 @@
-"""Each file in the table of `docs/develop/testing.md` has a test that its column runs, by the marks in its source."""
+"""Each file in the table of `docs/develop/testing.md` has a test that its column runs, by the marks in its source.
+
+And a file that needs a library is skipped without it, as that page says.
+"""
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from marked_files import may_match
-from tree import TREE
+from tree import SUPPORT, TREE
 
 PAGE = (TREE / "docs" / "develop" / "testing.md").read_text()
 TABLE = PAGE.partition("## What covers what")[2].partition("\n## ")[0]
@@ -50,3 +57,18 @@ def each_test(source: str) -> Iterator[str]:
 def test_a_named_file_has_a_test_of_its_column(path: str, marks: str) -> None:
     source = (TREE / "tests" / path).read_text()
     assert any(may_match(test, marks) for test in each_test(source))
+
+
+IMPORTED = {"torch": "skipped", "helper": "skipped", "flashpatch_own": "error", "unheard_of": "error"}
+
+
+@pytest.mark.parametrize(("imported", "end"), IMPORTED.items())
+def test_a_file_is_skipped_without_torch_unless_flashpatch_wants_it(tmp_path: Path, imported, end) -> None:
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(name='torch')")
+    for name in ("helper", "flashpatch_own"):
+        (tmp_path / f"{name}.py").write_text("import torch")
+    (tmp_path / "test_it.py").write_text(f"import {imported}\ndef test_it(): pass")
+    command = [sys.executable, "-m", "pytest", "-p", "marked_files", "-q", "-c", os.devnull, "test_it.py"]
+    env = {**os.environ, "PYTHONPATH": f"{tmp_path}:{SUPPORT}"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert f"1 {end} in " in done.stdout, done.stdout

@@ -7,8 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 FOLDER = Path(__file__).parents[2] / "examples" / "flowrl_exact"
 NAMES = tuple("worlds policies measures methods training small_model experiments report plot".split())

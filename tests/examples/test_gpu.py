@@ -104,12 +104,8 @@ class TestDockerfile:
 
     @staticmethod
     def _wheel(source: Path, into: Path) -> list[str]:
-        command = [
-            sys.executable,
-            *"-m pip wheel -qq --no-deps --no-build-isolation -w".split(),
-            into,
-            source,
-        ]
+        wheel = "-m pip wheel -qq --no-deps --no-build-isolation -w".split()
+        command = [sys.executable, *wheel, into, source]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         [wheel] = into.glob("*.whl")

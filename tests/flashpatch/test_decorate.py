@@ -70,13 +70,8 @@ def test_a_record_is_read_from_the_function() -> None:
 
 
 def test_patches_are_collected_in_the_order_of_their_file() -> None:
-    assert [patch.id for patch in collected(HERE)] == [
-        "toy.engine_one.step",
-        "toy.engine_one.one",
-        "toy.engine_one.two",
-        "toy.engine_one.table",
-        "toy.engine_two_1.alone",
-    ]
+    names = "engine_one.step", "engine_one.one", "engine_one.two", "engine_one.table", "engine_two_1.alone"
+    assert [patch.id for patch in collected(HERE)] == [f"toy.{name}" for name in names]
     elsewhere = ModuleType("elsewhere")
     vars(elsewhere)["alone"] = alone  # imported there
     assert collected(elsewhere) == ()

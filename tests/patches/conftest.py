@@ -79,12 +79,7 @@ def fp8_job(wide_world, two_ranks, tmp_path_factory: pytest.TempPathFactory) -> 
 
     folder = tmp_path_factory.mktemp("fp8-job")
     fsdp2 = [f"actor_rollout_ref.{role}.strategy=fsdp2" for role in ("actor", "ref")]
-    output = verl_job.trained(
-        wide_world,
-        folder,
-        *two_ranks,
-        *fsdp2,
-        FLASHPATCH="cpu,fp8,fsdp",
-        config=f'[fp8]\nscheme = "{fleet.DEFAULT_SCHEMES["accelerator"]}"\n',
-    )
+    config = f'[fp8]\nscheme = "{fleet.DEFAULT_SCHEMES["accelerator"]}"\n'
+    how = dict(FLASHPATCH="cpu,fp8,fsdp", config=config)
+    output = verl_job.trained(wide_world, folder, *two_ranks, *fsdp2, **how)
     return Job(output, folder, verl_job.live(folder))

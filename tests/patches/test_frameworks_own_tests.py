@@ -30,17 +30,8 @@ def unpacked(name: str, release: str, folder: Path) -> Path:
     with tarfile.open(archive) as opened:
         kept = [one for one in opened if one.name.startswith((f"{root}tests", f"{root}pyproject.toml"))]
         opened.extractall(folder, kept, filter="data")
-    needed = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--target",
-        folder / root / "site",
-        "tblib",
-    ]
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps"]
+    needed = [*pip, "--target", folder / root / "site", "tblib"]
     subprocess.run(needed, check=True, timeout=limit(300))  # vLLM's conftest imports it
     return folder / root
 

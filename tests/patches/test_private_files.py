@@ -9,16 +9,14 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from eagle_samples import sample
 from machine import limit
 from private_modes import loose
-
-torch = pytest.importorskip("torch")
-
-from eagle_samples import sample
 
 from flashpatch import registry
 from flashpatch.contracts import contract, verdict_cache
@@ -94,9 +92,7 @@ def _drafter(at: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [_ledger, _verdicts, _samples, _bandit, _embeddings, _drafter])
-def test_what_is_written_is_private(
-    write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_is_private(write, tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHPATCH_LEDGER", str(tmp_path / "ledger"))
     monkeypatch.setenv("FLASHPATCH_CACHE", str(tmp_path / "cache"))
     write(tmp_path)

@@ -19,12 +19,7 @@ ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 TESTED = tomllib.loads((ROOT / "patches" / "tested.toml").read_text())
 MARKED = ("vllm", "verl", "sglang", "trainer")
-TRAINERS = {
-    "trl": "trl",
-    "swift": "ms-swift",
-    "openrlhf": "openrlhf",
-    "checkpoint_engine": "checkpoint-engine",
-}
+TRAINERS = dict(trl="trl", swift="ms-swift", openrlhf="openrlhf", checkpoint_engine="checkpoint-engine")
 """Framework of a patch id to the distribution that the lane of trainers installs."""
 
 

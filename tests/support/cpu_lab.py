@@ -55,13 +55,8 @@ def python(
     **extra: str,
 ) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, forked from one that has ``imported`` what verl imports, but not verl."""
-    return warm.run(
-        imported,
-        ["-c", textwrap.dedent(code), *arguments],
-        env=environment(folder, **extra),
-        cwd=folder,
-        timeout=limit(timeout),
-    )
+    command, env = ["-c", textwrap.dedent(code), *arguments], environment(folder, **extra)
+    return warm.run(imported, command, env=env, cwd=folder, timeout=limit(timeout))
 
 
 def checked(code: str, folder: Path, **more: Any) -> subprocess.CompletedProcess[str]:

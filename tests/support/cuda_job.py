@@ -85,11 +85,8 @@ def device(**more: str) -> dict[str, str]:
 def on_gpu() -> dict[str, str]:
     """Return the variables of a process on a GPU; flash-attn is the stand-in there too."""
     paths = [str(HERE.parent), str(HERE / "packages")]
-    return {
-        "PYTHONPATH": os.pathsep.join(paths),
-        "TORCH_COMPILE_DISABLE": "0",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    }
+    switches = {"TORCH_COMPILE_DISABLE": "0", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    return {"PYTHONPATH": os.pathsep.join(paths), **switches}
 
 
 def train(

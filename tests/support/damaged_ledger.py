@@ -25,18 +25,8 @@ VALUES = [
     None, True, False, 0, 1, -1, 1.5, 1e17, 2**40, 2**70, -(2**70), 1e999, -1e999, float("nan"), "", "7", "x" * 3000,
     MARKUP, TERMINAL, "\ud800", "\u2028", [], {}, [[]], [MARKUP], {TERMINAL: TERMINAL}, {"a": [1e999]}, [None, 3],
 ]  # fmt: skip
-BYTES = [
-    b"",
-    b"{",
-    b"null",
-    b"[]",
-    b'"row"',
-    b"\xff\xfe",
-    b"[" * 100_000,
-    b'{"a":' * 5000,
-    b"9" * 5000,
-    b"NaN",
-]
+BYTES = [b"", b"{", b"null", b"[]", b'"row"', b"\xff\xfe"]
+BYTES += [b"[" * 100_000, b'{"a":' * 5000, b"9" * 5000, b"NaN"]
 
 ROW = {
     "kind": "row",

@@ -16,21 +16,13 @@ _BLOCK = re.compile(
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block.
+    """One fenced block."""
 
-    Attributes:
-        page: the file, relative to the tree.
-        line: where the block starts.
-        language: ``python``, ``toml``, ``json``, or empty for commands of a shell.
-        text: what it holds.
-        note: the comment right before it: ``not run: REASON``, ``needs vllm``, ``output`` or empty.
-    """
-
-    page: str
-    line: int
-    language: str
-    text: str
-    note: str
+    page: str  # the file, relative to the tree
+    line: int  # where the block starts
+    language: str  # ``python``, ``toml``, ``json``, or empty for commands of a shell
+    text: str  # what it holds
+    note: str  # the comment right before it: ``not run: REASON``, ``needs vllm``, ``output`` or empty
 
     @property
     def commands(self) -> list[str]:

@@ -17,28 +17,12 @@ from tree import TREE
 
 #: Where vLLM may write weights, but for models and layers, which it calls through their ``load_weights``.
 _FOLDERS = (
-    "v1/worker",
-    "v1/executor",
-    "v1/engine",
-    "distributed",
-    "model_executor/model_loader",
-    "entrypoints",
-    "snapshot",
-    "device_allocator",
-    "lora",
-    "ray",
+    *("v1/worker", "v1/executor", "v1/engine", "distributed", "model_executor/model_loader"),
+    *("entrypoints", "snapshot", "device_allocator", "lora", "ray"),
 )
 _WORKERS = ("v1/worker/worker_base.py", "v1/worker/gpu_worker.py", "v1/worker/cpu_worker.py")
-_LOADS = frozenset(
-    {
-        "load_weights",
-        "load_state_dict",
-        "replace_parameter",
-        "weight_loader",
-        "process_weights_after_loading",
-        "rearrange_expert_weights_inplace",
-    }
-)
+_LOADS = {"load_weights", "load_state_dict", "replace_parameter", "weight_loader"}
+_LOADS |= {"process_weights_after_loading", "rearrange_expert_weights_inplace"}
 #: Where SGLang loads through models and layers, or processes what was loaded: reached from the other folders alone.
 _SGLANG_INNER = frozenset({"models", "layers", "multimodal", "configs", "hardware_backend"})
 _SGLANG_LOADS = _LOADS | {

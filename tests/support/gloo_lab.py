@@ -27,22 +27,14 @@ TIMEOUT = 3600.0  # seconds: a case that waited for it hangs
 
 @dataclass(frozen=True)
 class Case:
-    """What goes wrong.
+    """What goes wrong."""
 
-    Attributes:
-        fault: what happens at tensor `FAULT_AT`, or before.
-        where: role in which it happens.
-        trainers, rollouts: numbers of processes.
-        timeout: seconds of the engine.
-        again: roles that take part in a second transfer, without the fault; empty for none.
-    """
-
-    fault: str = ""
-    where: str = "rollout1"
-    trainers: int = 1
+    fault: str = ""  # what happens at tensor `FAULT_AT`, or before
+    where: str = "rollout1"  # role in which it happens
+    trainers: int = 1  # trainers, rollouts: numbers of processes
     rollouts: int = 2
-    timeout: float = TIMEOUT
-    again: tuple[str, ...] = ()
+    timeout: float = TIMEOUT  # seconds of the engine
+    again: tuple[str, ...] = ()  # roles that take part in a second transfer, without the fault
 
 
 EVERYBODY = ("trainer0", "rollout1", "rollout2")

@@ -28,11 +28,8 @@ class Recipe:
 def recorded(script: Path, folder: Path, *arguments: str, **variables: str) -> Recipe:
     """Run a script with ``python3`` replaced.
 
-    Args:
-        script: its path.
-        folder: home of the run; nothing is written anywhere else.
-        arguments: of the script.
-        variables: of its environment, beside PATH and HOME.
+    ``script``: its path; ``folder``: home of the run; nothing is written anywhere else; ``arguments``: of the script;
+    ``variables``: of its environment, beside PATH and HOME.
     """
     binaries = folder / "bin"
     binaries.mkdir(exist_ok=True)

@@ -37,11 +37,8 @@ def dump(browser: str, page: Path, *options: str) -> str:
 def write_run(folder: Path, processes: int, updates: int, metrics: int = 200) -> Path:
     """Write the rows and events of a made-up finished run; return ``folder``.
 
-    Args:
-        folder: the run's directory, to be made.
-        processes: their number: a driver, and replicas of an engine core and 7 workers.
-        updates: of all workers together.
-        metrics: number of training steps of which the driver kept metrics.
+    ``folder``: the run's directory, to be made; ``processes``: their number: a driver, and replicas of an engine core and 7
+    workers; ``updates``: of all workers together; ``metrics``: number of training steps of which the driver kept metrics.
     """
     folder.mkdir(parents=True)
     workers = [pid for pid in range(2, processes + 1) if (pid - 2) % 8] or [processes]

@@ -1,7 +1,11 @@
-"""Leave out test files of which `-m` selects no test, without importing them: most of a lane's collection time."""
+"""Leave out test files of which `-m` selects no test, without importing them: most of a lane's collection time.
+
+And skip those that import a library of `LIBRARIES` where it is not installed.
+"""
 
 import itertools
 import re
+import traceback
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,27 @@ from _pytest.mark.expression import Expression
 OF_THE_FILE = re.compile(r"^pytestmark = (\[\n.*?^\]|[^\n]*)", re.MULTILINE | re.DOTALL)
 MARK = re.compile(r"\bmark\.(\w+)")
 COMPUTED = "getattr(pytest.mark"
+LIBRARIES = ("torch", "transformers", "ray")
+
+
+class File(pytest.Module):
+    """A test file, skipped if it or what supports it imports a missing library; FlashPatch itself may not."""
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        try:
+            return list(super().collect())
+        except self.CollectError as error:
+            cause = error.__cause__
+            if not isinstance(cause, ModuleNotFoundError) or cause.name not in LIBRARIES:
+                raise
+            frames = traceback.walk_tb(cause.__traceback__)
+            if any(frame.f_globals["__name__"].startswith("flashpatch") for frame, _ in frames):
+                raise
+        pytest.skip(f"{cause.name} is not installed")
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> File:
+    return File.from_parent(parent, path=module_path)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -85,13 +85,9 @@ class Nodes:
         self._make_site()
         line = ""
         for _ in range(3):  # Ray gives each raylet half a minute, however busy the machine is
-            self._process = subprocess.Popen(
-                [sys.executable, __file__, str(folder)],
-                env=self.environment(),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
+            pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            command = [sys.executable, __file__, str(folder)]
+            self._process = subprocess.Popen(command, env=self.environment(), **pipes)
             line = self._process.stdout.readline()
             if line:
                 break
@@ -150,13 +146,8 @@ class Job:
 
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = environment
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", JOB],
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen([sys.executable, "-c", JOB], env=environment, **pipes)
 
     def actor(self, name: str) -> dict[str, Any]:
         """Start an actor that calls the patched function, on the node that its name begins with; ``one``'s has a
@@ -192,11 +183,8 @@ def _main(folder: Path) -> None:
     cluster = Cluster()
     raylets = {}
     for name in NODES:
-        detection = {
-            "health_check_initial_delay_ms": 0,
-            "health_check_period_ms": 500,
-            "health_check_failure_threshold": 3,
-        }
+        times = {"initial_delay_ms": 0, "period_ms": 500, "failure_threshold": 3}
+        detection = {f"health_check_{key}": value for key, value in times.items()}
         node = cluster.add_node(
             num_cpus=1,
             resources={name: 1},

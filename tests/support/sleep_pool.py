@@ -33,21 +33,13 @@ _TURNS = (0xFF, 0x3F)
 
 @dataclass
 class Block:
-    """One storage of the pool.
+    """One storage of the pool."""
 
-    Attributes:
-        reference: to the storage, weak: whoever uses the memory keeps it.
-        tag: of the pool that it was allocated in.
-        saved: its bytes, while it sleeps at a level that keeps them.
-        asleep: whether the memory is given back.
-        garbage: what each byte was when it was given back last.
-    """
-
-    reference: StorageWeakRef
-    tag: str
-    saved: torch.Tensor | None = None
-    asleep: bool = False
-    garbage: int = _TURNS[0]
+    reference: StorageWeakRef  # to the storage, weak: whoever uses the memory keeps it
+    tag: str  # of the pool that it was allocated in
+    saved: torch.Tensor | None = None  # its bytes, while it sleeps at a level that keeps them
+    asleep: bool = False  # whether the memory is given back
+    garbage: int = _TURNS[0]  # what each byte was when it was given back last
 
     def storage(self) -> torch.UntypedStorage | None:
         """Return the storage, None where it is no longer used."""
@@ -71,8 +63,7 @@ class SleepPool:
     def sleep(self, kept: Collection[str]) -> None:
         """Give all memory back.
 
-        Args:
-            kept: tags whose contents come back at the wake-up.
+        ``kept``: tags whose contents come back at the wake-up.
         """
         self._garbage = next(self._turns)
         for block, storage in self._alive():
@@ -89,8 +80,7 @@ class SleepPool:
     def wake_up(self, tags: Collection[str] | None = None) -> None:
         """Bring memory back, with what was kept or with garbage: nothing written in between stays.
 
-        Args:
-            tags: of `DEFERRABLE`, those to bring back; None: all.
+        ``tags``: of `DEFERRABLE`, those to bring back; None: all.
         """
         for block, storage in self._alive():
             if block.asleep and (tags is None or block.tag in tags or block.tag not in DEFERRABLE):

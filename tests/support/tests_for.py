@@ -17,13 +17,8 @@ from flashpatch.record import Patch
 
 TREE = Path(__file__).parents[2]
 OF_EVERY_RECORD = (
-    "tests/package/test_house.py",
-    "tests/package/test_house.py",
-    "tests/patches/test_layers.py",
-    "tests/patches/test_tested.py",
-    "tests/docs/test_names.py",
-    "tests/docs/test_site.py",
-    "tests/docs/test_messages.py",
+    *("tests/package/test_house.py", "tests/patches/test_layers.py", "tests/patches/test_tested.py"),
+    *("tests/docs/test_names.py", "tests/docs/test_site.py", "tests/docs/test_messages.py"),
 )
 
 

@@ -40,11 +40,8 @@ def validated(
 ) -> tuple[dict[str, Any], str]:
     """Return what the driver found, and everything that it said.
 
-    Args:
-        overrides: verl's command line.
-        folder: for the ledger.
-        wanted: settings to return as they are after validation.
-        variables: FlashPatch's.
+    ``overrides``: verl's command line; ``folder``: for the ledger; ``wanted``: settings to return as they are after validation;
+    ``variables``: FlashPatch's.
     """
     given = [json.dumps(list(overrides)), json.dumps(list(wanted))]
     done = cpu_lab.python(DRIVER, folder, arguments=given, **variables)

@@ -17,13 +17,9 @@ def used(modules: Sequence[str] = warm.VERL_VLLM) -> Iterator[pytest.MonkeyPatch
 
     def start(command: jobs.Command, workdir: Path) -> warm.Process:
         with (workdir / f"{command.name}.log").open("wb") as log, open(os.devnull) as nothing:
-            return warm.start(
-                modules,
-                command.arguments,
-                env=jobs._environment(command),
-                cwd=workdir,
-                descriptors={0: nothing.fileno(), 1: log.fileno(), 2: log.fileno()},
-            )
+            descriptors = {0: nothing.fileno(), 1: log.fileno(), 2: log.fileno()}
+            env = jobs._environment(command)
+            return warm.start(modules, command.arguments, env=env, cwd=workdir, descriptors=descriptors)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jobs, "_start", start)

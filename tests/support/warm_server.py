@@ -1,9 +1,8 @@
 """Import modules once, then fork a process for each request: the server of `warm`, never run by hand.
 
-Arguments: the listening socket's descriptor, then the modules. A request is one line of JSON with the arguments,
-environment and directory of a Python process, and the descriptors to give it. The answer is the process id, and
-when it has ended, its status. FlashPatch is not imported here: in the child its start-up file runs as it does in a
-new interpreter.
+Arguments: the listening socket's descriptor, then the modules. A request is one line of JSON with the arguments, environment
+and directory of a Python process, and the descriptors to give it. The answer is the process id, and when it has ended, its
+status. FlashPatch is not imported here: in the child its start-up file runs as it does in a new interpreter.
 """
 
 import atexit

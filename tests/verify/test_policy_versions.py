@@ -3,7 +3,6 @@
 import json
 import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,11 +52,8 @@ def test_an_engine_that_takes_steps_and_was_sent_none_is_behind() -> None:
 
 def test_data_parallel_engines_of_one_front_end_are_one() -> None:
     cores = [replace(row("engine-core", pid=pid, ppid=1)) for pid in (7, 8)]
-    ranks = [
-        worker(0, 3),
-        worker(1, 3),
-        *(replace(worker(rank, 2, ppid=8), rank={"rank": rank, "dp": 1}) for rank in (0, 1)),
-    ]
+    others = [replace(worker(rank, 2, ppid=8), rank={"rank": rank, "dp": 1}) for rank in (0, 1)]
+    ranks = [worker(0, 3), worker(1, 3), *others]
     [problem] = problems(*cores, *ranks)
     assert "2 in rank 0, dp 1 (far:80), rank 1, dp 1 (far:81); 3 in rank 0 (far:70)" in problem
     alike = [replace(one, rank={"rank": one.rank["rank"]}) for one in ranks]
@@ -87,9 +83,7 @@ def test_a_replica_that_was_killed_is_no_alarm() -> None:
     assert problems(here, replace(killed, host="far"))
 
 
-def test_live_looks_twice_at_a_fleet_that_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_live_looks_twice_at_a_fleet_that_runs(tmp_path, monkeypatch, capsys):
     """Between two commits a healthy engine holds two versions; what is still so at the second look is a problem."""
     ranks = [json.loads(json.dumps(_written(rank, version))) for rank, version in ((0, 3), (1, 2))]
     home = tmp_path / "ledger"
@@ -110,10 +104,6 @@ def test_live_looks_twice_at_a_fleet_that_runs(
 
 
 def _written(rank: int, version: int) -> dict[str, Any]:
-    return {
-        **vars(worker(rank, version)),
-        "host": files.host(),
-        "pid": os.getpid() if rank == 0 else os.getppid(),
-        "start": files.process_start(os.getpid() if rank == 0 else os.getppid()),
-        "kind": "row",
-    }
+    pid = os.getpid() if rank == 0 else os.getppid()
+    own = {"host": files.host(), "pid": pid, "start": files.process_start(pid), "kind": "row"}
+    return {**vars(worker(rank, version)), **own}

@@ -150,11 +150,8 @@ TAKEN_ALONG = "skipped(family: toy.fakefw.method failed)"
     ("record", "state", "plain"),
     [
         ('native=lambda site: "core.reload"', "superseded(core.reload)", "installed"),
-        (
-            "native=lambda site: 1 / 0",
-            "installed",
-            "installed",
-        ),  # a question that the framework cannot answer
+        # A question that the framework cannot answer.
+        ("native=lambda site: 1 / 0", "installed", "installed"),
         ('conflicts=("rival",)', "skipped(conflicts with distribution rival)", TAKEN_ALONG),
         ('requires="not a requirement !"', "failed(InvalidRequirement", TAKEN_ALONG),
     ],
@@ -315,16 +312,8 @@ def test_a_module_that_has_been_imported_is_a_conflict(monkeypatch):
     from flashpatch import Patch
     from flashpatch.arming.preflight import examine
 
-    patch = Patch(
-        "toy.packaging.parse",
-        ("packaging.version:parse",),
-        "packaging>=20",
-        "why",
-        "how",
-        "never",
-        wrapper=lambda original, *args: original(*args),
-        conflicts=("a_rival.patches",),
-    )
+    given = "toy.packaging.parse", ("packaging.version:parse",), "packaging>=20", "why", "how", "never"
+    patch = Patch(*given, wrapper=lambda original, *args: original(*args), conflicts=("a_rival.patches",))
     assert examine(patch).problem is None
     monkeypatch.setitem(sys.modules, "a_rival.patches", None)
     assert examine(patch).problem is None

@@ -145,14 +145,9 @@ assert core.plain is fakefw.user.plain is core.BORN["plain"] and "FLASHPATCH" no
 @pytest.mark.parametrize(
     "call",
     [
-        "flashpatch.status()",
-        "flashpatch.enable('other')",
-        "flashpatch.disable('other')",
-        "engine.options('toy')",
-        "engine.statuses()",
-        "engine.require('toy')",
-        "ledger.role('driver')",
-        "ledger.expect(1)",
+        *("flashpatch.status()", "flashpatch.enable('other')", "flashpatch.disable('other')"),
+        *("engine.options('toy')", "engine.statuses()", "engine.require('toy')"),
+        *("ledger.role('driver')", "ledger.expect(1)"),
     ],
 )
 def test_any_question_wakes_the_engine(call, built_in):

@@ -33,12 +33,8 @@ def checkout(tmp_path):
 
     def run(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("FLASHPATCH")}
-        env = {
-            **kept,
-            "PYTHONPATH": str(tmp_path),
-            "XDG_CACHE_HOME": str(tmp_path / "cache"),
-            "FLASHPATCH": "",
-        }
+        homes = {"PYTHONPATH": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+        env = {**kept, **homes, "FLASHPATCH": ""}
         done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=env, capture_output=True, text=True)
         assert done.returncode == code, done.stderr
         return done

@@ -12,16 +12,8 @@ from flashpatch.record import Contract, Patch
 
 
 def patch(*targets: str, **contract) -> Patch:
-    return Patch(
-        id="test.toy.patch",
-        targets=targets,
-        requires="toy",
-        why="",
-        how="",
-        remove_when="",
-        wrapper=print,
-        contract=Contract(**contract),
-    )
+    words = dict(why="", how="", remove_when="", wrapper=print, contract=Contract(**contract))
+    return Patch(id="test.toy.patch", targets=targets, requires="toy", **words)
 
 
 @pytest.fixture

@@ -183,21 +183,19 @@ def test_damage_is_not_believed_and_written_over(toy, folder, read, damage):
     assert toy() == honest and read == []
 
 
-@pytest.mark.parametrize("mode", [0o620, 0o602, 0o666])
-def test_a_file_that_others_may_write_is_not_believed(toy, folder, mode):
+OPENED = [lambda path, mode=mode: path.chmod(mode) for mode in (0o620, 0o602, 0o666)]
+GIVEN = pytest.param(
+    lambda path: os.chown(path, 65534, -1),
+    marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away"),
+)
+
+
+@pytest.mark.parametrize("change", [*OPENED, GIVEN])
+def test_a_file_that_is_anothers_or_that_others_may_write_is_not_believed(toy, folder, change):
     honest = toy()
     path = kept(folder)
     path.write_text(lie(path))
-    path.chmod(mode)
-    assert toy() == honest
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away")
-def test_another_users_file_is_not_believed(toy, folder):
-    honest = toy()
-    path = kept(folder)
-    path.write_text(lie(path))
-    os.chown(path, 65534, -1)
+    change(path)
     assert toy() == honest
 
 

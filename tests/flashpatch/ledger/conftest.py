@@ -41,14 +41,9 @@ def start(home: Path, tmp_path: Path) -> Callable[..., subprocess.Popen]:
         script = tmp_path / "script.py"
         script.write_text(PRELUDE + dedent(code))
         clean = {k: v for k, v in os.environ.items() if not k.startswith("FLASHPATCH")}
-        return subprocess.Popen(
-            [sys.executable, str(script)],
-            env={**clean, "FLASHPATCH_LEDGER": str(home), **env},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        env = {**clean, "FLASHPATCH_LEDGER": str(home), **env}
+        return subprocess.Popen([sys.executable, str(script)], env=env, text=True, **pipes)
 
     return start
 

@@ -155,9 +155,7 @@ def test_what_a_killed_process_wrote_is_there(start, home: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "many"])
-def test_events_are_switched_off_and_a_wrong_value_is_no_fault_of_the_job(
-    start, home: Path, value: str
-) -> None:
+def test_events_are_switched_off_and_a_wrong_value_is_no_fault_of_the_job(start, home: Path, value: str):
     process = start("ledger.boot(); ledger.event('a'); ledger.event('b')", FLASHPATCH_EVENT_BYTES=value)
     _, err = process.communicate(timeout=limit(60))
     assert process.returncode == 0

@@ -1,9 +1,6 @@
 """The fingerprint is what its definition says, with weights that show every flipped bit and every exchange, and adds up."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

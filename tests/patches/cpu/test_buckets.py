@@ -4,13 +4,12 @@ import pickle
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-torch = pytest.importorskip("torch")
-
-from flashpatch.errors import PatchError  # noqa: E402
-from flashpatch.patches.cpu import buckets  # noqa: E402
+from flashpatch.errors import PatchError
+from flashpatch.patches.cpu import buckets
 
 KINDS = ("float32", "bfloat16", "uint8", "bool", "float8_e4m3fn", "complex64")
 TENSORS = st.lists(

@@ -86,13 +86,9 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         if item.path == request.path and "case" in getattr(item, "callspec", _NoCall).params
     ]
     folder: Path = tmp_path_factory.mktemp("gloo")
-    done = warm.run(
-        warm.VERL,
-        [SUPPORT / "gloo_lab.py", str(SECONDS), *dict.fromkeys(wanted)],
-        env=cpu_lab.environment(folder, GLOO_LAB_PATIENCE=str(PATIENCE)),
-        cwd=folder,
-        timeout=limit(60 + 20 * len(wanted)),
-    )
+    command = [SUPPORT / "gloo_lab.py", str(SECONDS), *dict.fromkeys(wanted)]
+    env, most = cpu_lab.environment(folder, GLOO_LAB_PATIENCE=str(PATIENCE)), limit(60 + 20 * len(wanted))
+    done = warm.run(warm.VERL, command, env=env, cwd=folder, timeout=most)
     assert done.stdout, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

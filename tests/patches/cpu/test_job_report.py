@@ -14,11 +14,8 @@ pytestmark = pytest.mark.verl
 def test_the_report_of_a_job_has_what_its_processes_did(fp8_job, tmp_path):
     env = {name: value for name, value in os.environ.items() if not name.startswith("FLASHPATCH")}
     ledger = ["--ledger", str(fp8_job.folder / "ledger")]
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from flashpatch.cli import main; sys.exit(main(sys.argv[1:]))",
-    ]
+    code = "import sys; from flashpatch.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code]
     run = {"env": env, "capture_output": True, "text": True, "check": True, "timeout": limit(120)}
     job = json.loads(subprocess.run([*command, "report", "--json", *ledger], **run).stdout)
 

@@ -18,9 +18,7 @@ FROM_DISK = "actor_rollout_ref.rollout.load_format=auto"
     [("bf16", 0.004, []), ("bf16", 0.004, [FROM_DISK]), ("int8", 0.1, [])],
     ids=["bf16", "bf16-from-disk", "int8"],
 )
-def test_rollouts_in_processes_of_their_own_follow_the_adapters(
-    wide_world: Path, tmp_path: Path, precision: str, bound: float, more: list[str]
-) -> None:
+def test_rollouts_in_processes_of_their_own_follow_the_adapters(wide_world, tmp_path, precision, bound, more):
     output = trained(wide_world, tmp_path, *SEPARATE, *ADAPTERS, *more, FLASHPATCH=f"cpu,{precision},fsdp")
     check_learned(output, bound)
     sent = adapters_of(tmp_path)
@@ -42,9 +40,7 @@ def test_rollouts_beside_the_trainer_follow_the_adapters(wide_world: Path, tmp_p
     live(tmp_path)
 
 
-def test_a_trainer_whose_adapters_do_not_travel_is_stopped_at_the_first_sync(
-    wide_world: Path, tmp_path: Path
-) -> None:
+def test_a_trainer_whose_adapters_do_not_travel_is_stopped_at_the_first_sync(wide_world, tmp_path):
     env = dict(PYTHONPATH=str(SUPPORT / "fp8_sabotage"), SABOTAGE="adapters_dropped")
     done = train(wide_world, tmp_path, *SEPARATE, *ADAPTERS, FROM_DISK, FLASHPATCH="cpu,bf16", **env)
     assert done.returncode != 0 and not metrics(done.stdout, "training/global_step")

@@ -23,14 +23,9 @@ input()
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ray whose nodes know nothing of FlashPatch."""
     folder = tmp_path_factory.mktemp("cluster")
-    process = subprocess.Popen(
-        [sys.executable, "-c", CLUSTER],
-        env=cpu_lab.environment(folder),
-        cwd=folder,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    env = cpu_lab.environment(folder)
+    process = subprocess.Popen([sys.executable, "-c", CLUSTER], env=env, cwd=folder, **pipes)
     try:
         yield process.stdout.readline().strip()
     finally:

@@ -4,12 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import torch
 import warm
 from cpu_lab import environment
 from machine import limit
 from tree import SUPPORT
-
-torch = pytest.importorskip("torch")
 
 from flashpatch.patches.cpu import sglang_tensors
 
@@ -66,13 +65,9 @@ def test_a_manager_that_is_late_is_asked_again_until_torchs_error_ends_the_updat
 
 def send(folder: Path, **variables: str) -> str:
     """What became of one tensor."""
-    done = warm.run(
-        warm.VERL_SGLANG,
-        [SUPPORT / "sglang_send.py"],
-        env=environment(folder, SGLANG_USE_CPU_ENGINE="1", **variables),
-        cwd=folder,
-        timeout=limit(120),
-    )
+    env = environment(folder, SGLANG_USE_CPU_ENGINE="1", **variables)
+    command = [SUPPORT / "sglang_send.py"]
+    done = warm.run(warm.VERL_SGLANG, command, env=env, cwd=folder, timeout=limit(120))
     assert "shared memory:" in done.stdout, done.stderr[-3000:]
     return done.stdout
 

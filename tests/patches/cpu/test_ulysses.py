@@ -3,11 +3,8 @@
 import json
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
-
 import flow_lab
+import pytest
 import torch
 
 from flashpatch.patches.cpu.ulysses import causal_mask

@@ -5,12 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import flow_lab
 import machine
 import pytest
-
-pytest.importorskip("torch")
-
-import flow_lab
 import torch
 
 pytestmark = pytest.mark.verl

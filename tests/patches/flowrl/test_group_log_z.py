@@ -4,9 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 import warm
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -73,12 +71,8 @@ def batch(number=8):
     mask = torch.tensor([[at < 1 + row % 4 for at in range(4)] for row in range(number)])
     logs = {name: -torch.rand(number, 4, generator=draw) for name in ("old_log_probs", "ref_log_prob")}
     score = torch.randint(0, 2, (number, 1), generator=draw).float()
-    return {
-        **logs,
-        "token_level_rewards": score * 0.5 * mask,
-        "response_mask": mask.long(),
-        "advantages": score * mask,
-    }
+    rewards = {"token_level_rewards": score * 0.5 * mask, "advantages": score * mask}
+    return {**logs, **rewards, "response_mask": mask.long()}
 
 
 @pytest.mark.parametrize("length", ["mean", "sum"])
@@ -88,15 +82,9 @@ def test_the_advantages_have_it_whatever_the_split(length):
     whole, uids = batch(), ["b", "a", "b", "c", "a", "a", "c", "b"]
     got = less_log_z(whole, uids, chosen)
     mask = whole["response_mask"].bool()
-    log_z = group_log_z(
-        whole["old_log_probs"],
-        whole["ref_log_prob"],
-        whole["advantages"],
-        mask,
-        torch.tensor([1, 0, 1, 2, 0, 0, 2, 1]),
-        beta=3.0,
-        length=length,
-    )
+    advantages, groups = whole["advantages"], torch.tensor([1, 0, 1, 2, 0, 0, 2, 1])
+    given = whole["old_log_probs"], whole["ref_log_prob"], advantages, mask, groups
+    log_z = group_log_z(*given, beta=3.0, length=length)
     terms = dict(beta=3.0, length=length, weight="none", low=0.2, high=0.2, cap=None)
     policy = whole["old_log_probs"] + 0.1
     args = (policy, whole["old_log_probs"], whole["ref_log_prob"])

@@ -1,9 +1,6 @@
 """Two FlowRL steps of unmodified verl with real rollouts."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import verl_job
 from verl_job import check_learned, live, metrics, of_role, trained
 

@@ -3,9 +3,6 @@
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 import sglang_lab
 from verl_job import STREAM, live, metrics, trained
 

@@ -1,9 +1,6 @@
 """The loss on random numbers, against the paper's in plain floating-point numbers."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -104,14 +101,7 @@ def test_rollout_correction_is_a_responses_mean():
 
 def test_low_precision_is_summed_wide():
     rows = torch.full((1, 4096), -0.01, dtype=torch.bfloat16)
-    got = balance(
-        torch.zeros(1),
-        rows,
-        rows,
-        rows * 0,
-        rows * 0,
-        torch.ones_like(rows).bool(),
-        **{**PLAIN, "length": "sum"},
-    )
+    every = torch.ones_like(rows).bool()
+    got = balance(torch.zeros(1), rows, rows, rows * 0, rows * 0, every, **{**PLAIN, "length": "sum"})
     assert got.residual.dtype == torch.float32
     assert got.residual.item() == pytest.approx(4096 * rows[0, 0].item(), rel=1e-5)

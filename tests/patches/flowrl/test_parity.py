@@ -3,11 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-pytest.importorskip("torch")
-
 import flow_lab
+import pytest
 import torch
 from flow_lab import ACTOR, FSDP2, MODEL, PACKED, gradient
 

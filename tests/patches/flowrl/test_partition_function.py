@@ -1,9 +1,6 @@
 """log Z from hidden states, without verl: which tokens count, and that nothing but the last layer is kept."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

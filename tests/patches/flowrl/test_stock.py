@@ -1,10 +1,7 @@
 """Without the family verl is stock: the head would be exported."""
 
-import pytest
-
-pytest.importorskip("torch")
-
 import cpu_lab
+import pytest
 import warm
 
 pytestmark = pytest.mark.verl

@@ -42,13 +42,8 @@ def test_the_oldest_policy_of_living_engines_and_all_refusals(tmp_path: Path) ->
     env = {**clean, "FLASHPATCH_LEDGER": str(tmp_path), "FLASHPATCH_RUN": "r"}
 
     def engine(*arguments: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", ENGINE, *arguments],
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = subprocess.Popen([sys.executable, "-c", ENGINE, *arguments], env=env, **pipes)
         assert process.stdout.readline() == "ready\n"
         return process
 

@@ -3,8 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from flashpatch.patches.fp8 import vllm_0_24
 

@@ -6,11 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import cpu_lab
+import pytest
+import torch
 import verl_job
 import warm
 import warm_ranks
@@ -79,11 +77,8 @@ def test_each_accident_is_named_and_nothing_is_committed(carry, tmp_path):
     plan += [
         {"strategy": "fsdp2", "tamper": what, "victim": VICTIM, "step": what == "stale"} for what in ACCIDENTS
     ]
-    plan += [
-        {"strategy": "fsdp2"},
-        {"strategy": "fsdp"},
-        {"strategy": "fsdp", "tamper": "bit", "victim": WIDE},
-    ]
+    tampered = {"strategy": "fsdp", "tamper": "bit", "victim": WIDE}
+    plan += [{"strategy": "fsdp2"}, {"strategy": "fsdp"}, tampered]
     plan += [{"strategy": "fsdp2", "dtype": "bf16"}]
     seen = carry(plan, "fsdp")
     expected = ["", *ACCIDENTS.values(), "", "", f"{WIDE} has other values than the trainer's shards", ""]

@@ -4,13 +4,10 @@ import json
 import os
 
 import pytest
+import torch
 import warm
 from machine import limit
 from tree import SUPPORT
-
-pytest.importorskip("torch")
-
-import torch
 
 from flashpatch.patches._shared import fingerprint
 from flashpatch.patches.fsdp import shards

@@ -2,11 +2,8 @@
 
 import json
 
-import pytest
-
-pytest.importorskip("torch")
-
 import grpo_lab
+import pytest
 import verl_driver
 
 pytestmark = pytest.mark.verl
@@ -44,12 +41,9 @@ def test_a_head_of_its_own_is_refused_by_name_without_the_option(tmp_path, tied,
 
     Qwen2Config(tie_word_embeddings=tied).save_pretrained(tmp_path / "model")
     given = [*FUSED, *settings, f"actor_rollout_ref.model.path={tmp_path}/model"]
+    arguments, config = [json.dumps(given), "[]"], f"[grpo]\n{options}\n"
     done = grpo_lab.python(
-        verl_driver.DRIVER,
-        tmp_path,
-        arguments=[json.dumps(given), "[]"],
-        FLASHPATCH="grpo",
-        config=f"[grpo]\n{options}\n",
+        verl_driver.DRIVER, tmp_path, arguments=arguments, FLASHPATCH="grpo", config=config
     )
     said = "use_fused_kernels=True (with actor_rollout_ref.actor.strategy=fsdp2 and "
     assert (said + refused in done.stderr) == bool(refused), done.stderr[-3000:]

@@ -9,25 +9,16 @@ from packaging.version import Version
 
 @dataclass(frozen=True)
 class Case:
-    """One engine to load and to update.
+    """One engine to load and to update."""
 
-    Attributes:
-        family: of `vllm_lab.models.FAMILIES`.
-        kernels: by compute capability, part of a class name that the layers must show; "" if no kernel object does.
-        scheme: how the checkpoint is quantized; "" for bf16.
-        engine: further arguments of the engine.
-        config: changes of the model's config.
-        changed: least number of tensors that an update changes.
-        least: the oldest vLLM that can open it.
-    """
-
-    family: str
+    family: str  # of `vllm_lab.models.FAMILIES`
+    # By compute capability, part of a class name that the layers must show; "" if no kernel object does.
     kernels: dict[int, str]
-    scheme: str = ""
-    engine: dict[str, Any] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    changed: int = 10
-    least: str = "0"
+    scheme: str = ""  # how the checkpoint is quantized; "" for bf16
+    engine: dict[str, Any] = field(default_factory=dict)  # further arguments of the engine
+    config: dict[str, Any] = field(default_factory=dict)  # changes of the model's config
+    changed: int = 10  # least number of tensors that an update changes
+    least: str = "0"  # the oldest vLLM that can open it
 
 
 def online(scheme: str, **more: Any) -> dict[str, Any]:
@@ -99,9 +90,8 @@ TWO_RANKS = dict(tensor_parallel_size=2, distributed_executor_backend="mp", disa
 CASES["bf16_tp2"] = Case("llama", {}, engine=TWO_RANKS)
 CASES["fp8_tp2"] = Case("llama", {}, engine=online(FP8, **TWO_RANKS))
 CASES["alibi"] = Case("bloom", {})  # whose attention holds a tensor that no update brings
-CASES["gpt_oss_fp8"] = Case(
-    "gpt-oss", {}, engine=online(FP8), least="0.33"
-)  # whose experts stock never loads
+# Whose experts stock never loads.
+CASES["gpt_oss_fp8"] = Case("gpt-oss", {}, engine=online(FP8), least="0.33")
 AT_ONCE = ("fp8", "block", "w4a16", "static_kv", "moe_fp8", "mla_bf16", "mla_fp8")  # under atomic=model too
 SMOKE = ("static_kv", "moe_fp8")  # on 9.0, in `make test`
 

@@ -18,11 +18,8 @@ Tensors = Iterator[tuple[str, Any]]
 def pair(root: Path, family: str, scheme: str = "", **config: Any) -> tuple[Path, Path]:
     """Return the directories of A and B; made when missing.
 
-    Args:
-        root: folder for checkpoints.
-        family: of `vllm_lab.models.FAMILIES`.
-        scheme: "" for bf16, one of `SCHEMES`, or one of `vllm_lab.quantized.SCHEMES`.
-        config: changes the model's config.
+    ``root``: folder for checkpoints; ``family``: of `vllm_lab.models.FAMILIES`; ``scheme``: "" for bf16, one of `SCHEMES`, or
+    one of `vllm_lab.quantized.SCHEMES`; ``config``: changes the model's config.
     """
     plain = [models.checkpoint(root, family, 0, **config)]
     plain.append(_spread(models.checkpoint(root, family, 1, **config)))

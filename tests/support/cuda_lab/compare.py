@@ -16,25 +16,16 @@ OTHERWISE = (
 
 @dataclass(frozen=True)
 class Comparison:
-    """Say how storage after an update differs from a fresh load's.
+    """Say how storage after an update differs from a fresh load's."""
 
-    Attributes:
-        differing: paths whose content is another.
-        only_fresh, only_updated: paths that one of both has.
-        moved, lost: tensors that are at another address than before the update, or gone.
-        changed: tensors that the update changed.
-        values: paths compared.
-        kernels: class names of kernels and expert backends, the same for both.
-    """
-
-    differing: list[str]
-    only_fresh: list[str]
+    differing: list[str]  # paths whose content is another
+    only_fresh: list[str]  # only_fresh, only_updated: paths that one of both has
     only_updated: list[str]
-    moved: list[str]
+    moved: list[str]  # moved, lost: tensors that are at another address than before the update, or gone
     lost: list[str]
-    changed: int
-    values: int
-    kernels: frozenset[str]
+    changed: int  # tensors that the update changed
+    values: int  # paths compared
+    kernels: frozenset[str]  # class names of kernels and expert backends, the same for both
 
     @property
     def faults(self) -> dict[str, list[str]]:

@@ -176,9 +176,8 @@ STEPS = {
     "sleep1": lambda llm, _: llm.sleep(level=1),
     "sleep2": lambda llm, _: llm.sleep(level=2),
     "wake-weights": lambda llm, _: llm.wake_up(tags=["weights"]),
-    "wake-cache": lambda llm, _: llm.wake_up(
-        tags=["kv_cache"]
-    ),  # without tags vLLM 0.24 maps the weights once more
+    # Without tags vLLM 0.24 maps the weights once more.
+    "wake-cache": lambda llm, _: llm.wake_up(tags=["kv_cache"]),
     "wake": lambda llm, _: llm.wake_up(),
     "graphs": lambda llm, _: None,
     "defaults": lambda llm, _: None,

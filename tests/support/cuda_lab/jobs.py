@@ -33,15 +33,9 @@ def main(_mode: str, root: str, out: str, *names: str) -> None:
 def run(name: str, world: Path, folder: Path) -> dict[str, Any]:
     folder.mkdir()
     overrides, variables = cuda_job.recipe(name, world, folder)
-    done = cuda_job.train(
-        world,
-        folder,
-        *cuda_job.saving(folder),
-        like=overrides,
-        fake=device.IS_FAKE,
-        LAB_SERVED=str(folder / "served"),
-        **variables,
-    )
+    variables = {**variables, "LAB_SERVED": str(folder / "served")}
+    saving = cuda_job.saving(folder)
+    done = cuda_job.train(world, folder, *saving, like=overrides, fake=device.IS_FAKE, **variables)
     print(done.stdout, flush=True)
     if done.returncode:
         return {"error": done.stdout[-2000:]}

@@ -16,18 +16,14 @@ NEEDS_DEVICE = pytest.mark.skipif(not runs.is_built(), reason="the fake CUDA dev
 
 @dataclass(frozen=True)
 class Run:
-    """One process: what of `runs.run`'s arguments makes it this one.
-
-    Attributes:
-        is_new: a new interpreter, not a fork of one that has imported vLLM.
-    """
+    """One process: what of `runs.run`'s arguments makes it this one."""
 
     what: str
     mode: str
     capability: int
     names: tuple[str, ...]
     more: tuple[tuple[str, str], ...] = ()
-    is_new: bool = False
+    is_new: bool = False  # a new interpreter, not a fork of one that has imported vLLM
 
 
 def parameters(cases: Callable[[int], Iterable[str]], *runs: Mapping[int, Run]) -> list[Any]:

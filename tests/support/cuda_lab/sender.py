@@ -13,9 +13,8 @@ from vllm.distributed.weight_transfer import base, ipc_engine
 def send(llm: vllm.LLM, checkpoint: Path) -> None:
     """Load a checkpoint into this process's CUDA memory, and let the engine's worker open it by its IPC handles.
 
-    Args:
-        llm: opened with ``weight_transfer_config={"backend": "ipc"}``, its worker in another process.
-        checkpoint: of a transformers model.
+    ``llm``: opened with ``weight_transfer_config={"backend": "ipc"}``, its worker in another process; ``checkpoint``: of a
+    transformers model.
     """
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).cuda()
     if hasattr(ipc_engine, "IPCTrainerWeightTransferEngine"):

@@ -6,23 +6,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Case:
-    """One model to load and to update.
+    """One model to load and to update."""
 
-    Attributes:
-        family: of `vllm_lab.models.FAMILIES`.
-        method: class of the quantization method that its layers must show.
-        scheme: how the checkpoint is quantized; "" for bf16.
-        engine: further arguments of the engine.
-        config: changes of the model's config.
-        capabilities: compute capabilities that the case runs on, times ten.
-    """
-
-    family: str
-    method: str
-    scheme: str = ""
-    engine: dict[str, Any] = field(default_factory=dict)
-    config: dict[str, Any] = field(default_factory=dict)
-    capabilities: tuple[int, ...] = (90,)
+    family: str  # of `vllm_lab.models.FAMILIES`
+    method: str  # class of the quantization method that its layers must show
+    scheme: str = ""  # how the checkpoint is quantized; "" for bf16
+    engine: dict[str, Any] = field(default_factory=dict)  # further arguments of the engine
+    config: dict[str, Any] = field(default_factory=dict)  # changes of the model's config
+    capabilities: tuple[int, ...] = (90,)  # compute capabilities that the case runs on, times ten
 
 
 def online(scheme: str, **more: Any) -> dict[str, Any]:

@@ -25,20 +25,10 @@ SHAPES = dict(  # those of Qwen2.5-7B
     num_key_value_heads=4,
     vocab_size=152064,
 )
-TINY = dict(
-    hidden_size=128,
-    intermediate_size=256,
-    num_hidden_layers=2,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    vocab_size=512,
-)
-PRECISIONS = {
-    "bf16": None,
-    "fp8": "fp8_per_tensor",
-    "int8": None,
-    "block": "fp8",
-}  # int8: FlashPatch describes it to vLLM
+TINY = dict(hidden_size=128, intermediate_size=256, vocab_size=512)
+TINY |= dict(num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+# int8: FlashPatch describes it to vLLM.
+PRECISIONS = {"bf16": None, "fp8": "fp8_per_tensor", "int8": None, "block": "fp8"}
 BLOCK = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[128, 128])
 """As verl's ``rollout.quantization=fp8`` opens an engine."""
 BATCHES, PROMPT, TOKENS = ((1, 4), 16, 4) if device.IS_FAKE else ((1, 64, 256), 16, 256)

@@ -15,10 +15,8 @@ MIB = 1
 def send(llm: vllm.LLM, checkpoint: Path, lacking: str = "") -> None:
     """Load a checkpoint into this process's CUDA memory, and hand it over while the worker receives.
 
-    Args:
-        llm: with verl's extension of the worker, in another process.
-        checkpoint: of a transformers model; a tensor larger than a bucket goes by a handle of its own.
-        lacking: the end of the names that are left out.
+    ``llm``: with verl's extension of the worker, in another process; ``checkpoint``: of a transformers model; a tensor larger
+    than a bucket goes by a handle of its own; ``lacking``: the end of the names that are left out.
     """
     trained = checkpoint.with_name(checkpoint.name.removesuffix("-block"))  # verl's worker rounds to blocks
     found = models.weights(trained)

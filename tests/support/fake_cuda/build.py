@@ -46,18 +46,8 @@ def runtime(nvidia: Path) -> None:
     for name in ("memory", "properties", "streams", "graphs", "kernels"):
         objects.append(OUT / f"{name}.o")
         source = HERE / "device" / f"{name}.c"
-        run(
-            "gcc",
-            "-O1",
-            "-fPIC",
-            "-w",
-            "-fvisibility=hidden",
-            f"-I{nvidia}/include",
-            "-c",
-            source,
-            "-o",
-            objects[-1],
-        )
+        options = ("-O1", "-fPIC", "-w", "-fvisibility=hidden", f"-I{nvidia}/include")
+        run("gcc", *options, "-c", source, "-o", objects[-1])
     missing = sorted(symbols("-D", "--defined-only", real) - symbols(*objects))
     text = "int fake_cuda_missing(const char *);\n" + "".join(MISSING.format(name=name) for name in missing)
     (OUT / "missing.c").write_text(text)
@@ -99,11 +89,8 @@ def redirection() -> None:
 
 def front_door() -> None:
     """Lets every process of the environment that has FAKE_CUDA=1 redirect torch's operators once torch is imported."""
-    lines = (
-        str(OUT),
-        str(HERE.parent),
-        "import os; os.environ.get('FAKE_CUDA') and __import__('fake_cuda.start')",
-    )
+    start = "import os; os.environ.get('FAKE_CUDA') and __import__('fake_cuda.start')"
+    lines = (str(OUT), str(HERE.parent), start)
     (SITE / "fake_cuda.pth").write_text("".join(f"{line}\n" for line in lines))
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 def variables(environment: Path, capability: int = 90, **more: object) -> dict[str, str]:
     """Return a copy of this process's variables with the fake device's.
 
-    Args:
-        environment: folder of the environment for which `build.py` built the device.
-        capability: ten times the compute capability: 80, 89, 90 or 100.
-        more: further variables; `FAKE_CUDA_MIB`, `FAKE_CUDA_FILL` and `FAKE_CUDA_TRACE` among them.
+    ``environment``: folder of the environment for which `build.py` built the device; ``capability``: ten times the compute
+    capability: 80, 89, 90 or 100; ``more``: further variables; `FAKE_CUDA_MIB`, `FAKE_CUDA_FILL` and `FAKE_CUDA_TRACE` among
+    them.
     """
     device = environment / "fake_cuda"
     runtime = next(device.glob("libcudart.so.[0-9]*"))

@@ -21,10 +21,8 @@ import prune
 MOST = 55_000_000  # bytes of a part, which travels beside the tree
 ATTENTION, EXPERTS = ("_vllm_fa3_C",), ("_moe_C_stable_libtorch",)  # of vLLM, in parts of their own
 REDUCED = (*ATTENTION, *EXPERTS, "vllm/_C_stable_libtorch", "_flashmla_C", "_qutlass_C")
-STRIPPED = (
-    "libxgrammar_bindings",
-    "libllvmlite",
-)  # not all: what patchelf has altered does not load afterwards
+# Not all: what patchelf has altered does not load afterwards.
+STRIPPED = ("libxgrammar_bindings", "libllvmlite")
 LEFT_OUT = (  # other capabilities, other Pythons, servers in Rust and of Ray; what is only compiled or tested
     *("_vllm_fa2_C", "vllm-rs", "third_party/fmha_sm100", "cpython-310-", "cpython-311-", "cpython-313-"),
     *("ray/jars/", "ray/dashboard/client/", "ray/rllib/"),

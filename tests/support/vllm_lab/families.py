@@ -58,9 +58,8 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         hidden_size_per_layer_input=0,
         layer_types=["sliding_attention", "full_attention"],
     ),  # a scalar of each layer is a buffer
-    "dots1": of(
-        "dots1", n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1, **GROUPED
-    ),  # the router's correction bias is a buffer
+    # The router's correction bias is a buffer.
+    "dots1": of("dots1", n_shared_experts=1, first_k_dense_replace=1, n_group=1, topk_group=1, **GROUPED),
     "gpt2": of("gpt2", num_key_value_heads=4, tie_word_embeddings=True),  # learned positions
     "phi": of("phi", num_key_value_heads=4),  # a bias of the head
     "ernie4": of("ernie4_5", head_dim=64),
@@ -73,7 +72,6 @@ MORE: Mapping[str, tuple[str, Mapping[str, Any]]] = {
         moe_layer_start_index=0,
     ),
     "granite-moe": of("granitemoe", intermediate_size=128, **LOCAL),
-    "qwen2-moe": of(
-        "qwen2_moe", shared_expert_intermediate_size=128, decoder_sparse_step=1, **EXPERTS
-    ),  # a gate of its shared expert
+    # A gate of its shared expert.
+    "qwen2-moe": of("qwen2_moe", shared_expert_intermediate_size=128, decoder_sparse_step=1, **EXPERTS),
 }

@@ -34,6 +34,9 @@ _SMALL: dict[str, Any] = dict(
 )
 
 _MAMBA = dict(mamba_n_heads=8, mamba_d_head=64, mamba_n_groups=1, mamba_d_state=64, mamba_expand=2)
+# Scores and logits, here as low as random weights take them.
+_CAPPED = dict(attn_logit_softcapping=0.5, final_logit_softcapping=1.0)
+_SHARED = dict(n_shared_experts=1, first_k_dense_replace=1)
 _GEMMA = dict(head_dim=64, query_pre_attn_scalar=64, tie_word_embeddings=True, sliding_window=64)
 
 FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -47,22 +50,10 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "mixtral": of("mixtral", intermediate_size=128, sliding_window=None, **LOCAL),  # experts named w1, w2, w3
     "bloom": of("bloom", num_key_value_heads=4, tie_word_embeddings=True),  # ALiBi in place of positions
     "gemma3": of("gemma3_text", **_GEMMA),  # norms scale by 1 + w
-    "gemma2": of(
-        "gemma2",
-        attn_logit_softcapping=0.5,
-        final_logit_softcapping=1.0,
-        hidden_act="gelu_pytorch_tanh",  # which published ones have too, and SGLang reads
-        **_GEMMA,
-    ),  # scores and logits are capped, here as low as random weights take them
-    "glm4-moe": of(
-        "glm4_moe",
-        head_dim=64,
-        n_shared_experts=1,
-        first_k_dense_replace=1,
-        attention_bias=True,
-        use_qk_norm=True,
-        **GROUPED,
-    ),  # the router's correction bias is one parameter of two modules
+    # Published ones have this activation too, and SGLang reads it.
+    "gemma2": of("gemma2", hidden_act="gelu_pytorch_tanh", **_CAPPED, **_GEMMA),
+    # The router's correction bias is one parameter of two modules.
+    "glm4-moe": of("glm4_moe", head_dim=64, attention_bias=True, use_qk_norm=True, **_SHARED, **GROUPED),
     "deepseek-v2": of(
         "deepseek_v2",
         first_k_dense_replace=2,
@@ -75,23 +66,21 @@ FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "phi3": of("phi3"),  # q, k, v and gate, up are already fused in the checkpoint
     "olmoe": of("olmoe", num_experts=4, num_experts_per_tok=2, intermediate_size=128),
-    "gpt-oss": of(
-        "gpt_oss", head_dim=64, intermediate_size=256, sliding_window=64, **LOCAL
-    ),  # attention sinks, biases of experts
+    # Attention sinks, biases of experts.
+    "gpt-oss": of("gpt_oss", head_dim=64, intermediate_size=256, sliding_window=64, **LOCAL),
     "deepseek-v3": of(
         "deepseek_v3",
-        first_k_dense_replace=1,
         kv_lora_rank=512,  # with 64 rotary dimensions, what vLLM's MLA takes on a CPU
         q_lora_rank=64,
         qk_nope_head_dim=64,
         qk_rope_head_dim=64,
         v_head_dim=64,
         num_key_value_heads=4,
-        n_shared_experts=1,
         n_group=1,
         topk_group=1,
         topk_method="noaux_tc",
         num_nextn_predict_layers=0,
+        **_SHARED,
         **GROUPED,
     ),
     "qwen3-next": of(

@@ -55,14 +55,8 @@ class Runner:
         """function(*args, **kw) over there; its result as JSON data. `timeout` in seconds, start included."""
         file = Path(inspect.getfile(function)).resolve()
         name = f"vllm_lab.{file.stem}" if file.parent == environment.HERE else file.stem
-        call = dict(
-            path=str(file.parent),
-            module=name,
-            function=function.__qualname__,
-            args=args,
-            kw=kw,
-            timeout=limit(timeout),
-        )
+        call = dict(path=str(file.parent), module=name, function=function.__qualname__, args=args, kw=kw)
+        call |= dict(timeout=limit(timeout))
         process = self._start(file.parent)
         printed = self.log.stat().st_size
         try:
@@ -169,9 +163,8 @@ def _serve() -> None:
     with os.fdopen(pipe, "w") as results:
         for line in sys.stdin:
             call = json.loads(line)
-            early = min(
-                30.0, call["timeout"] / 2
-            )  # seconds: whoever waits must not be first on a busy machine
+            # Seconds: whoever waits must not be first on a busy machine.
+            early = min(30.0, call["timeout"] / 2)
             faulthandler.dump_traceback_later(call["timeout"] - early)  # a hang shows where it hangs
             try:
                 if call["path"] not in sys.path:

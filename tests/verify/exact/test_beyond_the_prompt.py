@@ -4,10 +4,8 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+import torch
+import transformers
 
 from flashpatch.verify.exact.calls import recorded
 from flashpatch.verify.exact.certificate import Certificate

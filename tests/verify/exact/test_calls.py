@@ -5,8 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.forced import gaps

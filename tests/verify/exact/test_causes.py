@@ -20,18 +20,11 @@ def test_what_an_engine_has_is_switched(monkeypatch) -> None:
     monkeypatch.setenv("FLASHPATCH", "cpu,int8")
     assert switched() == ["dtype", "head", *ALWAYS]
     assert switched(dtype="float32") == ALWAYS
-    assert switched(max_num_batched_tokens=16, enforce_eager=False) == [
-        "dtype",
-        "head",
-        "batch",
-        "prefix cache",
-    ]
+    found = switched(max_num_batched_tokens=16, enforce_eager=False)
+    assert found == ["dtype", "head", "batch", "prefix cache"]
     weights, *others = causes.switches({}, "int8")
     assert weights.variables == {"FLASHPATCH": "cpu,bf16"}
-    assert [one.name for one in others] == [
-        "head",
-        *ALWAYS,
-    ]
+    assert [one.name for one in others] == ["head", *ALWAYS]
     monkeypatch.setenv("FLASHPATCH", "cpu")
     assert switched("fp8") == ["head", *ALWAYS]  # the checkpoint's own
     assert next(causes.switches({"quantization": "fp8"}, "fp8")).engine == {"quantization": None}

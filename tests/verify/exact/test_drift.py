@@ -1,8 +1,7 @@
 """Which module a sync of the same weights changed first."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from flashpatch.verify.exact.calls import Call
 from flashpatch.verify.exact.certificate import Certificate, because

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
+import torch
 from exact_faults import FAULTS, plant
 from vllm_lab import models
 
@@ -58,8 +55,7 @@ def compared(
 def otherwise(within: float) -> tuple[Callable, list[int]]:
     """A hook that lets a router take the best expert that it left in the place of the worst that it took, and what it did so for.
 
-    Args:
-        within: of their logits, which are exchanged.
+    ``within``: of their logits, which are exchanged.
     """
     tokens = []
 

@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
+import torch
+import transformers
 from vllm_lab import models
 
 from flashpatch.verify.exact.calls import recorded

@@ -24,9 +24,7 @@ def said(monkeypatch: pytest.MonkeyPatch, *rows: dict[str, int]) -> tuple[bool, 
     return proof.ok, proof.evidence
 
 
-def test_calls_in_any_process_of_the_role_count_and_what_is_due_and_was_not_counted_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_calls_in_any_process_of_the_role_count_and_what_is_due_and_was_not_counted_is_named(monkeypatch):
     all_due = {"register_policy_loss": 1, "prepare_micro_batches": 1, "generate": 0, "release_server": 2}
     assert said(monkeypatch, all_due, {"generate": 3}) == (True, "7 calls of 4 patches")
     ok, evidence = said(monkeypatch, {"register_policy_loss": 1, "prepare_micro_batches": 1, "generate": 1})

@@ -3,9 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+import torch
 
 from flashpatch.verify.probes.eagle import job, probe, tiny
 

@@ -2,12 +2,9 @@
 
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
-
 import flow_lab
 import probe_proofs
+import pytest
 import verify_command
 
 from flashpatch.verify.probes.flowrl import probe

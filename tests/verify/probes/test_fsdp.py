@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from cpu_lab import environment
 from verify_command import verify
-
-torch = pytest.importorskip("torch")
 
 from flashpatch.verify.probes.fsdp import probe
 

@@ -48,12 +48,8 @@ def place(
     }
     kept = home / "r" / "nodes" / "nodes.json"
     before = json.loads(kept.read_text()) if kept.exists() else {}
-    told = {
-        "state": state,
-        "name": name,
-        "address": "10.0.0.1",
-        "fetched": now if fetched is None else fetched,
-    }
+    fetched = now if fetched is None else fetched
+    told = {"state": state, "name": name, "address": "10.0.0.1", "fetched": fetched}
     packed = base64.b64encode(keys.packed(published)).decode()
     put(kept, {**before, name: {**told, "published": packed}})
 
@@ -112,15 +108,7 @@ def test_a_process_of_another_container_with_this_host_name_is_not_looked_for_he
 
 
 def test_expectations_come_once(tmp_path: Path) -> None:
-    wanted = {
-        "kind": "expect",
-        "host": "far",
-        "pid": 4,
-        "start": "",
-        "roles": [],
-        "families": ["toy"],
-        "by": 1,
-    }
+    wanted = dict(kind="expect", host="far", pid=4, start="", roles=[], families=["toy"], by=1)
     put(tmp_path / "r" / "expect-far-4-unknown.json", wanted)
     place(tmp_path, "one", wanted, {**wanted, "pid": 2}, row("far", 2))
     run = read(tmp_path)

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("ray")
-
 from flashpatch.ledger import events, files, runs
 from flashpatch.ledger.nodes import keys, node, published
 from flashpatch.ledger.nodes.ray_store import Store
@@ -149,9 +147,7 @@ def store_value(store: Store, prefix: str) -> bytes:
         (86000, 1, 0, []),
     ],
 )
-def test_old_runs_leave_the_store(
-    store: Store, monkeypatch, age: float, days: float, most: int, gone: list[str]
-) -> None:
+def test_old_runs_leave_the_store(store, monkeypatch, age, days, most, gone):
     monkeypatch.setenv("FLASHPATCH_KEEP_DAYS", str(days))
     monkeypatch.setenv("FLASHPATCH_KEEP_RUNS", str(most))
     for number, run in enumerate("abc"):

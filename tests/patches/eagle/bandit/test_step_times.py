@@ -46,11 +46,8 @@ def test_the_newest_weigh_most() -> None:
 
 def _looks(noise: float, seed: int) -> int:
     """Steps that went to other arms than the one preferred, after the beginning."""
-    policy, source, ran = (
-        Policy(("disable", "1_1_2", "3_1_4"), rule="thompson", seed=seed),
-        random.Random(seed),
-        Counter(),
-    )
+    policy = Policy(("disable", "1_1_2", "3_1_4"), rule="thompson", seed=seed)
+    source, ran = random.Random(seed), Counter()
     tokens, seconds = {"disable": 1, "1_1_2": 1.6, "3_1_4": 2.6}, {"disable": 1.0, "1_1_2": 1.2, "3_1_4": 1.6}
     for step in range(800):
         arm = policy.select(8)

@@ -3,9 +3,6 @@
 from collections import Counter
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from flashpatch.patches.eagle.capture.capture_window import CaptureWindow

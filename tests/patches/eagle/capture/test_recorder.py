@@ -10,9 +10,6 @@ from collections import Counter
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some

@@ -1,7 +1,4 @@
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from eagle_samples import equal, sample
 from hypothesis import given, settings

@@ -7,12 +7,9 @@ from pathlib import Path
 
 import pytest
 import warm
+from eagle_samples import equal, sample
 from machine import limit
 from tree import SUPPORT
-
-pytest.importorskip("torch")
-
-from eagle_samples import equal, sample
 
 from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
 

@@ -3,9 +3,7 @@
 import types
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 from safetensors.torch import load_file
 
 from flashpatch.patches.eagle.drafter_refit import embeddings_and_head

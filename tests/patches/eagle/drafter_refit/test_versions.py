@@ -98,9 +98,7 @@ def test_a_bad_drafter_goes_without_a_trial_while_the_policy_stays() -> None:
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_useless_drafters_are_judged_though_each_runs_for_fewer_steps_than_a_verdict_takes(
-    late: bool,
-) -> None:
+def test_useless_drafters_are_judged_though_each_runs_for_fewer_steps_than_a_verdict_takes(late: bool):
     engine = Engine(lambda drafter, policy: 0.0 if drafter else 0.75 * 0.95**policy, late=late)
     engine.rollout()
     for version in range(1, 6):

@@ -3,10 +3,9 @@
 import types
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-torch = pytest.importorskip("torch")
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.arm import Arm

@@ -11,12 +11,9 @@ from typing import Any
 
 import eagle_engines as eagles
 import pytest
-
-pytest.importorskip("torch")
-
-import torch  # noqa: E402
-from chi_square import chance_of_next  # noqa: E402
-from eagle_reference import filtered, probabilities, states  # noqa: E402
+import torch
+from chi_square import chance_of_next
+from eagle_reference import filtered, probabilities, states
 
 pytestmark = pytest.mark.sglang(least="0.5.21")
 
@@ -103,9 +100,7 @@ def test_samples_of_a_tree_are_the_targets(sharp: tuple[str, str], tmp_path: Pat
 
 
 @pytest.mark.full
-def test_samples_are_the_targets_with_another_arm_at_every_step(
-    sharp: tuple[str, str], tmp_path: Path
-) -> None:
+def test_samples_are_the_targets_with_another_arm_at_every_step(sharp: tuple[str, str], tmp_path: Path):
     """Chains, trees and none, as the bandit may choose."""
     how = dict(flashpatch="eagle", env={"JOB_ROTATE": "1"}, options={"eagle": dict(arms=TREES)})
     check(sharp[0], run(tmp_path, sharp, **how))
@@ -113,9 +108,7 @@ def test_samples_are_the_targets_with_another_arm_at_every_step(
 
 @pytest.mark.full
 @pytest.mark.parametrize("drafter", [True, False], ids=["beside a drafter", "alone"])
-def test_samples_are_the_targets_with_drafts_from_history(
-    sharp: tuple[str, str], tmp_path: Path, drafter: bool
-) -> None:
+def test_samples_are_the_targets_with_drafts_from_history(sharp, tmp_path, drafter):
     """A thousand answers to one prompt, so that most drafts are those of other answers."""
     how: dict[str, Any] = dict(flashpatch="eagle", options={"eagle": dict(history=True, arms=["3_1_4"])})
     chain: dict[str, Any] = dict(speculative_eagle_topk=1, speculative_num_draft_tokens=4)

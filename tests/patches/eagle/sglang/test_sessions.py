@@ -4,8 +4,7 @@ import types
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck
 from flashpatch.patches.eagle.drafter_refit.versions import DrafterVersions, Weights

@@ -67,16 +67,9 @@ def test_log_probabilities_are_those_of_a_forward(half: tuple[str, str], tmp_pat
     from transformers import AutoModelForCausalLM
 
     target, drafter = half
-    seen = lab.run(
-        tmp_path,
-        model=target,
-        speculative_draft_model_path=drafter,
-        steps=[["logprobs", {}]],
-        flashpatch="eagle",
-        env={"JOB_ROTATE": "1"},
-        options={"eagle": dict(arms=CHAINS)},
-        **eagles.SPECULATIVE,
-    )
+    how = dict(steps=[["logprobs", {}]], flashpatch="eagle", env={"JOB_ROTATE": "1"})
+    given = dict(how, speculative_draft_model_path=drafter, options={"eagle": dict(arms=CHAINS)})
+    seen = lab.run(tmp_path, model=target, **given, **eagles.SPECULATIVE)
     assert seen.done, str(seen)
     reference = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     for answer in seen.steps[0]:

@@ -69,9 +69,7 @@ def test_a_better_drafter_keeps_its_drafts(history: WorkerHistory) -> None:
     assert history.rows == set()
 
 
-def test_what_history_drafted_says_nothing_about_the_drafter(
-    history: WorkerHistory, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_history_drafted_says_nothing_about_the_drafter(history, monkeypatch):
     """Of a batch, only requests with the drafter's own drafts count for its acceptance."""
     worker = SimpleNamespace(_draft_worker=Request([], []))
     monkeypatch.setitem(history_drafts._histories, worker._draft_worker, history)

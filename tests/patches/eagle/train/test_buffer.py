@@ -1,8 +1,4 @@
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,10 +1,6 @@
 import json
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 from drafter_lab import FAMILIES, make_target
 from safetensors.torch import load_file, save_file

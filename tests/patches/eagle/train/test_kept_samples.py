@@ -4,10 +4,6 @@ import errno
 import queue
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 from drafter_lab import capture, make_target
 from transformers import AutoModelForCausalLM
 

@@ -1,10 +1,6 @@
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 from drafter_lab import capture, cut, make_target
 

@@ -3,10 +3,6 @@
 import random
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 from drafter_lab import capture, cut, make_target
 from drafting import accepted, draft
@@ -58,14 +54,8 @@ def naive_losses(drafter, embeddings, parts, regress):
             if not part.seen[place]:
                 continue
             steps = min(STEPS, len(part) - place)
-            outputs = draft(
-                drafter,
-                embeddings,
-                part,
-                place,
-                steps,
-                lambda step, _, ids=part.next_ids[place:]: int(ids[step]),
-            )
+            ids = part.next_ids[place:]
+            outputs = draft(drafter, embeddings, part, place, steps, lambda step, _, ids=ids: int(ids[step]))
             for step, output in enumerate(outputs):
                 if not part.learn[place + step]:
                     continue

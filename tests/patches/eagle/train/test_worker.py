@@ -11,10 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import torch
 from drafter_lab import capture, fill, make_target
 from machine import limit
@@ -48,17 +44,8 @@ def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
     damaged = sorted(queue.glob("*.safetensors"))[3]
     damaged.write_bytes(damaged.read_bytes()[:100])
     one = Coordinator(
-        {
-            "target": str(target),
-            "queue": str(queue),
-            "folder": str(folder),
-            "dtype": "float32",
-            "rate": 5e-3,
-            "batch": 128,
-            "least": 4,
-            "checkpoint": 5,
-            "threads": 1,
-        },
+        {"target": str(target), "queue": str(queue), "folder": str(folder), "dtype": "float32"}
+        | {"rate": 5e-3, "batch": 128, "least": 4, "checkpoint": 5, "threads": 1},
         environment={"OMP_NUM_THREADS": "1"},
         start_limit=240.0,
         stop_limit=120.0,

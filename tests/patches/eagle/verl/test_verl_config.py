@@ -125,25 +125,14 @@ def test_sglangs_own_settings_are_read(algorithm, method):
 
 @pytest.mark.parametrize(("engine", "kind"), [("vllm", "eagle3"), ("sglang", "eagle3"), ("sglang", "eagle")])
 def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
-    settings = {
-        NAME: engine,
-        "actor_rollout_ref.model.path": str(tmp_path),
-        "trainer.default_local_dir": "/saved",
-    }
+    settings = {"actor_rollout_ref.model.path": str(tmp_path), "trainer.default_local_dir": "/saved"}
+    settings[NAME] = engine
     found, dialect = Speculation(kind, str(tmp_path)), speculation.of(reader(settings))
     assert not list(verl_config.remarks(reader(settings), OFF, dialect, found))
     options = {**OFF, "trainer": ["rate=1e-3", "least=4", "ttt_decay=0.5", "ttt_steps=3"]}
     made = verl_config.training(reader(settings), options, dialect, found)
-    asked = dict(
-        target=str(tmp_path),
-        folder="/saved/eagle",
-        kind=kind,
-        rate=1e-3,
-        least=4,
-        engine=engine,
-        ttt_steps=3,
-        ttt_decay=0.5,
-    )
+    asked = dict(target=str(tmp_path), folder="/saved/eagle", kind=kind, rate=1e-3, least=4)
+    asked |= dict(engine=engine, ttt_steps=3, ttt_decay=0.5)
     assert asked.items() <= made["settings"].items() and "queue" not in made["settings"]
 
 
@@ -157,11 +146,8 @@ def test_a_drafter_from_scratch_is_of_the_kind_that_the_option_names(tmp_path, e
     from flashpatch.verify.probes.eagle import tiny
 
     target = tiny.target(tmp_path / "target", layers=7)
-    settings = {
-        NAME: engine,
-        "actor_rollout_ref.model.path": str(target),
-        "trainer.default_local_dir": str(tmp_path),
-    }
+    settings = {"actor_rollout_ref.model.path": str(target), "trainer.default_local_dir": str(tmp_path)}
+    settings[NAME] = engine
     get, options = reader(settings), {**OFF, "drafter": value}
     found = verl_config._drafter(get, options, speculation.of(get))
     assert found.method == method

@@ -4,9 +4,6 @@ import json
 
 import pytest
 
-pytest.importorskip("torch")
-
-
 pytestmark = [pytest.mark.vllm, pytest.mark.full]
 
 

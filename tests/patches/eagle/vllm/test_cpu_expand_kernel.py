@@ -1,9 +1,6 @@
 """Values per request, spread over draft tokens."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from flashpatch.patches.eagle.vllm import cpu_kernels
@@ -17,15 +14,8 @@ def _stock(output, input_val, cu_num_tokens, replace_from, replace_to, **kwargs)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
 def test_values_reach_the_output(dtype):
     output = torch.full((6,), 77, dtype=dtype)
-    expand(
-        _stock,
-        output,
-        torch.tensor([2, 0, 5], dtype=dtype),
-        torch.tensor([2, 5, 6], dtype=torch.int32),
-        0,
-        1,
-        MAX_NUM_TOKENS=32,
-    )
+    counts, ends = torch.tensor([2, 0, 5], dtype=dtype), torch.tensor([2, 5, 6], dtype=torch.int32)
+    expand(_stock, output, counts, ends, 0, 1, MAX_NUM_TOKENS=32)
     assert output.tolist() == [2, 2, 1, 1, 1, 5]
 
 

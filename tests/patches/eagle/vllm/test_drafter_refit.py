@@ -1,9 +1,6 @@
 """Update, refuse and roll back drafter weights in one running engine."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from eagle_job_common import prompts
 from eagle_reference import model

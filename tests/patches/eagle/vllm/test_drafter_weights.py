@@ -1,9 +1,6 @@
 """Which checkpoints a drafter takes, without an engine."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from safetensors.torch import save_file
 

@@ -3,9 +3,6 @@
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from eagle_reference import check_distribution, states
 

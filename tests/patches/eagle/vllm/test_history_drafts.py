@@ -1,9 +1,6 @@
 """Drafts from history on an engine: fewer steps, the same answers, the target's distribution."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from eagle_reference import check_distribution, states
 

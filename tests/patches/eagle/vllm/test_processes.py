@@ -1,9 +1,6 @@
 """Engines of several processes, of EAGLE-3 drafters, and of none."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from eagle_job_common import prompts
 from eagle_reference import states

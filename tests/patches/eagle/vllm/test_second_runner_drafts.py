@@ -6,9 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 from eagle_job_common import Cycle, prompts
 from eagle_reference import states

@@ -80,9 +80,7 @@ def test_a_drafter_comes_to_its_place_at_once(tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.full
 @pytest.mark.vllm
-def test_a_first_drafter_is_accepted_more_often_than_one_from_scratch(
-    tmp_path: Path, models: Path, job
-) -> None:
+def test_a_first_drafter_is_accepted_more_often_than_one_from_scratch(tmp_path: Path, models: Path, job):
     """A chain target: its next token depends on the last one only, which a drafter learns in seconds."""
     from flashpatch.verify.probes.eagle import tiny
 

@@ -3,10 +3,9 @@
 from types import SimpleNamespace
 
 import pytest
+import torch
 from installed import version_of
 from packaging.version import Version
-
-torch = pytest.importorskip("torch")
 
 from flashpatch.patches.eagle import vllm_0_24
 

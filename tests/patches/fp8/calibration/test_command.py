@@ -6,12 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import warm
 from machine import limit
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
 
 from flashpatch.patches.fp8.calibration import profile_file
 

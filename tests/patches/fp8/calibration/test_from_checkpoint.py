@@ -1,12 +1,8 @@
 """A profile from a pair: the scales it finds, what it does with them, and what it refuses."""
 
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import numpy
 import profile_lab
+import pytest
 import torch
 
 from flashpatch import PatchError

@@ -7,12 +7,8 @@ import pickle
 import struct
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import profile_lab
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -48,15 +44,8 @@ def good(tmp_path: Path) -> Path:
     """A small valid profile."""
     exchange = Exchange("m.norm", 1.0, ("m.a", "m.b"), {"m.b": (0, 1, 0, 1)})
     shapes = {"m.norm.weight": (2,), "m.a.weight": (3, 2), "m.b.weight": (3, 4)}
-    profile = profile_file.Profile(
-        "int8",
-        "channel",
-        "f" * 64,
-        shapes,
-        (exchange,),
-        {"m.norm": torch.tensor([0.5, 2.0])},
-        frozenset({"m.a.weight"}),
-    )
+    smooth, quantized = {"m.norm": torch.tensor([0.5, 2.0])}, frozenset({"m.a.weight"})
+    profile = profile_file.Profile("int8", "channel", "f" * 64, shapes, (exchange,), smooth, quantized)
     profile_file.save(profile, tmp_path / "good.safetensors")
     return tmp_path / "good.safetensors"
 

@@ -1,11 +1,7 @@
 """Which channels can exchange a scale: by the table, and as the models of transformers compute."""
 
-import pytest
-
-pytest.importorskip("torch")
-pytest.importorskip("transformers")
-
 import profile_lab
+import pytest
 import torch
 
 from flashpatch import PatchError

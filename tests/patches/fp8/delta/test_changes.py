@@ -4,12 +4,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-torch = pytest.importorskip("torch")
-
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-
-from flashpatch.patches.fp8.delta import changes  # noqa: E402
+from flashpatch.patches.fp8.delta import changes
 
 KINDS = [
     getattr(torch, name)
@@ -65,18 +63,8 @@ def test_zeros_of_two_signs_differ_and_a_nan_equals_itself():
     assert torch.equal(found, changes.bits(new))
 
 
-LIMITS = [
-    [0],
-    [255],
-    [256],
-    [257],
-    [511, 512],
-    [65_534],
-    [65_535],
-    [65_536],
-    [65_537, 199_999],
-    [0, 256, 131_072],
-]
+LIMITS = [[0], [255], [256], [257], [511, 512], [65_534], [65_535], [65_536]]
+LIMITS += [[65_537, 199_999], [0, 256, 131_072]]
 
 
 @pytest.mark.parametrize("positions", LIMITS)

@@ -3,12 +3,11 @@
 import asyncio
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from flashpatch.patches.fp8.delta import wire  # noqa: E402
-from flashpatch.patches.fp8.delta.receiver import Receiver  # noqa: E402
-from flashpatch.patches.fp8.delta.sender import Sender  # noqa: E402
+from flashpatch.patches.fp8.delta import wire
+from flashpatch.patches.fp8.delta.receiver import Receiver
+from flashpatch.patches.fp8.delta.sender import Sender
 
 AUDIT = "__flashpatch_audit_open__0-1"
 

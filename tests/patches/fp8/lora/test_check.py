@@ -1,9 +1,6 @@
 """What is wrong with an adapter's tensors, and which content they are."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from flashpatch.patches.fp8.lora import check

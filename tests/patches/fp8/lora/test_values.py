@@ -1,9 +1,6 @@
 """Whether values are finite, and which they are, with the package xxhash and without it."""
 
 import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from flashpatch.patches.fp8.lora import values

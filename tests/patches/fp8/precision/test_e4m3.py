@@ -1,8 +1,7 @@
 """fp8 codes decoded by integer shifts, and matrices quantized to them, against torch's own casts."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from flashpatch import PatchError
 from flashpatch.patches.fp8.precision import e4m3

@@ -188,9 +188,7 @@ class TestEngines:
         ("rank", "quantization", "precision"),
         [(0, None, "bf16"), (1, "fp8_per_channel", "fp8_channel"), (5, "fp8_per_tensor", "fp8_tensor")],
     )
-    def test_a_replica_gets_its_entry_and_the_ledger_says_so(
-        self, rank: int, quantization, precision: str, configured
-    ) -> None:
+    def test_a_replica_gets_its_entry_and_the_ledger_says_so(self, rank, quantization, precision, configured):
         found = configured[f"rank {rank}"]
         assert found["quantization"] == quantization
         assert found["notes"]["precision"] == precision

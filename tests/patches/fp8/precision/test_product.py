@@ -3,8 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from flashpatch.patches.fp8.precision import product, quantize
 from flashpatch.patches.fp8.precision.product import scaled_mm

@@ -1,10 +1,8 @@
 """The arithmetic of 8 bits, against float64 and against the bounds its module states."""
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import profile_lab
+import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

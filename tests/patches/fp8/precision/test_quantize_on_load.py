@@ -4,9 +4,7 @@ import inspect
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -66,9 +64,7 @@ def test_what_cannot_be_rounded_is_refused_by_name() -> None:
     st.sampled_from(["channel", "tensor"]),
     st.integers(0, 9),
 )
-def test_the_error_is_within_the_formats_bound(
-    rows: int, columns: int, form: str, granularity: str, seed: int
-) -> None:
+def test_the_error_is_within_the_formats_bound(rows, columns, form, granularity, seed):
     w = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).bfloat16()
     q, scale = quantize.quantized(w, form, granularity)
     error = measured(w, form, granularity)
@@ -90,15 +86,9 @@ def measured(w: torch.Tensor, form: str, granularity: str) -> float:
 
 
 def _profile() -> Profile:
-    return Profile(
-        "int8",
-        "channel",
-        "",
-        {"norm.weight": (8,), "up.weight": (3, 8)},
-        (Exchange("norm", 0.0, ("up",)),),
-        {"norm": torch.full((8,), 2.0)},
-        frozenset({"up.weight"}),
-    )
+    shapes, exchange = {"norm.weight": (8,), "up.weight": (3, 8)}, Exchange("norm", 0.0, ("up",))
+    smooth, quantized = {"norm": torch.full((8,), 2.0)}, frozenset({"up.weight"})
+    return Profile("int8", "channel", "", shapes, (exchange,), smooth, quantized)
 
 
 def test_a_stream_is_smoothed_on_the_way_and_a_templates_first_load_is_not() -> None:

@@ -1,10 +1,8 @@
 """NaN and infinite values are found in every tensor that comes."""
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import fp8_toys as toys
+import pytest
+import torch
 
 from flashpatch import PatchError
 from flashpatch.patches.fp8.precision import quantize

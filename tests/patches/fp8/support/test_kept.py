@@ -6,8 +6,7 @@ import pickle
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from flashpatch.patches.fp8.support.kept import NO_SET, TOO_MANY, Drawn, kept_ids, renormalized, table
 
@@ -27,12 +26,8 @@ def of_weights(weights: dict[int, float], *more: int) -> dict[int, SimpleNamespa
 
 def test_finite_log_probabilities_are_those_of_kept_tokens_or_too_many():
     assert kept_ids(of_weights({7: 1, 3: 5, 9: 2}, 4, 5), WIDTH).tolist() == [7, 3, 9]
-    assert kept_ids(of_weights({7: 1, 3: 5, 9: 2, 2: 1}), WIDTH).tolist() == [
-        7,
-        3,
-        9,
-        2,
-    ]  # as many as are carried
+    # As many as are carried.
+    assert kept_ids(of_weights({7: 1, 3: 5, 9: 2, 2: 1}), WIDTH).tolist() == [7, 3, 9, 2]
     five = of_weights({7: 1, 3: 5, 9: 2, 2: 1, 8: 1})
     assert kept_ids(five, WIDTH).tolist() == [TOO_MANY]
     del five[8]  # the sum of what is left is not 1

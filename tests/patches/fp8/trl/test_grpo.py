@@ -4,9 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import trl_job
 import vllm_updates as updates
 from trainer_senders import PLUGINS

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from flashpatch.errors import PatchError  # noqa: E402
-from flashpatch.patches.fp8.verl import delta_sync, delta_versions  # noqa: E402
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.verl import delta_sync, delta_versions
 
 CONFIG = SimpleNamespace(checkpoint_engine=SimpleNamespace(backend="gloo"))
 

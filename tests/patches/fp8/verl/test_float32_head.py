@@ -3,9 +3,8 @@
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+import torch
+import transformers
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.verl_config import JobConfig

@@ -1,7 +1,5 @@
 """GRPO steps of unmodified verl on LoRA adapters that are not merged, whose rollouts are SGLang's."""
 
-from pathlib import Path
-
 import pytest
 from verl_job import adapters_of, check_learned, live, of_role, trained
 
@@ -28,9 +26,7 @@ QUANTIZED = dict(STANDIN_AMX="1", TORCHDYNAMO_DISABLE="1")
     [("bf16", 0.01, []), ("bf16", 0.01, [FROM_DISK]), ("int8", 0.1, [])],
     ids=["bf16", "bf16-from-disk", "int8"],
 )
-def test_rollouts_follow_the_adapters(
-    wide_world: Path, tmp_path: Path, precision: str, bound: float, more: list[str]
-) -> None:
+def test_rollouts_follow_the_adapters(wide_world, tmp_path, precision, bound, more):
     settings = (f"{ROLLOUT}.name=sglang", *ADAPTERS, *more)
     output = trained(wide_world, tmp_path, *settings, FLASHPATCH=f"cpu,{precision}", **QUANTIZED)
     check_learned(output, bound)

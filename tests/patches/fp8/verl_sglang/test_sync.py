@@ -45,15 +45,11 @@ PATIENCE = round(limit(6))  # seconds of transfer_timeout
 def lab(models: tuple[Path, Path], folder: Path, **variables: str) -> dict[str, Any]:
     """What the laboratory saw in processes of its own, which are all ended."""
     try:
-        done = warm.run(
-            warm.VERL_SGLANG,
-            [LAB, *models, folder],
-            env=environment(
-                folder, f"[fp8]\ntransfer_timeout = {PATIENCE}\n", SGLANG_USE_CPU_ENGINE="1", **variables
-            ),
-            cwd=folder,
-            timeout=limit(400),
+        env = environment(
+            folder, f"[fp8]\ntransfer_timeout = {PATIENCE}\n", SGLANG_USE_CPU_ENGINE="1", **variables
         )
+        command = [LAB, *models, folder]
+        done = warm.run(warm.VERL_SGLANG, command, env=env, cwd=folder, timeout=limit(400))
     finally:
         end_descendants(folder)
     assert done.stdout, done.stderr[-4000:]

@@ -43,13 +43,9 @@ BY_SENDER = ("generator", "too-large")
 def lab(folder: Path, names: str, together: int, *cases: str) -> dict[str, dict]:
     """What became of cases under ``FLASHPATCH=names``; what hangs may as well hang together."""
     folder.mkdir()
-    done = warm.run(
-        warm.VERL_VLLM,
-        [LAB, str(SECONDS), str(together), *cases],
-        env=environment(folder, f"[fp8]\ntransfer_timeout = {PATIENCE}\n", FLASHPATCH=names),
-        cwd=folder,
-        timeout=limit(400),
-    )
+    env = environment(folder, f"[fp8]\ntransfer_timeout = {PATIENCE}\n", FLASHPATCH=names)
+    command = [LAB, str(SECONDS), str(together), *cases]
+    done = warm.run(warm.VERL_VLLM, command, env=env, cwd=folder, timeout=limit(400))
     assert done.stdout, done.stderr[-4000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -2,10 +2,9 @@
 instead."""
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-torch = pytest.importorskip("torch")
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.loss.grpo_exact import AGGREGATIONS, Clip, Counts, count, grpo_loss

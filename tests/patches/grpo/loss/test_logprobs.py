@@ -2,10 +2,9 @@
 memory."""
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-torch = pytest.importorskip("torch")
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.loss.logprobs import token_logprobs

@@ -3,8 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.replay import actor as replay
@@ -60,15 +59,8 @@ def test_a_sequence_that_is_not_trained_on_needs_no_record_and_another_is_refuse
 def _engine(strategy="fsdp2"):
     from transformers import MixtralConfig, MixtralForCausalLM
 
-    config = MixtralConfig(
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        num_key_value_heads=1,
-        num_local_experts=4,
-    )
+    layers = dict(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1, num_local_experts=4)
+    config = MixtralConfig(vocab_size=16, hidden_size=8, intermediate_size=8, **layers)
     return SimpleNamespace(
         engine_config=SimpleNamespace(strategy=strategy), module=MixtralForCausalLM(config)
     )

@@ -3,8 +3,8 @@
 import contextlib
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
 from flashpatch.errors import PatchError

@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 import verl_job
 from verl_job import calls, live, metrics, train
 

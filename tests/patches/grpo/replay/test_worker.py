@@ -1,10 +1,8 @@
 """verl's own actor worker with recorded experts: one result under every way in which it holds tokens and weights."""
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import flow_lab
+import pytest
+import torch
 from flow_lab import ACTOR, FSDP1, FSDP2, PACKED, RECOMPUTED
 
 pytestmark = pytest.mark.verl

@@ -4,9 +4,6 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("ray")
-
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 
 from flashpatch.patches.grpo.routing import resubmit

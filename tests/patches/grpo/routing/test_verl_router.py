@@ -18,13 +18,8 @@ pytestmark = pytest.mark.verl
 def phases(folder: Path, requests: int, *given, timeout: float = 400) -> list[dict]:
     """What the script said, phase by phase."""
     script = SUPPORT / "grpo_servers.py"
-    done = warm.run(
-        warm.VERL,
-        [script, str(requests), json.dumps(given)],
-        env=grpo_lab.environment(folder),
-        cwd=folder,
-        timeout=limit(timeout),
-    )
+    command, env = [script, str(requests), json.dumps(given)], grpo_lab.environment(folder)
+    done = warm.run(warm.VERL, command, env=env, cwd=folder, timeout=limit(timeout))
     assert done.returncode == 0, grpo_lab.tail(done)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"ends"')]
 

@@ -37,11 +37,8 @@ def test_no_sample_is_trained_twice_and_none_is_lost(world: Path, tmp_path: Path
     seed = int(os.environ.get("CHAOS_SEED", random.randrange(1 << 30)))
     print("CHAOS_SEED", seed)
     draw, killed, folders = random.Random(seed), Counter(), []
-    settings = (
-        *SETTINGS,
-        f"trainer.default_local_dir={tmp_path}/saved",
-        f"trainer.rollout_data_dir={tmp_path}/trained",
-    )
+    folders = f"trainer.default_local_dir={tmp_path}/saved", f"trainer.rollout_data_dir={tmp_path}/trained"
+    settings = (*SETTINGS, *folders)
     names = dict(FLASHPATCH="cpu,bf16,grpo")
     while killed.total() < KILLS:
         folders.append(tmp_path / f"run{len(folders)}")

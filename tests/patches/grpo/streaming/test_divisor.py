@@ -72,8 +72,5 @@ def test_a_loss_that_the_driver_does_not_know_is_judged_by_the_trainer():
         divisor.of_actor(actor, {})
     found = divisor.of_actor(actor, {"mine": loss(divides_by="samples", metrics_divide_by={"a": "tokens"})})
     assert (found.loss, found.terms) == ("samples", "tokens")
-    assert [found.of_metric(name) for name in ("a", "actor/pg_loss", "kl_loss")] == [
-        "tokens",
-        "samples",
-        "tokens",
-    ]
+    names = "a", "actor/pg_loss", "kl_loss"
+    assert [*map(found.of_metric, names)] == ["tokens", "samples", "tokens"]

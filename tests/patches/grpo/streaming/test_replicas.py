@@ -4,9 +4,6 @@ import time
 from types import SimpleNamespace
 
 import pytest
-
-pytest.importorskip("ray")
-
 import ray
 from machine import limit
 

@@ -62,9 +62,8 @@ def test_logprobs_over_the_vocabulary_have_another_fault_and_no_measure(caplog, 
 class Drawn:
     """Tokens drawn from truncated policies at many positions, with the exact kept mass.
 
-    Args:
-        noise: standard deviation of what the trainer's logits differ by; 0: equal policies.
-        top_p: mass that truncation keeps at least.
+    ``noise``: standard deviation of what the trainer's logits differ by; 0: equal policies; ``top_p``: mass that truncation
+    keeps at least.
     """
 
     def __init__(self, noise: float, top_p: float = 0.8, positions: int = 20_000, seed: int = 0) -> None:

@@ -2,9 +2,8 @@
 
 import flow_lab
 import pytest
+import torch
 from flow_lab import ACTOR, FSDP1, FSDP2, PACKED, RECOMPUTED
-
-torch = pytest.importorskip("torch")
 
 pytestmark = pytest.mark.verl
 

@@ -6,10 +6,6 @@ import itertools
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
-import pytest
-
-pytest.importorskip("torch")
-
 import torch
 
 from flashpatch.patches.fp8.verl import adapters

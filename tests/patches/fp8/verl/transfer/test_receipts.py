@@ -10,44 +10,15 @@ from flashpatch.patches.fp8.verl_vllm import worker as rollout_worker
 
 
 def worker(rank: int, pid: int, version: int, step: int = 3, sync: str = "s", **changes) -> dict:
-    return {
-        "id": sync,
-        "step": step,
-        "rank": rank,
-        "world": 2,
-        "host": "h",
-        "pid": pid,
-        "before": [version - 1],
-        "after": [version],
-        "states": ["ready"],
-        "adapter": False,
-        "retry": False,
-        "receive": 2.0,
-        "load": 1.0,
-        "process": 0.5,
-        "bytes": 10,
-        "tensors": 2,
-        **changes,
-    }
+    facts = dict(id=sync, step=step, rank=rank, world=2, host="h", pid=pid, states=["ready"], adapter=False)
+    facts |= dict(before=[version - 1], after=[version], retry=False)
+    return {**facts, **dict(receive=2.0, load=1.0, process=0.5, bytes=10, tensors=2), **changes}
 
 
 def sync(rank: int, workers: list | None, step: int = 3) -> dict:
-    return {
-        "step": step,
-        "id": "s",
-        "judged": True,
-        "replica": rank // 2,
-        "rank": rank % 2,
-        "called": workers is not None,
-        "workers": workers,
-        "seconds": 3.75,
-        "export": 0.25,
-        "gather": 0.75,
-        "send": 2.25,
-        "waited": 1.2,
-        "bytes": 10,
-        "tensors": 2,
-    }
+    facts = dict(step=step, id="s", judged=True, replica=rank // 2, rank=rank % 2, workers=workers)
+    facts |= dict(called=workers is not None, bytes=10, tensors=2)
+    return facts | dict(seconds=3.75, export=0.25, gather=0.75, send=2.25, waited=1.2)
 
 
 def two_replicas(version: int = 4, step: int = 3) -> list:
