@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from flashpatch.patches.fp8.sglang import loader_adapter
 

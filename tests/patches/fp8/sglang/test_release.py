@@ -2,13 +2,10 @@
 
 import types
 
+import fp8_toys as toys
 import pytest
 
-torch = pytest.importorskip("torch")
-
-import fp8_toys as toys  # noqa: E402
-
-from flashpatch.patches.fp8.sglang import memory  # noqa: E402
+from flashpatch.patches.fp8.sglang import memory
 
 
 @pytest.mark.parametrize("at", ["release", "copy"])

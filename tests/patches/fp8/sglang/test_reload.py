@@ -2,8 +2,6 @@
 
 import pytest
 
-pytest.importorskip("torch")
-
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.sglang import model as loading
 from flashpatch.patches.fp8.update.events import REQUESTS_RUN

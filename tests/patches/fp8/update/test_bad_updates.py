@@ -2,11 +2,9 @@
 
 import threading
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import fp8_toys as toys
+import pytest
+import torch
 
 from flashpatch.errors import PatchError
 

@@ -2,10 +2,6 @@
 
 import logging
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import fp8_toys as toys
 
 from flashpatch.patches.fp8.update.boundaries import Boundaries, Step

@@ -3,11 +3,8 @@
 import sys
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
-
 import fp8_toys as toys
+import pytest
 
 from flashpatch.patches.fp8 import update
 

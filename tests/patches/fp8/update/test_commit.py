@@ -3,11 +3,9 @@
 import threading
 import types
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import fp8_toys as toys
+import pytest
+import torch
 from machine import limit
 
 from flashpatch import ledger

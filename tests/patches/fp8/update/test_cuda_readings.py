@@ -3,11 +3,9 @@
 from collections import Counter
 from contextlib import nullcontext
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import fp8_toys as toys
+import pytest
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashpatch import PatchError

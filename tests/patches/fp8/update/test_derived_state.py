@@ -1,11 +1,9 @@
 """Values that are derived from several layers: by a layer processed last, by the model's own hook, by load_weights."""
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import fp8_toy_derived as derived
 import fp8_toys as toys
+import pytest
+import torch
 from torch import nn
 
 from flashpatch.errors import PatchError

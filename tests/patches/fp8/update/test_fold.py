@@ -5,8 +5,7 @@ import gc
 from collections import namedtuple
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from flashpatch.patches.fp8.update.process import LayoutChanged, Plan
 

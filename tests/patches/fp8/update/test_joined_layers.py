@@ -1,10 +1,8 @@
 """Embeddings that the engine ties after its first load because the checkpoint's two copies are equal."""
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import fp8_toys as toys
+import pytest
+import torch
 
 from flashpatch.errors import PatchError
 

@@ -1,10 +1,8 @@
 """What a layer leaves out: snapshots where nothing is processed, copies that no handle points into, NaN sought twice."""
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import fp8_toys as toys
+import pytest
+import torch
 from fp8_toy_methods import Method
 
 from flashpatch.patches.fp8.update import layer

@@ -3,9 +3,7 @@
 import functools
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 from torch import nn
 
 from flashpatch.patches.fp8.update import process as layer_state

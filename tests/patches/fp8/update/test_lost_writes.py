@@ -2,11 +2,8 @@
 
 import re
 
-import pytest
-
-pytest.importorskip("torch")
-
 import fp8_toys as toys
+import pytest
 import torch
 from fp8_toys import checkpoint, manage
 

@@ -1,10 +1,7 @@
 """Compare updates with a model that has only ever loaded the new weights."""
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import fp8_toys as toys
+import pytest
 
 from flashpatch.errors import PatchError
 

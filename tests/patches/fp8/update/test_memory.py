@@ -3,11 +3,9 @@
 import copy
 from types import SimpleNamespace
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import fp8_toys as toys
+import pytest
+import torch
 
 from flashpatch import PatchError
 from flashpatch.patches.fp8.update.model import ManagedModel

@@ -1,10 +1,8 @@
 """``load_weights`` of a model's parts, as worker extensions call it, without a session."""
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import fp8_toys as toys
+import pytest
+import torch
 
 
 class Part(toys.Block):

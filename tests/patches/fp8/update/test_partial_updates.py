@@ -1,11 +1,8 @@
 """Updates that leave whole layers out."""
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import fp8_toy_derived as derived
 import fp8_toys as toys
+import pytest
 
 from flashpatch.errors import PatchError
 

@@ -5,9 +5,7 @@ import weakref
 from contextlib import nullcontext
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
+import torch
 from torch import nn
 
 from flashpatch.errors import PatchError

@@ -7,7 +7,6 @@ import warm
 from machine import limit
 from tree import SUPPORT
 
-pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 RANK = '''

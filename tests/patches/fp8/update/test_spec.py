@@ -6,9 +6,6 @@ A `Toy` compares each call's end, each answer and each value with the specificat
 import logging
 
 import pytest
-
-torch = pytest.importorskip("torch")
-
 from update_spec import SPOILED
 from update_toys import BUFFERS, EMBEDDING, HEAD, NAMES, Options, Toy
 

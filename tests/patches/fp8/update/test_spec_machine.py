@@ -13,10 +13,6 @@ import logging
 import random
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("hypothesis")
-
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test

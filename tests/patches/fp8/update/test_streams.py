@@ -1,10 +1,7 @@
 """An update whose buckets are loaded on several streams of an accelerator, as vLLM's packed transfer does, keeps one order."""
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import fp8_toys as toys
+import pytest
 from standin_streams import Accelerator
 
 A, B = toys.checkpoint(0), toys.checkpoint(1)

@@ -3,10 +3,6 @@
 import os
 from pathlib import Path
 
-import pytest
-
-pytest.importorskip("torch")
-
 import warm
 from machine import limit
 from tree import TREE

@@ -1,11 +1,9 @@
 """What post-processing sets for some policies alone, and what it leaves on tensors themselves, follow every update."""
 
-import pytest
-
-torch = pytest.importorskip("torch")
-
 import fp8_toy_methods
 import fp8_toys as toys
+import pytest
+import torch
 from torch import nn
 
 from flashpatch.errors import PatchError

@@ -1,13 +1,11 @@
 """Which weights may come rounded to bf16: seen by the writes of loaders, and true of the bytes that they leave."""
 
+import fp8_toys as toys
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-import fp8_toys as toys  # noqa: E402
-
-from flashpatch.patches.fp8 import model_registry  # noqa: E402
-from flashpatch.patches.fp8.precision import quantize, quantize_on_load  # noqa: E402
+from flashpatch.patches.fp8 import model_registry
+from flashpatch.patches.fp8.precision import quantize, quantize_on_load
 
 BIASES = ["layers.0.norm.bias", "layers.1.norm.bias"]
 

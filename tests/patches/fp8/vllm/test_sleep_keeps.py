@@ -3,15 +3,13 @@
 import types
 from typing import Any
 
+import fp8_toys as toys
 import pytest
+import torch
+from sleep_pool import SleepPool
 
-torch = pytest.importorskip("torch")
-
-import fp8_toys as toys  # noqa: E402
-from sleep_pool import SleepPool  # noqa: E402
-
-from flashpatch.patches.fp8 import model_registry  # noqa: E402
-from flashpatch.patches.fp8.vllm import worker as vllm_worker  # noqa: E402
+from flashpatch.patches.fp8 import model_registry
+from flashpatch.patches.fp8.vllm import worker as vllm_worker
 
 
 class Table(torch.nn.Module):

@@ -6,9 +6,6 @@ With FlashPatch the engine is one opened on what the trainer sent. NCCL and CUDA
 from typing import Any
 
 import pytest
-
-pytest.importorskip("torch")
-
 import trainer_senders as senders
 import vllm_updates as updates
 from vllm_lab import engines, oracle, scenario
