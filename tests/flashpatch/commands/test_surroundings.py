@@ -17,10 +17,7 @@ WORDS = {
     "rapids": ("AMX: ",),
     "arm": (),
 }
-FLAGS = {
-    **dict(avx=["avx"], avx2=AVX2, arrow=[*AVX2, "avx_vnni"], xeon=XEON, epyc=EPYC, rapids=RAPIDS),
-    "arm": [],
-}
+FLAGS = dict(avx=["avx"], avx2=AVX2, arrow=[*AVX2, "avx_vnni"], xeon=XEON, epyc=EPYC, rapids=RAPIDS, arm=[])
 
 
 @pytest.mark.parametrize("kind", WORDS)

@@ -40,13 +40,3 @@ def test_the_anchor_always_begins_anew():
         steps(names, 1, ("b", 3)) == [take]
         and "b came first, where earlier updates began with a" in names.doubt
     )
-
-
-def test_nothing_is_learned_from_an_update_with_an_end():
-    names = Boundaries()
-    for call, order in enumerate(("abc", "cab", "bca")):
-        names.begin(named=False)
-        for place, name in enumerate(order):
-            assert names.arrive(name, 3 * call + place, call) is Step.TAKE
-        assert not names.doubt
-        names.commit(by_name=True)

@@ -24,17 +24,6 @@ class Runner:
         return model_registry.first_unservable(model_registry.all_models(self)) is None
 
 
-def test_a_step_commits_what_is_complete_and_nothing_else(atomic):
-    engine = toys.engine(atomic=atomic)
-    engine.load(B[:-1])
-    engine.managed.before_request()
-    assert engine.managed.state == "open" and not engine.managed.may_generate
-    engine.load(B[-1:])
-    engine.managed.before_request()
-    assert engine.managed.state == "ready" and engine.managed.version == 1
-    assert toys.same_answers(engine.model, toys.fresh("transposed", B))
-
-
 def test_after_sleep_level_2_only_a_complete_update_helps():
     engine = toys.engine("quantized")
     with torch.no_grad():

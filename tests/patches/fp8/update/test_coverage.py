@@ -1,10 +1,7 @@
 """Which elements were written, against a boolean mask that is simply painted."""
 
 import pytest
-
-torch = pytest.importorskip("torch")
-hypothesis = pytest.importorskip("hypothesis")
-
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -49,17 +49,3 @@ def test_the_other_alone_with_the_same_values_is_no_update(atomic):
         engine.load(with_equal_embeddings(2)[-1:])
     engine.managed.begin()
     assert engine.takes(weights)
-
-
-def test_both_come_again_in_a_session(atomic):
-    engine = toys.Engine(toys.Model(), with_equal_embeddings(0), tie, atomic=atomic)
-    engine.managed.begin()
-    for seed in (1, 2):
-        engine.load(with_equal_embeddings(seed))
-    engine.managed.finish()
-    assert toys.same_answers(engine.model, toys.fresh("transposed", with_equal_embeddings(2)))
-    engine.managed.begin()
-    engine.load(toys.checkpoint(3))
-    with pytest.raises(PatchError, match="share memory since, but were given different values"):
-        engine.managed.finish()
-    assert engine.managed.may_generate == (atomic == "model")

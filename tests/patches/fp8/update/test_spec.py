@@ -88,14 +88,6 @@ def test_u3_buffers_that_come_in_a_later_call(atomic):
         assert toy.request() and set(toy.live().values()) == {number}
 
 
-def test_u4_a_sync_with_a_retry(atomic):
-    toy = Toy(Options(atomic))
-    sync(toy, 1)
-    assert toy.request()
-    sync(toy, 2, [*NAMES[:3], NAMES[2], *NAMES[3:]])
-    assert toy.request()
-
-
 def test_u4_a_tied_model_that_is_sent_its_head_for_its_embedding(atomic):
     toy = Toy(Options(atomic, ties="found"))
     for number in (1, 2):
@@ -111,19 +103,6 @@ def test_u4_a_tied_model_whose_embedding_is_frozen_and_comes_first(atomic, first
         toy.load([(first, 1)])
         sync(toy, number, rest)
         assert toy.request()
-
-
-def test_u4_a_session_left_open_and_then_a_whole_call(atomic):
-    toy = Toy(Options(atomic))
-    toy.begin()
-    toy.load(of(1, NAMES[:3]))
-    toy.load(of(2))
-    toy.request()
-    assert toy.spec.version == 0
-    toy.begin()
-    toy.load(of(3))
-    toy.finish()
-    assert toy.request()
 
 
 @pytest.mark.parametrize("fault", ["raises", "shape", "unknown", "spoiled", "missing"])
