@@ -139,7 +139,8 @@ async def generate(original, self, request_id: str, **arguments: Any) -> Any:
         reset = _attempt.set(attempt)
         output = None
         try:
-            return await _within(slow_after, attempt, original(self, request_id, **arguments))
+            output = await _within(slow_after, attempt, original(self, request_id, **arguments))
+            return output
         except Exception as error:
             attempt.close(self)
             why = lost(error)

@@ -70,7 +70,8 @@ class Replicas:
                 found = dict(self.sync.update_weights(step) or {})
                 break
             except Exception as error:
-                if not self.prune():
+                lost = self.prune()
+                if not lost:
                     raise
                 logger.warning(
                     "the update of step %d failed (%s); repeating it without the lost", step, error
