@@ -17,8 +17,11 @@ from felting import counting, models
 
 MIB = 1 << 20
 BUCKETS = {"one call": 1 << 60, "512 MiB": 512 * MIB, "16 MiB": 16 * MIB}
-PARTS = {"one call": 1, "2 buckets": 2, "30 buckets": 30}
-"""How a model of narrow experts is cut: by bytes it would be one bucket."""
+PARTS = {
+    "one call": 1,
+    "2 buckets": 2,
+    "30 buckets": 30,
+}  # of narrow experts, which by bytes would be one bucket
 
 
 def measured(folder: Path, model: str, precision: str, ours: bool) -> dict[str, Any]:
@@ -27,11 +30,8 @@ def measured(folder: Path, model: str, precision: str, ours: bool) -> dict[str, 
 
     precision = "W8A8" if precision == "int8" and not ours else precision
     llm = models.opened(folder, model, precision)
-    runner, policy, own = (
-        engine.worker(llm).model_runner,
-        models.policy(model, precision),
-        counting.Own(vllm),
-    )
+    runner, own = engine.worker(llm).model_runner, counting.Own(vllm)
+    policy = models.policy(model, precision)
     layers = (sum(one.nbytes for one in part.parameters(False)) for part in runner.model.modules())
     sent = sum(tensor.nbytes for _, tensor in policy)
     found: dict[str, Any] = {"sizes": dict(sent=sent, tensors=len(policy), layer=max(layers))}
@@ -81,11 +81,15 @@ def _counted(update: Callable[[Any], Any], own: counting.Own) -> dict[str, Any]:
 
 
 def _in_buckets(runner: Any, policy: list[tuple[str, torch.Tensor]], limit: int) -> None:
-    """As frameworks do that stream weights: load_weights for each part, and at last post-processing."""
+    """As trainers do whose sync FlashPatch knows: a begin, load_weights for each part, and at last post-processing."""
     from random_models import buckets
     from vllm.model_executor.model_loader import base_loader
 
+    from flashpatch.patches.fp8 import model_registry
+
     with torch.no_grad():
+        if (managed := model_registry.get(runner.model)) is not None:
+            managed.begin()
         for bucket in buckets(policy, limit):
             runner.model.load_weights(iter(bucket))
         base_loader.process_weights_after_loading(runner.model, runner.model_config, runner.device)
