@@ -17,11 +17,7 @@ from felting import counting, models
 
 MIB = 1 << 20
 BUCKETS = {"one call": 1 << 60, "512 MiB": 512 * MIB, "16 MiB": 16 * MIB}
-PARTS = {
-    "one call": 1,
-    "2 buckets": 2,
-    "30 buckets": 30,
-}  # of narrow experts, which by bytes would be one bucket
+PARTS = {"one call": 1, "2 buckets": 2, "30 buckets": 30}  # of experts, by bytes one bucket
 
 
 def measured(folder: Path, model: str, precision: str, ours: bool) -> dict[str, Any]:
