@@ -134,6 +134,9 @@ def test_what_writes_past_an_update_is_refused_by_name() -> None:
     assert found["nccl"] is None
     assert "offload_group_size" in found["prefetch"]
     assert "past load_weights" in found["kernel format"]
-    for call in ("discard", "session"):
-        assert found[call].startswith("PatchError"), found[call]
+    assert found["discard"].startswith("PatchError"), found["discard"]
+    # newer versions of vLLM open no such session themselves
+    assert found["session"].startswith(("PatchError", "TypeError: Worker.start_weight_update")), found[
+        "session"
+    ]
     assert found["refusal"] is None, "nothing has changed"
