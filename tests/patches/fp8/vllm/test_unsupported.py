@@ -135,8 +135,5 @@ def test_what_writes_past_an_update_is_refused_by_name() -> None:
     assert "offload_group_size" in found["prefetch"]
     assert "past load_weights" in found["kernel format"]
     assert found["discard"].startswith("PatchError"), found["discard"]
-    # newer versions of vLLM open no such session themselves
-    assert found["session"].startswith(("PatchError", "TypeError: Worker.start_weight_update")), found[
-        "session"
-    ]
+    assert found["session"].split(":")[0] in ("PatchError", "TypeError"), found["session"]  # vLLM's own
     assert found["refusal"] is None, "nothing has changed"
