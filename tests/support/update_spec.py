@@ -227,4 +227,5 @@ class Spec:
 
     def _drop(self):
         self.touched |= bool(self.came) and self.atomic == "layer"
+        self.doubt |= bool(self.came) and self.open == "unnamed"  # its sender is not told
         self.open, self.came = None, {}

@@ -50,6 +50,11 @@ class Boundaries:
         self._why = ""  # why it does
         self._repeats = True  # whether all of the open update is in place already
 
+    @property
+    def given_up(self) -> bool:
+        """Whether another update that begins now leaves one unfinished of which nobody is told."""
+        return not self.named and bool(self.came)
+
     def begin(self, named: bool) -> None:
         """Open an update."""
         self.named, self._repeats = named, True
@@ -62,24 +67,24 @@ class Boundaries:
         Args:
             name: of the tensor, as its sender calls it.
             call: number of the call that brings it.
-            values: tell its values from others; not asked in a named update.
+            values: tell its values from others; None: not known, as in a named update.
         """
         if self.named:
             self.came[name] = call
             return Step.TAKE
-        step, known = Step.TAKE, self._values.get(name)
+        step, same = Step.TAKE, values is not None and self._values.get(name) == values
         anchor = self._anchor or next(iter(self.came), name)
         if not self.came and name != anchor:
             self._count_alone(call, f"{name} came first, where earlier updates began with {anchor}")
         if self.came.get(name, call) != call:
-            if name != anchor and known == values:
+            if name != anchor and same:
                 return Step.SKIP
             step = Step.ANEW
             self.came = {one: number for one, number in self.came.items() if number == call}
             self._alone, self._repeats = 0, False
             if name != anchor or self.came:
                 self._count_alone(call, f"{name} came again with other values")
-        self._repeats &= known == values
+        self._repeats &= same
         self.came[name], self._values[name] = call, values
         return step
 
@@ -107,7 +112,9 @@ class Boundaries:
             self._values.clear()
             if not self.named:
                 self.end_by_name()
-        elif not self.one_call:
+            return
+        self._values = {name: self._values[name] for name in self.came}
+        if not self.one_call:
             self._anchor = self._anchor or next(iter(self.came))
 
     def end_by_name(self) -> None:

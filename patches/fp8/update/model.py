@@ -477,6 +477,7 @@ class ManagedModel:
             complete = waits and update.whole and (request or update.boundaries.one_call)
             if self.adapter.consensus.everyone_ready(complete):
                 with self._alone():
+                    update.doubted = True  # until it is committed: an error reaches no call of its sender
                     self._finish(partial=False)
 
     def _begin(self, named: bool) -> None:
@@ -485,6 +486,8 @@ class ManagedModel:
             self.adapter.consensus.announce(problem.problem)
             self._events.refused(problem.problem)
             raise problem
+        if self.state == "open" and self._update.boundaries.given_up:
+            self.error = "an update that nobody had named was given up when another one began"
         self._update.note_mixture()
         self._update.drop()
         self.release_removed_layers()

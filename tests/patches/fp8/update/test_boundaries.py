@@ -3,6 +3,7 @@
 import logging
 
 import fp8_toys as toys
+import pytest
 
 from flashpatch.patches.fp8.update.boundaries import Boundaries, Step
 
@@ -40,3 +41,33 @@ def test_the_anchor_always_begins_anew():
         steps(names, 1, ("b", 3)) == [take]
         and "b came first, where earlier updates began with a" in names.doubt
     )
+
+
+def test_what_fails_without_a_call_of_its_sender_lets_nobody_answer(monkeypatch):
+    """A commit that a request makes, and what a session of another sender gives up: under "model" the old policy answered."""
+    engine, weights = toys.engine(atomic="model"), toys.checkpoint(1)
+    process = engine.managed.adapter.process
+    monkeypatch.setattr(
+        engine.managed.adapter, "process", lambda m: 1 / 0 if isinstance(m, toys.Attention) else process(m)
+    )
+    engine.load(weights)
+    with pytest.raises(ZeroDivisionError):
+        engine.managed.after_call()
+    assert not engine.managed.may_generate
+    monkeypatch.undo()
+    assert engine.takes(weights)
+    engine.load(toys.checkpoint(2))
+    engine.managed.begin()
+    engine.managed.finish()
+    assert not engine.managed.may_generate and "given up" in engine.managed.policy().why_refused()
+
+
+def test_values_that_are_not_known_equal_nothing():
+    names = Boundaries()
+    names.begin(named=False)
+    assert steps(names, 1, ("a", None), ("b", None)) + steps(names, 2, ("b", None)) == [
+        Step.TAKE,
+        Step.TAKE,
+        Step.ANEW,
+    ]
+    assert names.doubt and not names.repeats
