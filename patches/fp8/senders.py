@@ -187,12 +187,12 @@ openrlhf = Patches(
 @openrlhf.wrap(
     f"{_OPENRLHF}.update_weight_cuda_ipc",
     relies_on=_LOADS,
-    params="empty_cache",
+    params=("name", "empty_cache"),
     id="fp8.openrlhf.update_weight_cuda_ipc",
 )
-@openrlhf.wrap(f"{_OPENRLHF}.update_weight", relies_on=_LOADS, params="empty_cache")
+@openrlhf.wrap(f"{_OPENRLHF}.update_weight", relies_on=_LOADS, params=("name", "empty_cache"))
 def update_weight(original, self, *args: Any, **kwargs: Any) -> Any:
     """Take a call as a part of an update, and end that with the call that says that it is the last."""
-    last = kwargs.get("empty_cache", args[-1])  # OpenRLHF always says it
-    with stated.part(_models(self), last is True):
+    last = kwargs.get("empty_cache", bool(args) and args[-1])
+    with stated.part(_models(self), last is True, kwargs.get("name", args[0] if args else "")):
         return original(self, *args, **kwargs)

@@ -14,9 +14,8 @@ from flashpatch.patches.fp8.update.events import update_error
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.update.model import ManagedModel
 
-_versions: weakref.WeakKeyDictionary[ManagedModel, int] = (
-    weakref.WeakKeyDictionary()
-)  # when their updates began
+# when their updates began
+_versions: weakref.WeakKeyDictionary[ManagedModel, int] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -44,11 +43,13 @@ def ending(models: Sequence[ManagedModel], last: bool = True) -> Iterator[None]:
 
 
 @contextmanager
-def part(models: Sequence[ManagedModel], last: bool = False) -> Iterator[None]:
-    """Take what comes within as a part of an update: of a new one, if none that was stated is open."""
+def part(models: Sequence[ManagedModel], last: bool = False, name: str = "") -> Iterator[None]:
+    """Take what comes within, a tensor of this ``name`` alone if it has one, as a part of an update: of a new one, if none that
+    was stated is open, or if that has brought the name: a sender that sends each once has died in it."""
     with ending(models, last):
         targets = [model for model in models if model.adapter.role == "target"]
-        if not all(model.state == "open" and model in _versions for model in targets):
+        is_open = all(model.state == "open" and model in _versions for model in targets)
+        if not is_open or any(model.has_come(name) for model in targets):
             begin(models)
         yield
 

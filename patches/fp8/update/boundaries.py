@@ -41,9 +41,7 @@ class Boundaries:
     def __init__(self) -> None:
         self.named = False
         self.came: dict[str, int] = {}
-        self._anchor: str | None = (
-            None  # None before a request has committed an update that several calls brought
-        )
+        self._anchor: str | None = None  # before a request has committed an update of several calls
         # what the names brought last that came without a begin and an end; outlives a commit
         self._values: dict[str, Hashable] = {}
         self._alone = 0  # number of a call that counts only if it brings everything

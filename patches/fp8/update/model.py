@@ -339,6 +339,10 @@ class ManagedModel:
         with self._alone():
             self._finish(partial, by_name=True)
 
+    def has_come(self, name: str) -> bool:
+        """Return whether the open update has brought a tensor of this name."""
+        return self.state == "open" and name in self._update.boundaries.came
+
     def abandon(self, why: str) -> None:
         """Give up the open update as after an error in it; nothing if none is open, or one into which nothing has come."""
         with suppress(PatchError), self._alone():
@@ -401,10 +405,8 @@ class ManagedModel:
         missing = self._missing(None, self._update.boundaries.named) if self.state == "open" else []
         stale = self.options["atomic"] == "model" and not self.may_generate
         state = "broken" if self.state == "open" and (stale or self._update.mixed) else self.state
-        failed = (
-            "" if self.state == "open" and self._update.boundaries.named else self.error
-        )  # begun anew by name
-        return Policy(self.adapter.role, state, self.version, listed(missing), failed)
+        anew = self.state == "open" and self._update.boundaries.named
+        return Policy(self.adapter.role, state, self.version, listed(missing), "" if anew else self.error)
 
     @property
     def may_generate(self) -> bool:
@@ -455,6 +457,11 @@ class ManagedModel:
                 raise self._error(ended[0], "Begin again, with a complete update.")
         if self.state != "open" or ended is not None:
             self._begin(named=False)
+        elif partial and not update.boundaries.named:
+            with self._failing(names):
+                raise self._error(
+                    "partial=True came after calls that nobody has named", "Name begin and end."
+                )
         with self._failing(names), torch.no_grad(), self._events.loading(), update.in_order():
             result = update.load(original, names, self.constants, **kwargs)
             self._left_out |= bool(partial)
@@ -488,6 +495,7 @@ class ManagedModel:
             raise problem
         if self.state == "open" and self._update.boundaries.given_up:
             self.error = "an update that nobody had named was given up when another one began"
+            self._update.boundaries.fail()
         self._update.note_mixture()
         self._update.drop()
         self.release_removed_layers()

@@ -84,10 +84,9 @@ class Update:
         self._tied = TiedHead(model, layers)
         scales = CachedScales(layers, layer_state, adapter, options["in_flight"] == "keep")
         self._checks: list[Check] = [self.joined, self._tied, scales]
-        self._shapes: dict[
-            str, tuple[int, ...]
-        ] = {}  # of each name that the engine was opened on, or took since
-        self._came_as: dict[str, tuple[int, ...]] = {}  # the same of the open update
+        # of each name that the engine was opened on or took since, and of the open update
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._came_as: dict[str, tuple[int, ...]] = {}
         self._preserved: set[Layer] = set()  # layers that outlived a sleep of level 2
         self._news = False  # whether a layer was given what it does not hold already
         self._queue: list[Layer] = []

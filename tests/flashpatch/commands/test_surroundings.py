@@ -25,9 +25,3 @@ def test_what_engines_cannot_do_there(kind: str) -> None:
     found = surroundings.processor(FLAGS[kind])
     assert len(found) == len(WORDS[kind]) and all(map(str.startswith, found, WORDS[kind])), found
     assert all("SIGILL" in one for one in found if one.startswith("AMX"))
-
-
-def test_this_processor_is_one_of_them() -> None:
-    flags = set(surroundings._flags())
-    found = surroundings.processor(sorted(flags))
-    assert any(one.startswith("no AMX") for one in found) == (bool(flags) and "amx_tile" not in flags)

@@ -1,10 +1,13 @@
 """Names alone: what becomes of a tensor that comes, and which update it is of. `test_spec` and `test_spec_machine` try the whole."""
 
 import logging
+from contextlib import nullcontext
 
 import fp8_toys as toys
 import pytest
 
+from flashpatch.errors import PatchError
+from flashpatch.patches.fp8 import stated
 from flashpatch.patches.fp8.update.boundaries import Boundaries, Step
 
 
@@ -71,3 +74,30 @@ def test_values_that_are_not_known_equal_nothing():
         Step.ANEW,
     ]
     assert names.doubt and not names.repeats
+
+
+def test_what_a_restart_has_dropped_is_not_in_place():
+    names = Boundaries()
+    names.begin(named=False)
+    steps(names, 1, ("a", 1)), steps(names, 2, ("k", 5)), steps(names, 3, ("a", 2)), steps(names, 4, ("b", 2))
+    names.commit(by_name=False)
+    names.begin(named=False)
+    assert steps(names, 1, ("k", 5)) == [Step.TAKE] and not names.repeats
+
+
+def test_a_call_that_leaves_layers_out_takes_nothing_along(atomic):
+    engine = toys.engine(atomic=atomic)
+    engine.load(toys.checkpoint(1)[4:5])
+    with pytest.raises(PatchError, match="calls that nobody has named"):
+        engine.load(toys.checkpoint(2)[10:11], partial=True)
+    assert engine.managed.version == 0
+
+
+def test_a_sender_that_died_in_its_bracket_leaves_nothing_to_the_next(atomic):
+    """One that sends each name once, and says which is the last, as OpenRLHF does."""
+    engine, dead, sent = toys.engine(atomic=atomic), toys.checkpoint(1), toys.checkpoint(2)
+    for name, tensor in [*dead[:4], *(item for item in sent if item[0] != dead[2][0])]:
+        with pytest.raises(PatchError, match=dead[2][0]) if name == sent[-1][0] else nullcontext():
+            with stated.part([engine.managed], name == sent[-1][0], name):
+                engine.load([(name, tensor)])
+    assert engine.managed.version == 0
