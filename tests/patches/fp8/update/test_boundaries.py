@@ -40,10 +40,8 @@ def test_the_anchor_always_begins_anew():
     assert steps(names, 5, ("c", 2)) == [take] and not names.doubt
     names.commit(by_name=False)
     names.begin(named=False)
-    assert (
-        steps(names, 1, ("b", 3)) == [take]
-        and "b came first, where earlier updates began with a" in names.doubt
-    )
+    assert steps(names, 1, ("b", 3)) == [take]
+    assert "b came first, where earlier updates began with a" in names.doubt
 
 
 def test_what_fails_without_a_call_of_its_sender_lets_nobody_answer(monkeypatch):
@@ -68,12 +66,8 @@ def test_what_fails_without_a_call_of_its_sender_lets_nobody_answer(monkeypatch)
 def test_values_that_are_not_known_equal_nothing():
     names = Boundaries()
     names.begin(named=False)
-    assert steps(names, 1, ("a", None), ("b", None)) + steps(names, 2, ("b", None)) == [
-        Step.TAKE,
-        Step.TAKE,
-        Step.ANEW,
-    ]
-    assert names.doubt and not names.repeats
+    steps(names, 1, ("a", None), ("b", None))
+    assert steps(names, 2, ("b", None)) == [Step.ANEW] and names.doubt and not names.repeats
 
 
 def test_what_a_restart_has_dropped_is_not_in_place():
