@@ -31,7 +31,7 @@ class Came:
         processed: number of the call that completed it; 0: it is not complete yet.
         queued: it is complete, and waits to be processed.
         later: writes of the present call, if an earlier one opened the layer: what is written, and by which name.
-        buffers: those of which nothing had shown that they come.
+        unexpected: parameters and buffers of which nothing had shown that they come.
         scales: each scale that was written, and its values if they are small.
         shared: shared storage -> the new values for it, and their name.
         plan: the way of the processed values into the live layer, until the commit.
@@ -41,7 +41,7 @@ class Came:
     processed: int = 0
     queued: bool = False
     later: list[tuple[PristineParam, torch.Tensor, str]] = field(default_factory=list)
-    buffers: list[PristineParam] = field(default_factory=list)
+    unexpected: list[PristineParam] = field(default_factory=list)
     scales: list[tuple[PristineParam, torch.Tensor | None]] = field(default_factory=list)
     shared: dict[int, tuple[torch.Tensor, str]] = field(default_factory=dict)
     plan: Plan | None = None
@@ -122,10 +122,10 @@ class Layer:
         undecided = () if named or self.came.processed else self.params
         return names + [param.name for param in undecided if param.undecided and not param.written]
 
-    def learn_buffers(self, named: bool) -> None:
-        """Keep which buffers an update has brought: every one after it brings them; ``named``: no other ones."""
+    def learn_what_came(self, named: bool) -> None:
+        """Keep what an update has brought: every one after it brings that too; ``named``: and no other buffers."""
         for param in self.params:
-            if param in self.came.buffers:
+            if param in self.came.unexpected:
                 param.brings = True
             elif named and param.undecided:
                 param.brings = False
@@ -236,8 +236,8 @@ class Layer:
                 param.fill(param.live(), left_out)
             if param.written:
                 param.largest = readings.finite(param.stage(), param.name)
-                if param.may_come:
-                    self.came.buffers.append(param)
+                if param.may_come or (param.optional and param.expected is None):
+                    self.came.unexpected.append(param)
 
     def take_live(self, readings: Readings) -> None:
         """Stage what the live layer holds: it came for another layer, whose memory this one shares."""

@@ -216,7 +216,8 @@ class PristineParam:
         loaded: what was loaded into it last, likewise; kept for `Layer.scales`.
         layer: that it belongs to.
         optional: a checkpoint may leave it out.
-        brings: whether updates bring a buffer of which the first load has shown nothing (it was of dummy weights); None: not known.
+        brings: whether updates bring what the first load has not shown (it was of dummy weights): a buffer, a scale that may be
+            left out; None: not known.
         alias: a buffer that shares the memory of a parameter.
         expected: what the first load wrote; None while unknown (dummy weights).
         coverage: what the open update has written.

@@ -454,7 +454,7 @@ class Update:
         for check in self._checks:
             check.committed()
         for layer in self._layers:
-            layer.learn_buffers(by_name)
+            layer.learn_what_came(by_name)
         self._shapes |= self._came_as
 
     def _objection(self, missing: list[str]) -> str | None:

@@ -96,3 +96,17 @@ def test_a_sender_that_died_in_its_bracket_leaves_nothing_to_the_next(atomic):
         ):
             engine.load([(name, tensor)])
     assert engine.managed.version == 0
+
+
+def test_scales_that_came_once_after_dummy_weights_belong_to_every_update(atomic):
+    """They came in a later call than the parameters, and a request between the two was answered by the old scales."""
+    engine = toys.engine(seed=None, scales=True, atomic=atomic)
+    assert engine.takes(toys.checkpoint(1, scales=True))
+    weights = sorted(toys.checkpoint(2, scales=True), key=lambda item: "scale" in item[0])
+    engine.load(weights[:-2])
+    engine.managed.before_request()
+    assert not engine.managed.may_generate
+    engine.load(weights[-2:])
+    engine.managed.before_request()
+    assert engine.managed.may_generate
+    assert toys.same_answers(engine.model, toys.fresh("transposed", weights))
