@@ -107,7 +107,7 @@ class Toy:
         def stream(engine):
             for place, (name, number) in enumerate(items):
                 here = number if engine is last or number != SPOILED else 1
-                yield name, pattern(name, here, self.tied)
+                yield from self._tensors(name, here)
                 if place in asked:
                     self._ask_within(engine)
             if fault and engine is last:
@@ -177,6 +177,9 @@ class Toy:
         assert len(self.raised) in (0, len(ended)), f"ranks differ: {ended}; {self}"
         self.spec.ended(bool(self.raised))
         self.check()
+
+    def _tensors(self, name: str, number: int | str) -> list[tuple[str, torch.Tensor]]:
+        return [(name, pattern(name, number, self.tied))]
 
     # -- what is there -------------------------------------------------------------------------------------
 

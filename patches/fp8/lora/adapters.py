@@ -158,7 +158,7 @@ class Adapters:
             self._restore(restore)
             self.consensus.agree_on_commit(f"{type(error).__name__}: {error}")
             raise
-        verdict = self.consensus.agree_on_commit(None)
+        verdict, _ = self.consensus.agree_on_commit(None)
         if verdict is not None:
             self._restore(restore)
             raise PatchError(

@@ -533,10 +533,12 @@ class ManagedModel:
             if by_name:
                 update.boundaries.end_by_name()
             return
-        if (self._allows_partial(partial) or self.adapter.consensus.ranks == 1) and self._close_if_empty():
+        if isinstance(self.adapter.consensus, SingleRank) and self._close_if_empty():
             return
         with self._failing(), torch.no_grad(), self._events.committing(), update.in_order():
-            update.commit(self._missing(partial, by_name), self._hooks.run, by_name)
+            came = update.commit(self._missing(partial, by_name), self._hooks.run, by_name)
+        if not came:
+            return self._close()
         update.boundaries.commit(by_name)
         update.drop()
         update.discarded = update.mixed = False

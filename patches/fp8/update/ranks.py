@@ -40,8 +40,8 @@ class SingleRank:
     def agree(self, error: str | None, ready: Sequence[int] = (), last: bool = True) -> Verdict:
         return error, list(ready), last
 
-    def agree_on_commit(self, error: str | None) -> str | None:
-        return error
+    def agree_on_commit(self, error: str | None, empty: bool = False) -> tuple[str | None, bool]:
+        return (None if empty else error), empty
 
     def everyone_ready(self, ready: bool) -> bool:
         return ready
@@ -126,11 +126,19 @@ class RankConsensus:
             return error, list(ready), last
         return self._agree(self._together, [error, list(ready), last], self._round + 1)
 
-    def agree_on_commit(self, error: str | None) -> str | None:
-        """Block until every rank of the engine is ready to commit; return the first error by rank order, or None."""
-        verdict, _, _ = self._agree(self._everyone, [error, [], True], 0)
+    def agree_on_commit(self, error: str | None, empty: bool = False) -> tuple[str | None, bool]:
+        """Block until every rank of the engine is ready to commit.
+
+        Args:
+            error: why this rank cannot, or None.
+            empty: nothing has come to this rank, which is an error only if something has to another.
+
+        Returns:
+            The first error by rank order, or None; whether nothing has come to any rank.
+        """
+        verdict, _, empty = self._agree(self._everyone, [error, [], empty], 0)
         self._end(verdict)
-        return verdict
+        return verdict, empty
 
     def everyone_ready(self, ready: bool) -> bool:
         """Whether every rank of the engine is ready; blocks if the model is spread over pipeline stages.
@@ -208,6 +216,8 @@ class RankConsensus:
             time.sleep(_POLL)
         errors, ready, last = zip(*(json.loads(store.get(key)) for key in answers))
         error = next((f"rank {place}: {error}" for place, error in enumerate(errors) if error), None)
+        if round_ == 0 and all(last):  # nothing has come to anyone, so that nothing is missing
+            error = None
         return error, sorted(set.intersection(*map(set, ready))), all(last)
 
     def _given_up(self, store: dist.Store, late: list[int]) -> str | None:

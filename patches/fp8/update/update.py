@@ -407,13 +407,16 @@ class Update:
 
     # -- committing --------------------------------------------------------------------------------------
 
-    def commit(self, missing: list[str], derive: Callable[[list[Undo] | None], None], by_name: bool) -> None:
+    def commit(self, missing: list[str], derive: Callable[[list[Undo] | None], None], by_name: bool) -> bool:
         """Carry out all plans, process the deferred layers, and let the model derive what it derives itself.
 
         Args:
             missing: what did not come.
             derive: runs the model's own hooks; receives a list to add the steps back to, or None.
             by_name: the sender has said that all it has is there.
+
+        Returns:
+            Whether there was anything to commit.
 
         Raises:
             PatchError: something is missing, on this rank or another.
@@ -428,7 +431,10 @@ class Update:
         for layer in last:
             for check in self._checks:
                 check.staged(layer)
-        self._raise(self._adapter.consensus.agree_on_commit(self._objection(missing)))
+        verdict, nothing = self._adapter.consensus.agree_on_commit(self._objection(missing), self.empty)
+        self._raise(verdict)
+        if nothing:
+            return False
         followers = self.joined.followers(self._layers)
         before = self.mixed
         undo: list[Undo] | None = [] if self._atomic == "model" else None
@@ -456,6 +462,7 @@ class Update:
         for layer in self._layers:
             layer.learn_what_came(by_name)
         self._shapes |= self._came_as
+        return True
 
     def _objection(self, missing: list[str]) -> str | None:
         """Return why what came cannot be committed, or None."""

@@ -200,7 +200,7 @@ else:
     time.sleep(0.2)
 for _ in range(2):
     consensus.begin()
-    say(consensus.agree_on_commit(None), consensus.update)
+    say(consensus.agree_on_commit(None)[0], consensus.update)
 
 say("#late")
 rank_consensus.TIMEOUT = float(os.environ["PATIENCE"])
