@@ -111,7 +111,8 @@ def get_next_batch_to_run(original, self, *args: Any, **kwargs: Any):
 
 
 def gate(scheduler: Any, patch: str, abort: Callable[[Any, str, dict[str, Any]], None]) -> None:
-    """End a scheduler's requests with the reason if a model of this process may not generate now.
+    """End a scheduler's requests with the reason if the policy may not generate now. A drafter decides how fast tokens come,
+    never which.
 
     Args:
         scheduler: which is about to run them.
@@ -119,7 +120,7 @@ def gate(scheduler: Any, patch: str, abort: Callable[[Any, str, dict[str, Any]],
         abort: ends them, with a message, which is in SGLang's reason for the end too.
     """
     global _refusing
-    broken = next((owner for owner in model_registry.all_models() if not owner.may_generate), None)
+    broken = next((owner for owner in model_registry.targets() if not owner.may_generate), None)
     if broken is None and _refusing:
         _refusing = False
         ledger.note(refusing="")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -56,7 +58,12 @@ class Layer:
         deferred: processed after all other layers (attention-like layers that look at their neighbours).
         processed: whether post-processing does anything to a module of it.
         borrows: whether a foreign resource may point into its tensors.
+
+    Attributes:
+        lent: its tensors in use are another model's, so that what comes is compared with them, and never written.
     """
+
+    lent = False
 
     def __init__(
         self,
@@ -98,6 +105,11 @@ class Layer:
     def written(self) -> bool:
         return any(param.written for param in self.params)
 
+    def places(self) -> set[int]:
+        """Return the storages of its parameters in use."""
+        live = [param.live() for param in self.params if not param.is_buffer]
+        return {one.untyped_storage()._cdata for one in live if one is not None and one.numel()}
+
     @property
     def waits(self) -> bool:
         """Whether a tensor of it may come still, or not at all: only the end of the update tells."""
@@ -108,6 +120,19 @@ class Layer:
         if self.deferred:
             return self.complete or (left_out and not self.written)  # it may look at others that came
         return self.waits and self.complete
+
+    def copy_to_lend(self) -> Layer:
+        """Return a layer of the same modules, as their constructor left them, of which nothing has come."""
+        lent = copy.copy(self)
+        storages = {
+            id(one): SharedStorage(one.nbytes, one.device) for one in (p.storage for p in self.params)
+        }
+        lent.params = [
+            dataclasses.replace(param, storage=storages[id(param.storage)], layer=lent, tensor=None)
+            for param in self.params
+        ]
+        lent.came, lent.tables, lent.live_tables, lent._kept_alive, lent.released_in = Came(), [], [], [], 0
+        return lent
 
     def consists_of(self, tensors: set[int]) -> bool:
         """Whether the layer has live parameters, and all are among ``tensors`` (identities)."""
@@ -444,18 +469,31 @@ def group_layers(
     return layers
 
 
-def release_removed(model: torch.nn.Module, layers: list[Layer]) -> list[torch.nn.Module] | None:
-    """Remove, in place, the layers whose modules have left the model: engines share a target's with its drafter.
+def find_lent(
+    model: torch.nn.Module, layers: list[Layer], lenders: Sequence[Layer]
+) -> list[torch.nn.Module] | None:
+    """Find, in place, what engines share of a target with its drafter: modules, or the tensors of modules.
+
+    Args:
+        model: the drafter, or a target: of that nothing is lent, but modules may have left it.
+        layers: its layers. Those whose modules have left the model go, and those of modules that it was given come.
+        lenders: the target's layers.
 
     Returns:
-        The modules that no layer owns now, or None if nothing has left.
+        The modules that no layer owns now, or None if all modules are as they were.
     """
     present = {id(module) for module in model.modules()}
     kept = [layer for layer in layers if any(id(module) in present for module in layer.modules)]
-    if len(kept) == len(layers):
+    own = {id(module) for layer in kept for module in layer.modules}
+    given = [one for one in lenders if any(id(m) in present and id(m) not in own for m in one.modules)]
+    changed = len(kept) < len(layers) or given
+    layers[:] = [*kept, *(one.copy_to_lend() for one in given)]
+    lent = {place for layer in lenders for place in layer.places()}
+    for layer in layers:
+        layer.lent = bool(places := layer.places()) and places <= lent
+    if not changed:
         return None
-    layers[:] = kept
-    own = {id(module) for layer in layers for module in layer.modules}
+    own |= {id(module) for layer in given for module in layer.modules}
     foreign = [m for m in model.modules() if id(m) not in own and (m._parameters or m._buffers)]
     return [*layers_and_parents(model, layers), *foreign]
 

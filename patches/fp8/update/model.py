@@ -34,7 +34,7 @@ from flashpatch.patches.fp8.update.events import (
     listed,
     update_error,
 )
-from flashpatch.patches.fp8.update.layer import Layer, group_layers, layers_and_parents, release_removed
+from flashpatch.patches.fp8.update.layer import Layer, find_lent, group_layers, layers_and_parents
 from flashpatch.patches.fp8.update.process import LayerState, ModelHooks, held_tensors
 from flashpatch.patches.fp8.update.ranks import Consensus, SingleRank
 from flashpatch.patches.fp8.update.tensors import (
@@ -103,6 +103,10 @@ class LoaderAdapter:
     def process(self, module: torch.nn.Module) -> None:
         """Post-process one module as the engine's loader does."""
         raise NotImplementedError
+
+    def lenders(self) -> Iterable[ManagedModel]:
+        """Return the models whose tensors this one may have in use: a drafter's targets."""
+        return ()
 
     def deferred(self, module: torch.nn.Module) -> bool:
         """Return whether a module is processed after all others."""
@@ -311,9 +315,11 @@ class ManagedModel:
         self._constants = [weakref.ref(tensor) for tensor in (*held_tensors(self._model), *pristine)]
         self.state = "ready"
 
-    def release_removed_layers(self) -> None:
-        """Let go of layers whose modules have left the model, so that their memory is freed."""
-        fixed = release_removed(self._model, self.layers)
+    def find_lent_layers(self) -> None:
+        """Let go of layers whose modules have left the model, so that their memory is freed; find those that are lent."""
+        fixed = find_lent(
+            self._model, self.layers, [layer for one in self.adapter.lenders() for layer in one.layers]
+        )
         if fixed is not None:
             self._layer_state.set_fixed(fixed)
             self._update.joined.find(self.layers)
@@ -498,7 +504,7 @@ class ManagedModel:
             self._update.boundaries.fail()
         self._update.note_mixture()
         self._update.drop()
-        self.release_removed_layers()
+        self.find_lent_layers()
         self._update.boundaries.begin(named)
         self._left_out = False
         self.state = "open"

@@ -112,7 +112,7 @@ class Update:
     @property
     def empty(self) -> bool:
         """Whether nothing has been written yet, or only what layers hold already that share it with others."""
-        return not (self._news or self._tied.missing) and not any(
+        return not (self._news or self._tied.missing or self._not_the_lender_s()) and not any(
             layer.written and not layer.came.processed for layer in self._layers
         )
 
@@ -164,7 +164,9 @@ class Update:
             by_name: its sender says where it ends, so that a buffer of which nothing is known need not come.
         """
         partial = partial and not self.discarded and not self.mixed
-        present = self._preserved.union(self.joined.followers(self._layers))
+        present = self._preserved.union(
+            self.joined.followers(self._layers), (layer for layer in self._layers if layer.lent)
+        )
         waiting = [
             layer
             for layer in self._layers
@@ -361,7 +363,7 @@ class Update:
         self._accessible.clear()
         # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
         self._freed += [StorageWeakRef(one.storage.get()) for one in layer.params if one.tensor is not None]
-        if self._atomic == "layer":
+        if self._atomic == "layer" and not layer.lent:
             if plan.owns_resources:  # it gives fresh values away
                 self._readings.check()
             plan.apply()
@@ -375,7 +377,7 @@ class Update:
         """Post-process what was loaded into a layer; return the way into the live layer."""
         for check in self._checks:
             check.staged(layer)
-        log = self._watched if self._atomic == "model" else None
+        log = self._watched if self._atomic == "model" or layer.lent else None
 
         # as outside of any, where engines process; a mode of torch's would see every call of its functions
         host = torch.device("cpu")
@@ -393,7 +395,7 @@ class Update:
                 plan = layer.process(self._layer_state, process, self._adapter.compiled())
             if log is not None:
                 plan.hold_back(log)
-        self._news |= not self.joined.brings_nothing(layer, plan)
+        self._news |= not (layer.lent or self.joined.brings_nothing(layer, plan))
         for check in self._checks:
             check.planned(layer, plan)
         layer.came.processed = self._call or 1
@@ -435,13 +437,13 @@ class Update:
         self._raise(verdict)
         if nothing:
             return False
-        followers = self.joined.followers(self._layers)
+        followers = [layer for layer in self.joined.followers(self._layers) if not layer.lent]
         before = self.mixed
         undo: list[Undo] | None = [] if self._atomic == "model" else None
         self.mixed = True  # until all is in place
         try:
             for layer in self._layers:
-                if layer.came.plan is not None:
+                if layer.came.plan is not None and not layer.lent:
                     layer.came.plan.apply(undo)
             for layer in followers:
                 layer.take_live(self._readings)
@@ -469,6 +471,8 @@ class Update:
         if missing:
             return f"the update is incomplete: {listed(missing)} did not come"
         self._refuse()
+        if names := self._not_the_lender_s():
+            return f"{listed(names)} came with other values than the policy has, whose tensors they are: leave them out"
         replaced = [
             f"{layer.name}.{key}"
             for layer in self._layers
@@ -476,6 +480,11 @@ class Update:
             for key in layer.came.plan.replaced()
         ]
         return f"{listed(replaced)} was replaced by another tensor during the update" if replaced else None
+
+    def _not_the_lender_s(self) -> list[str]:
+        """Return the tensors that came with other values than the model has that lends them."""
+        plans = (layer.came.plan for layer in self._layers if layer.lent and layer.came.plan is not None)
+        return [name for plan in plans for live, fresh, name in plan.copies() if not torch.equal(live, fresh)]
 
     def _refuse(self) -> None:
         for check in self._checks:

@@ -49,6 +49,9 @@ class VllmAdapter(LoaderAdapter):
         if self.deferred(module):
             module.process_weights_after_loading(self._model_config.dtype)
 
+    def lenders(self) -> list[model_registry.ManagedModel]:
+        return model_registry.targets() if self.role == "drafter" else []
+
     def deferred(self, module: torch.nn.Module) -> bool:
         return self._is_deferred(module)
 

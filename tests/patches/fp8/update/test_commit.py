@@ -48,17 +48,6 @@ def test_sleep_level_2_has_nothing_to_fall_back_to():
     assert not engine.managed.may_generate
 
 
-def test_withdrawing_does_not_make_a_mixture_whole():
-    """Layers of an update that was given up are in place: state, gate and refusal say so."""
-    engine = toys.engine(atomic="layer")
-    engine.load(B[:1])
-    engine.managed.begin()
-    engine.managed.finish(partial=True)
-    policy = engine.managed.policy()
-    assert policy.state == "broken" and "given up" in policy.why_refused() and not engine.managed.may_generate
-    assert engine.takes(B)
-
-
 @pytest.mark.parametrize("level", [1, 2])
 def test_nothing_is_committed_while_the_memory_is_away(level, atomic):
     """A request may come while the engine sleeps; here a drafter's update, which level 2 does not drop, is complete."""
@@ -158,7 +147,7 @@ def test_a_sender_waits_while_another_thread_commits(atomic, monkeypatch):
         sender[0].start()
         sender[0].join(timeout=0.5)
         assert sender[0].is_alive(), "it did not wait"
-        commit(*args)
+        return commit(*args)
 
     engine.load(B)
     monkeypatch.setattr(engine.managed._update, "commit", slowly)

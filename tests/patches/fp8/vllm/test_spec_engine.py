@@ -37,6 +37,11 @@ def any_sequence(model: str, atomic: str, operations: int) -> None:
 
 
 @pytest.mark.parametrize("atomic", ["layer", "model"])
-@pytest.mark.parametrize("drive", [repeats, pytest.param(any_sequence, marks=pytest.mark.full)])
-def test_an_engine_does_what_the_specification_says(runner: scenario.Runner, drive, atomic: str) -> None:
-    runner(drive, updates.checkpoint("qwen2", 0, num_hidden_layers=1), atomic, 300)
+@pytest.mark.parametrize(
+    "drive,operations",
+    [(repeats, 0), (any_sequence, 300), pytest.param(any_sequence, 3000, marks=pytest.mark.full)],
+)
+def test_an_engine_does_what_the_specification_says(
+    runner: scenario.Runner, drive, operations: int, atomic: str
+) -> None:
+    runner(drive, updates.checkpoint("qwen2", 0, num_hidden_layers=1), atomic, operations)
