@@ -1,7 +1,6 @@
 """Follow SGLang's scheduler processes: which are started, whether they run requests, and when they may schedule one.
 
-On SGLang scheduler and model share a process.
-"""
+On SGLang scheduler and model share a process."""
 
 from __future__ import annotations
 
@@ -91,8 +90,7 @@ def idle(scheduler: Any) -> bool:
 def flush(scheduler: Any) -> bool:
     """Flush the cache although requests wait; False, and nothing, while some run.
 
-    SGLang refuses that because waiting requests may hold parts of it; `idle` has checked that none does.
-    """
+    SGLang refuses that because waiting requests may hold parts of it; `idle` has checked that none does."""
     if not idle(scheduler):
         return False
     with having(scheduler, "waiting_queue", []):
@@ -119,6 +117,8 @@ def gate(scheduler: Any, patch: str, abort: Callable[[Any, str, dict[str, Any]],
         abort: ends them, with a message, which is in SGLang's reason for the end too.
     """
     global _refusing
+    if not scheduler.running_batch.is_empty() and not ledger.notes().get("steps"):
+        ledger.note(steps=1)  # a batch came back from the workers
     broken = next((owner for owner in model_registry.all_models() if not owner.may_generate), None)
     if broken is None and _refusing:
         _refusing = False

@@ -4,8 +4,7 @@ Two rules. Nothing is ever ready that was not sent whole: what answers is compar
 specification too. Nothing that was sent whole, without doubt, is refused. A failure prints the shortest sequence found.
 
 A sender without a name keeps its contract: it is one sender, which begins with the same tensor, from its beginning at
-first, and stops at its first error. What only breaks that contract is not tried.
-"""
+first, and stops at its first error. What only breaks that contract is not tried."""
 
 import dataclasses
 import itertools

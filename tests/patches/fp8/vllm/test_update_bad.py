@@ -1,7 +1,6 @@
 """Bad updates: the engine refuses by name, or keeps the old policy; it never serves a mixture, and it lives on.
 
-More kinds of them are sent to toys (tests/patches/fp8/update/test_bad_updates.py).
-"""
+More kinds of them are sent to toys (tests/patches/fp8/update/test_bad_updates.py)."""
 
 from collections.abc import Callable
 from typing import Any
