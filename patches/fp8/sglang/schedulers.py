@@ -32,6 +32,7 @@ ABORT = (
     "sglang.srt.managers.io_struct:AbortReq.finished_reason",
 )
 
+_stepped = False
 _refusing = False  # whether this process ended requests last
 _known: weakref.WeakKeyDictionary[Any, Callable[[Any], bool]] = weakref.WeakKeyDictionary()
 
@@ -116,8 +117,9 @@ def gate(scheduler: Any, patch: str, abort: Callable[[Any, str, dict[str, Any]],
         patch: id of the patch that asks.
         abort: ends them, with a message, which is in SGLang's reason for the end too.
     """
-    global _refusing
-    if not scheduler.running_batch.is_empty() and not ledger.notes().get("steps"):
+    global _refusing, _stepped
+    if not _stepped and not scheduler.running_batch.is_empty():
+        _stepped = True
         ledger.note(steps=1)  # a batch came back from the workers
     broken = next((owner for owner in model_registry.all_models() if not owner.may_generate), None)
     if broken is None and _refusing:
