@@ -9,8 +9,7 @@ A GRPO job of two steps of a two-layer model, `verl.trainer.main_ppo` under `FLA
 
 Printed are the seconds and the processor seconds (user and system, all of the job's processes) until the first
 step was reported, and how many processes there had been. Processor seconds tell the same on a busy machine.
-Aim: 90 s on two quiet cores.
-"""
+Aim: 90 s on two quiet cores."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 It runs before anything else is imported, often twice in a process, and in processes that have nothing to do
 with any framework; so it looks at one variable first and imports nothing when that says no, and next to
-nothing until a framework is imported (`flashpatch.arming.standby`).
-"""
+nothing until a framework is imported (`flashpatch.arming.standby`)."""
 
 import os
 

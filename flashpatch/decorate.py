@@ -114,8 +114,7 @@ class Patches:
         """Call the decorated function once, as ``function(site)``: it puts something through a door of the framework
         and returns what takes it away again.
 
-        Other than with `wrap` its parameters say nothing of the target's.
-        """
+        Other than with `wrap` its parameters say nothing of the target's."""
 
         def collect(function: F) -> F:
             take_away: dict[Site, Callable[[], None]] = {}
@@ -168,8 +167,7 @@ class Patches:
 def collected(*modules: ModuleType) -> tuple[Patch, ...]:
     """Return the patches of modules, in the order of the modules and, within one, of its `Patches` and its functions.
 
-    A patch that is alone in its module needs no name for its `Patches`: ``@Patches("grpo", "verl>=0.9").wrap(...)``.
-    """
+    A patch that is alone in its module needs no name for its `Patches`: ``@Patches("grpo", "verl>=0.9").wrap(...)``."""
     found: dict[Patches, None] = {}
     for module in modules:
         for value in vars(module).values():

@@ -55,8 +55,7 @@ def due(
     """Yield what must have been observed in a process that carries these patches.
 
     Without roles it is not known what the process is for, so nothing of it is due; `Due.in_job` concerns the job, whatever
-    the roles are. Each family's options are filled into ``facts``; ``happened`` are kinds of `EVERYTHING`.
-    """
+    the roles are. Each family's options are filled into ``facts``; ``happened`` are kinds of `EVERYTHING`."""
     for patch in records:
         in_job = any(term.key == conditions.JOB for term in conditions.parse(patch.when))  # due once in it
         acts_here = in_job or (set(roles) & patch.scope if patch.scope else roles)

@@ -1,8 +1,7 @@
 """Tell names, options and target modules of the built-in families without importing one of them.
 
 The data is `flashpatch._index`, a generated file: ``python -m flashpatch.write_index`` writes it anew. Run that when a
-family's names, options or targets have changed; a test fails until then.
-"""
+family's names, options or targets have changed; a test fails until then."""
 
 from __future__ import annotations
 

@@ -18,8 +18,7 @@ class TestedVersions:
     """The field ``tested`` of a `Patch`: what its record gives, else the family's versions from the file.
 
     The file is read when a record without versions of its own is first asked for them. A record that gives an empty
-    tuple was tested on none, whatever its family was.
-    """
+    tuple was tested on none, whatever its family was."""
 
     __test__ = False  # for pytest: not a class of tests
 

@@ -1,7 +1,6 @@
 """An engine's steps: one of decoding by batch, and a prefill.
 
-The fake device's loops in Python are left out: attention, and the slots of the KV cache.
-"""
+The fake device's loops in Python are left out: attention, and the slots of the KV cache."""
 
 from __future__ import annotations
 

@@ -107,8 +107,7 @@ class Group:
     def guard(self, target: str, module: ModuleType) -> None:
         """Make ``target`` raise the refusal when called, instead of running without the patch.
 
-        A target that is not there, or that other code owns, stays as it is, which is logged.
-        """
+        A target that is not there, or that other code owns, stays as it is, which is logged."""
 
         def refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             self.check()

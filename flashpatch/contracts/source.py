@@ -60,8 +60,7 @@ class Definition:
     """What a name stands for: the node that defines it, and where.
 
     ``node`` is a function, class or assignment; a whole module; or an `Imported` that leads out of the
-    sources at hand. ``qualname`` is the name inside the defining module.
-    """
+    sources at hand. ``qualname`` is the name inside the defining module."""
 
     module: Module
     qualname: str
@@ -235,8 +234,7 @@ def bindings(body: list[ast.stmt]) -> dict[str, list[ast.AST | Imported]]:
     """Name to the nodes that may bind it in one scope; star imports are under ``"*"``.
 
     A plain definition replaces what came before it, a conditional one adds to it: what remains are all the
-    definitions the running program may end up with.
-    """
+    definitions the running program may end up with."""
     found: dict[str, list[ast.AST | Imported]] = {}
     for statement in body:
         if isinstance(statement, Compound):

@@ -2,8 +2,7 @@
 
 The framework is a package ``fakefw`` owned by a distribution ``fakefw-cpu``, so that versions resolve as they
 do for vLLM; families join through the entry-point group, as an installed package's would. A process is forked from an
-interpreter that has imported what FlashPatch takes from the standard library, and nothing of FlashPatch.
-"""
+interpreter that has imported what FlashPatch takes from the standard library, and nothing of FlashPatch."""
 
 import functools
 import os

@@ -19,8 +19,7 @@ def step(original, self, batch, *args, limit=None, **kwargs):
     """Skip ``what`` is
     known.
 
-    More.
-    """
+    More."""
     return original(self, batch, *args, limit=limit, **kwargs)
 
 

@@ -1,7 +1,6 @@
 """The command ``flashpatch`` as a user runs it: in a process of its own, its output read back.
 
-The patches are those of a throw-away distribution, so that nothing here depends on a framework.
-"""
+The patches are those of a throw-away distribution, so that nothing here depends on a framework."""
 
 import contextlib
 import json

@@ -2,8 +2,7 @@
 
 Families are armed in one order (`flashpatch.patches.ORDER`), however they were typed, and the patches of a family in the order
 that it lists them: the last is outermost, and runs first. A second wrapper of a function that is not listed fails here: use a door
-of `patches/_shared`, or list it with a reason.
-"""
+of `patches/_shared`, or list it with a reason."""
 
 import pkgutil
 import re
@@ -21,8 +20,7 @@ _SERVERS = "verl.workers.rollout.llm_server"
 class Listed(NamedTuple):
     """The patches that wrap a function, innermost first, and why no other order is needed.
 
-    ``older`` are those for an older generation of the framework, which are never on beside the others.
-    """
+    ``older`` are those for an older generation of the framework, which are never on beside the others."""
 
     wrappers: tuple[str, ...]
     why: str

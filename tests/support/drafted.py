@@ -1,7 +1,6 @@
 """Engines with a drafter beside the policy: tiny checkpoints, greedy tokens, how many drafts were made and accepted.
 
-Functions that take an engine run in its process; those whose first argument is `worker` on each rank.
-"""
+Functions that take an engine run in its process; those whose first argument is `worker` on each rank."""
 
 import contextlib
 from collections.abc import Iterator

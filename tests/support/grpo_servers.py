@@ -3,8 +3,7 @@
     python grpo_servers.py REQUESTS PHASES
 
 PHASES is a JSON list of [HARM, OPTIONS]: HARM is kill or chaos, OPTIONS those of grpo, or null for stock
-verl. Prints one JSON line per phase: how requests ended, and the balancer's last status.
-"""
+verl. Prints one JSON line per phase: how requests ended, and the balancer's last status."""
 
 import asyncio
 import json

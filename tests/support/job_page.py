@@ -38,8 +38,7 @@ def write_run(folder: Path, processes: int, updates: int, metrics: int = 200) ->
     """Write the rows and events of a made-up finished run; return ``folder``.
 
     ``folder``: the run's directory, to be made; ``processes``: their number: a driver, and replicas of an engine core and 7
-    workers; ``updates``: of all workers together; ``metrics``: number of training steps of which the driver kept metrics.
-    """
+    workers; ``updates``: of all workers together; ``metrics``: number of training steps of which the driver kept metrics."""
     folder.mkdir(parents=True)
     workers = [pid for pid in range(2, processes + 1) if (pid - 2) % 8] or [processes]
     each = max(1, updates // len(workers))

@@ -1,7 +1,6 @@
 """A Ray cluster of three raylets on this machine, each with a run directory of its own, and jobs on it.
 
-As a script it runs the cluster: it prints one line of JSON with the cluster's address, and ends with its standard input.
-"""
+As a script it runs the cluster: it prints one line of JSON with the cluster's address, and ends with its standard input."""
 
 from __future__ import annotations
 

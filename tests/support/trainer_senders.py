@@ -1,8 +1,7 @@
 """Send a checkpoint as other trainers do, into an engine that carries their own worker extension.
 
 Everything runs in the engine's process; the trainer's end is a thread. `SENDERS` has one function per package and door:
-``(llm, items)``, raises what the trainer's or the worker's end raised.
-"""
+``(llm, items)``, raises what the trainer's or the worker's end raised."""
 
 import asyncio
 import contextlib

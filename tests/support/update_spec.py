@@ -22,8 +22,7 @@ What fails
   sender stops at its first error.
 Everything
   each name of the first load. A buffer that no first load has shown (dummy weights): once committed, it belongs to every
-  update; left out by a named one, it does not; until then an update without a name waits for it.
-"""
+  update; left out by a named one, it does not; until then an update without a name waits for it."""
 
 NONE, ERROR, EITHER = "no error", "an error", "an error or none"  # due from a call
 ANSWERED, REFUSED, OPEN = "answered", "refused", "answered by the old policy or refused"  # due to a request

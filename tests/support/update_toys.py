@@ -100,8 +100,7 @@ class Toy:
     def load(self, items, fault: str = "", asked=()) -> None:
         """One call; ``fault``: how it ends, "raises", "shape" or "unknown"; ``asked``: tensors after which a request comes.
 
-        The faults, and values that cannot be, are those of the last rank alone.
-        """
+        The faults, and values that cannot be, are those of the last rank alone."""
         last = self.engines[-1]
 
         def stream(engine):

@@ -41,8 +41,7 @@ def validated(
     """Return what the driver found, and everything that it said.
 
     ``overrides``: verl's command line; ``folder``: for the ledger; ``wanted``: settings to return as they are after validation;
-    ``variables``: FlashPatch's.
-    """
+    ``variables``: FlashPatch's."""
     given = [json.dumps(list(overrides)), json.dumps(list(wanted))]
     done = cpu_lab.python(DRIVER, folder, arguments=given, **variables)
     assert done.returncode == 0, cpu_lab.tail(done)

@@ -3,8 +3,7 @@
     python verl_sglang_lab.py WORLD OTHER FOLDER
 
 opens a server on the model in WORLD, sends it that and the one in OTHER in many ways, some of which fail, and prints
-what was seen as one line of JSON, name to value. Errors are given as text.
-"""
+what was seen as one line of JSON, name to value. Errors are given as text."""
 
 import asyncio
 import json

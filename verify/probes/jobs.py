@@ -1,8 +1,7 @@
 """Run functions of a probe in processes of their own, as a user's program would run; each leaves what it saw as a JSON file.
 
 Their environment is clean, one time-out is for all, and nothing is left behind. The time-out is that of a quiet machine of two
-cores; where processes wait for a core, `busyness` scales it.
-"""
+cores; where processes wait for a core, `busyness` scales it."""
 
 from __future__ import annotations
 
@@ -13,15 +12,18 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from flashpatch import ledger
 from flashpatch.patches._shared.child import kill_group
 
 FRESH = "fresh"
@@ -43,8 +45,7 @@ _EVERYWHERE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 class Command:
     """One process to start: its name in reports, what follows ``python -P``, and variables beside those inherited.
 
-    One that is ``stock`` starts without FlashPatch's variables; one that ``stops_others`` has them killed if it fails.
-    """
+    One that is ``stock`` starts without FlashPatch's variables; one that ``stops_others`` has them killed if it fails."""
 
     name: str
     arguments: Sequence[str]
@@ -73,8 +74,7 @@ def job(
     """Return the command that calls a function with the working directory and a dictionary for what it sees.
 
     ``function`` is ``MODULE:FUNCTION``, the module below `flashpatch.verify.probes`; it may be a coroutine. What it sees is
-    written as ``NAME.json``. The job `FRESH` runs without FlashPatch, and may fail alone.
-    """
+    written as ``NAME.json``. The job `FRESH` runs without FlashPatch, and may fail alone."""
     arguments = ["-c", f"from {__name__} import main; main()", function, str(workdir), name]
     return Command(name, arguments, environment or {}, stock=name == FRESH, stops_others=name != FRESH)
 
@@ -96,8 +96,7 @@ def ranks(
 def run(commands: Sequence[Command], workdir: Path, timeout: float) -> Outcome:
     """Run commands side by side in a directory, which gets their logs, kill what is left, and read what they saw.
 
-    All have ``timeout`` seconds together on a quiet machine of two cores.
-    """
+    All have ``timeout`` seconds together on a quiet machine of two cores."""
     began, running = time.monotonic(), dict[str, subprocess.Popen[bytes]]()
     with ExitStack() as stack:
         for command in commands:
@@ -204,6 +203,12 @@ def tell(workdir: Path, line: str) -> None:
         told.write(f"{line}\n")
 
 
+@cache
+def given() -> dict[str, Any]:
+    """Return the settings of ``settings.toml``."""
+    return tomllib.loads(Path(__file__).with_name("settings.toml").read_text())
+
+
 def write(path: Path, value: Any) -> None:
     """Write a JSON file atomically: another job may wait for it."""
     draft = path.with_name(f".{path.name}")
@@ -227,4 +232,5 @@ def main() -> None:
         seen["failed"] = f"{type(error).__name__}: {error}"
     write(workdir / f"{name}.json", seen)
     time.sleep(_LAST_ROW)
+    ledger.ending()  # of this process, which has done its part
     os._exit("failed" in seen)  # an engine's shutdown takes seconds; what is left of it is killed

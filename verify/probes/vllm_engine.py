@@ -6,38 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flashpatch.verify.probes import jobs
 from flashpatch.verify.probes.answers import PROMPTS, TOKENS, buckets
 
 NAME, ENTRY, RELOAD = "vllm", "LLM", "reload_weights"
 
-#: Variables with which a tiny engine starts quickly and gives the same answers in any process.
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TORCH_COMPILE_DISABLE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+ENVIRONMENT = jobs.given()["vllm_variables"]
 IN_ONE = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 APART = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
 
 def arguments(model: str | Path, **more: Any) -> dict[str, Any]:
     """Return keywords of ``vllm.LLM`` and ``vllm.EngineArgs``: small, eager, prefix caching, no tokenizer."""
-    return {
-        "model": str(model),
-        "skip_tokenizer_init": True,
-        "dtype": "bfloat16",
-        "max_model_len": 256,
-        "max_num_seqs": 4,
-        "enforce_eager": True,
-        "enable_prefix_caching": True,
-        "kv_cache_memory_bytes": 32 << 20,
-        "gpu_memory_utilization": 0.3,
-        "disable_log_stats": True,
-        **more,
-    }
+    return {"model": str(model), **jobs.given()["vllm"], **more}
 
 
 def register_model() -> None:
@@ -68,8 +49,7 @@ class Extension:
         """Stream a checkpoint into ``model.load_weights`` in buckets that cut every fused layer.
 
         With ``finish``, post-process at the end as verl's receiver does; else the engine must do it by itself. With
-        ``wrapped``, layers have the names that verl gives those with adapters.
-        """
+        ``wrapped``, layers have the names that verl gives those with adapters."""
         model, own = self.get_model(), "_proj.base_layer." if wrapped else "_proj."
         for bucket in buckets(checkpoint):
             model.load_weights((name.replace("_proj.", own), weight) for name, weight in bucket)
@@ -139,8 +119,7 @@ class Engine:
 def answers(llm: Any, prompts: Sequence[list[int]] = PROMPTS, adapter: Any = None) -> list[list[float]]:
     """Return per prompt the logprobs of its tokens, then those of a greedy continuation that may use the prefix cache.
 
-    Requests run one at a time, so that batches are the same in every process.
-    """
+    Requests run one at a time, so that batches are the same in every process."""
     rows = []
     for prompt in prompts:
         [scored] = _ask(llm, prompt, adapter, max_tokens=1, prompt_logprobs=0)

@@ -21,7 +21,7 @@ MOST_BYTES = 64 << 20
 """Bytes of all rows of one place; rows beyond are left out, and counted."""
 
 FILE = re.compile(
-    r"(?P<kind>row|expect|events|samples)-(?P<host>.*)-(?P<pid>\d+)-(?P<start>[A-Za-z0-9._]*?)(?:\.old)?\.jsonl?"
+    r"(?P<kind>row|expect|idle|events|samples)-(?P<host>.*)-(?P<pid>\d+)-(?P<start>[A-Za-z0-9._]*?)(?:\.old)?\.jsonl?"
 )
 """Name of a file of a process in a run directory."""
 

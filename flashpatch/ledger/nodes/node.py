@@ -141,8 +141,7 @@ def fetch(store: Store, run: str, folder: Path, here: str = "") -> int:
     """Bring the directory of a run up to date, or make it; return how many places published.
 
     ``here`` is the place that this directory is: nothing is copied if there is no other. Raises StoreError if Ray does not
-    answer, OSError if the directory cannot be written.
-    """
+    answer, OSError if the directory cannot be written."""
     prefix = keys.of_place(run)
     places = {key: place for key in store.keys(prefix) if keys.is_plain(place := key.removeprefix(prefix))}
     if {*places.values()} <= {here}:

@@ -1,8 +1,7 @@
 """Read and write Ray's key-value store, which lies on the head node, and list the nodes of the cluster.
 
 The only module of `flashpatch` that imports Ray: in a process that is connected to it, or that was asked to read from
-it. Ray is no dependency.
-"""
+it. Ray is no dependency."""
 
 from __future__ import annotations
 
@@ -66,8 +65,7 @@ def address(wanted: str) -> str:
 class Store:
     """Keys and values of FlashPatch's namespace, on Ray's head at ``host:port``. A call may take ``timeout`` seconds.
 
-    Every method raises `StoreError`, and may be called from any thread.
-    """
+    Every method raises `StoreError`, and may be called from any thread."""
 
     def __init__(self, address: str) -> None:
         self.address = address

@@ -132,8 +132,7 @@ def unwrapped(model: torch.nn.Module) -> Iterator[None]:
     Within, layers stand in the model as they did before they were wrapped; afterwards wrappers have their new parameters.
 
     A wrapper has the layer's weight and bias as its own too. Of an embedding that is the head as well SGLang makes two
-    layers with one weight.
-    """
+    layers with one weight."""
     from sglang.srt.lora.layers import BaseLayerWithLoRA
     from sglang.srt.utils import replace_submodule
 

@@ -2,8 +2,7 @@
 
 A released model whose weights SGLang copies to the host (``enable_weights_cpu_backup``, for a drafter also
 ``enable_draft_weights_cpu_backup``) comes back whole. Without that the policy waits for a complete update. A drafter, which
-no update of the policy brings, and what modules of the policy hold beside parameters are copied to the host here.
-"""
+no update of the policy brings, and what modules of the policy hold beside parameters are copied to the host here."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ patches = Patches("fp8", "sglang>=0.5.21", scope="engine-core", evidence="option
 )
 def release_memory_occupation(original, self, recv_req: Any):
     """Mark the policy as broken until a complete update and refuse updates until the memory is back, unless SGLang keeps a
-    copy on the host; copy the drafter to the host.
-    """
+    copy on the host; copy the drafter to the host."""
     from sglang.srt.runtime_context import get_exec
 
     return release_as_asked(

@@ -66,8 +66,7 @@ patches = Patches("fp8", "sglang>=0.5.21", scope="worker", evidence="install", r
 )
 def initialize_model(original, model_config: Any, load_config: Any, *args: Any, **kwargs: Any):
     """Record every parameter and buffer, and the Python state around it, as the constructor made it, and route the model's
-    load_weights through an update. Stand aside for load_format=flash_rl.
-    """
+    load_weights through an update. Stand aside for load_format=flash_rl."""
     from flashpatch.patches.fp8.sglang import loader_adapter
 
     engine.require("fp8")

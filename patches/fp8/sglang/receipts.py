@@ -131,8 +131,7 @@ def end(done: bool) -> None:
 def of_all_ranks(receipt: dict[str, Any] | None, group: Any) -> str:
     """Gather the receipts of a tensor-parallel group and return them as text for SGLang's message.
 
-    Every rank of ``group``, a gloo process group, must call this.
-    """
+    Every rank of ``group``, a gloo process group, must call this."""
     import torch
 
     found: list[Any] = [None] * torch.distributed.get_world_size(group)

@@ -48,8 +48,7 @@ patches = Patches("fp8", "sglang>=0.5.21", scope="engine-core", evidence="option
 def begin_weight_update(original, self, recv_req: Any):
     """Answer a refusal with success=False and the reason, and leave no session open.
 
-    A sender that numbers its updates begins anew after one that it could not finish.
-    """
+    A sender that numbers its updates begins anew after one that it could not finish."""
     from sglang.srt.managers.io_struct import BeginWeightUpdateReqOutput
 
     if self._session is not None and recv_req.rid and receipts.unfinished():

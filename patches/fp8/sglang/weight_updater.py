@@ -107,8 +107,7 @@ def load_from_disk(owner: Any, config: Any, do: Callable[[], tuple[bool, str]]) 
     """Update one model from disk by ``do``, SGLang's own function; return its answer.
 
     After a failure SGLang "rolls back" by loading the same new path once more; stop that attempt, and
-    restore the path that it has already set.
-    """
+    restore the path that it has already set."""
     path = config.model_path
     with model.one_attempt(owner):
         done, message = exception_as_answer(do)

@@ -4,8 +4,7 @@ Its prefix cache is emptied, or keyed by the policy: a request meets no block th
 a block's hash from the first block of its request, and the first one takes the request's ``cache_salt`` in. Under
 ``in_flight="keep"`` an engine core writes a key there that changes with each commit, so old blocks are found by nobody and die
 by age, where the other modes empty the cache. A request that holds KV across a commit gets a key of its own, and reads nothing
-from the cache any more: its blocks are of several policies.
-"""
+from the cache any more: its blocks are of several policies."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class PrefixKey:
         """Change the key at a commit; return how many requests hold KV across it.
 
         Requests that hold none, because they wait or were preempted, are computed under the new policy alone and
-        get the new key.
-        """
+        get the new key."""
         self._commits += 1
         self._current = self._named(str(self._commits))
         self._before = {

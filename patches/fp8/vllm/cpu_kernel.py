@@ -17,8 +17,7 @@ class FlashPatchCPUFP8LinearKernel(FP8ScaledMMLinearKernel):
     """W8A8: a scale per channel or tensor for weights, per token or tensor for activations.
 
     Activations are quantized by vLLM's own ``QuantFP8``. Weights and scales stay as the scheme stored them:
-    an update has nothing to refold.
-    """
+    an update has nothing to refold."""
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:

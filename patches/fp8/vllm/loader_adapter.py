@@ -138,8 +138,7 @@ def is_drafter(vllm_config: Any, model_config: Any) -> bool:
     """Whether ``model_config`` is of the model that speculates for the engine's target.
 
     Methods without a model, such as ``ngram``, give the target's own as the drafter's. A drafter of its own kind,
-    ``draft_model``, is opened under a ``vllm_config`` whose ``model_config`` is the drafter's.
-    """
+    ``draft_model``, is opened under a ``vllm_config`` whose ``model_config`` is the drafter's."""
     speculative = vllm_config.speculative_config
     drafter = getattr(speculative, "draft_model_config", None)
     return drafter is not None and model_config is drafter and drafter is not speculative.target_model_config

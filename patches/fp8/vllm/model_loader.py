@@ -111,8 +111,7 @@ def _refuse_amx_mla(model: torch.nn.Module) -> None:
     """Refuse a model of DeepSeek's attention on vLLM's backend AMX_MLA, for CPUs with AMX.
 
     It packs the weight of ``kv_b_proj`` into the attention's own memory and frees the weight itself: a later load finds no
-    place for it.
-    """
+    place for it."""
     for name, module in model.named_modules():
         if getattr(getattr(module, "impl", None), "uses_amx_bmm", False):
             raise PatchError(
@@ -139,8 +138,7 @@ def get_model(
     """Load a drafter from its checkpoint, or as draft_load_config says.
 
     Trainers open engines with ``load_format="dummy"``, since their first update brings the policy. vLLM uses the same format
-    for the drafter, whose weights no update brings: it would stay random.
-    """
+    for the drafter, whose weights no update brings: it would stay random."""
     from flashpatch.patches.fp8.vllm import loader_adapter
 
     chosen = model_config or vllm_config.model_config

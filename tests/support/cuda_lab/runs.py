@@ -79,8 +79,7 @@ def stream(
 
     If the process ends early, another goes on with the rest; one that ends without a single result is its first case's error.
 
-    ``seconds``: after which the process is killed; what it has not ended by then is not yielded.
-    """
+    ``seconds``: after which the process is killed; what it has not ended by then is not yielded."""
     pending, end = list(names), time.monotonic() + seconds
     while pending and time.monotonic() < end:
         out, arguments, env = _prepared(folder, what, mode, capability, pending, more)

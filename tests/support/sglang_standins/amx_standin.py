@@ -20,8 +20,7 @@ FP8 = "sglang.srt.layers.quantization.fp8_utils"
 class _BeforeSGLang:
     """A finder that finds SGLang's package, and its module with the fp8 function, and extends how they are loaded.
 
-    To look for SGLang, as FlashPatch does without importing it, imports no torch.
-    """
+    To look for SGLang, as FlashPatch does without importing it, imports no torch."""
 
     looking = False
 

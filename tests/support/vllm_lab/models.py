@@ -1,8 +1,7 @@
 """Tiny random Hugging Face checkpoints, made on the spot and the same for the same (family, seed, overrides).
 
 Two layers, hidden size 256, vocabulary 256. Every tensor is random, biases and norms too, and wide enough
-(std 0.08) that two seeds give clearly different answers: a weight that was not updated cannot hide.
-"""
+(std 0.08) that two seeds give clearly different answers: a weight that was not updated cannot hide."""
 
 import contextlib
 import json

@@ -9,6 +9,7 @@ import time
 
 from flashpatch.commands.report import drawn, emit
 from flashpatch.errors import PatchError
+from flashpatch.verify import ends
 from flashpatch.verify.job import collect, screen, source
 
 HELP = "show a job in the terminal while it runs"
@@ -23,8 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show the run until no process of it is alive, or its Ray cluster has gone, or it is interrupted; return 0.
 
-    Where standard output is no terminal, and with ``--once``, it is shown once; with ``--json`` as JSON.
-    """
+    Where standard output is no terminal, and with ``--once``, it is shown once; with ``--json`` as JSON."""
     if not args.every > 0:
         raise PatchError(f"--every {args.every:g} is not above 0.", advice="Name seconds, such as --every 2.")
     folder = source.chosen(args)
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         with Live(view(), console=console, screen=True, auto_refresh=False) as live:
-            while found["alive"] or any(process["alive"] == "unknown" for process in found["processes"]):
+            while found["how"] in (ends.RUNNING, ends.LOST):
                 time.sleep(args.every)
                 try:
                     source.renew(args, folder)

@@ -1,8 +1,7 @@
 """Run one of the probe's ranks as a trainer: gradients of one batch through verl's own FSDP engines, split in several ways.
 
 Each is compared with one backward of the plain model over the whole batch, whose loss is written out here, without this
-family's code.
-"""
+family's code."""
 
 from __future__ import annotations
 
@@ -174,8 +173,7 @@ def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple
     engine = engine_for(strategy, model)
 
     def shared(split: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
-        """Return this rank's rows; where verl equalizes the number of micro-batches, only the first rank has real
-        ones."""
+        """Return this rank's rows; where verl equalizes the number of micro-batches, only the first rank has real ones."""
         if split["use_dynamic_bsz"] and world > 1:
             return [batch[:REAL], batch[REAL:]][rank] if rank < 2 else []
         return batch[rank::world]

@@ -1,7 +1,6 @@
 """What went wrong once (U1 to U8): each as a sequence, of toys under the core and of the specification beside it.
 
-A `Toy` compares each call's end, each answer and each value with the specification; a test says what matters in words.
-"""
+A `Toy` compares each call's end, each answer and each value with the specification; a test says what matters in words."""
 
 import logging
 

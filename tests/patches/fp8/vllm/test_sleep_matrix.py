@@ -3,8 +3,7 @@
 A cell opens one engine and brings it to B and A in turn, in one call and in buckets of five tensors: awake, after
 sleep level 1, and after level 2 with the KV cache woken after the update; the engine's memory goes away as an
 accelerator's does (`sleep_pool`). With ``atomic="model"``, buckets leave the old policy serving, and level 2, which
-leaves nothing to fall back to, is refused by name.
-"""
+leaves nothing to fall back to, is refused by name."""
 
 from typing import Any
 

@@ -2,8 +2,7 @@
 
 The combinations are generated from verl's registry of losses and its own list of aggregations: a new loss is either right,
 or refused by name, or it fails here. Each is streamed in an order, to a budget and with a rejection drawn at random. In
-`make test` the losses of ours and sapo meet every aggregation, the others a third of them, in turn.
-"""
+`make test` the losses of ours and sapo meet every aggregation, the others a third of them, in turn."""
 
 import json
 from pathlib import Path

@@ -1,7 +1,6 @@
 """Attention over the paged cache, one request at a time.
 
-Shapes: q [tokens, heads, dim], k and v [tokens, key-value heads, dim], buffers [slots, key-value heads, dim].
-"""
+Shapes: q [tokens, heads, dim], k and v [tokens, key-value heads, dim], buffers [slots, key-value heads, dim]."""
 
 import torch
 
@@ -100,8 +99,7 @@ def extend_attention(
     Given ones may be of other sizes than the buffers', which MLA fills with latents, where nothing comes before them.
 
     ``tree_mask`` holds, request after request, bool [new, columns]; columns are the whole sequence or, where the
-    sizes say so, the new tokens alone.
-    """
+    sizes say so, the new tokens alone."""
     own_only = tree_mask is not None and tree_mask.numel() == int((new.long() ** 2).sum())
     read = 0
     for row, length, count, start in zip(rows.tolist(), lengths.tolist(), new.tolist(), starts.tolist()):
