@@ -31,8 +31,7 @@ class Cell:
     """One patch against one version.
 
     ``verdict`` is ``outside`` where the version does not meet the patch's ``requires``; ``line`` is the
-    first place that drifted and ``drift`` all of them, in words.
-    """
+    first place that drifted and ``drift`` all of them, in words."""
 
     patch: str
     distribution: str
@@ -111,8 +110,7 @@ class Tree:
 def opened(path: Path, packages: Collection[str]) -> Iterator[list[Tree]]:
     """Yield the sources of ``packages`` that ``path`` holds; those of archives exist inside the context only.
 
-    Raises ValueError if it is neither an archive nor a directory, or holds none of the packages.
-    """
+    Raises ValueError if it is neither an archive nor a directory, or holds none of the packages."""
     with contextlib.ExitStack() as stack:
         folder = path
         if path.is_file():

@@ -14,8 +14,7 @@ class Proof:
     rows found under it were written by processes of that probe.
 
     ``what`` is the behaviour looked for, such as ``"update equals a fresh engine"``, ``ok`` whether it was observed,
-    ``evidence`` what was observed, in a few words or numbers, and ``seconds`` how long it took.
-    """
+    ``evidence`` what was observed, in a few words or numbers, and ``seconds`` how long it took."""
 
     subject: str
     what: str

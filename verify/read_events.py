@@ -21,8 +21,7 @@ class ProcessEvents:
 
     ``dropped`` and ``dropped_samples`` count old ones that its files had no room for, ``dropped_kinds`` the former by name and
     outcome, see `events.kind_of`; ``lost`` those that it could not write for a time, ``unreadable`` lines that are no event, as
-    a killed process leaves.
-    """
+    a killed process leaves."""
 
     host: str
     pid: int

@@ -75,8 +75,7 @@ def selected(names: Sequence[str]) -> list[tuple[selections.Selection, str]]:
 def verify(selection: selections.Selection, progress: Callable[[str], None], part: str = "") -> FamilyReport:
     """Probe the one family of ``selection``, or a part of it that `PARTS` names, and report by the name the user typed.
 
-    The working directory is kept if anything failed.
-    """
+    The working directory is kept if anything failed."""
     [(family_name, choice)] = selection.choices.items()
     family, name = registry.family(family_name), part or choice.name
     found = {patch.id: _owner(patch) for patch in family.patches}

@@ -1,8 +1,7 @@
 """Open verl's SGLang servers and their clients in the trainer, without a trainer, by verl's own configuration, with family cpu
 on.
 
-A server is verl's own Ray actor; a client is the ``ServerAdapter`` through which verl's trainer sends weights.
-"""
+A server is verl's own Ray actor; a client is the ``ServerAdapter`` through which verl's trainer sends weights."""
 
 from __future__ import annotations
 

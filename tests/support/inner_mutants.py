@@ -2,8 +2,7 @@
 
 ``$MUTANT`` is ``inner`` and the name of a function below, which stands in the place that its decorator names as soon as
 the module there is imported, and gets what it replaces first. Most act on one call in a row of calls, or on one of the things
-that a call brings: what is wrong in all of them shows in more than one way.
-"""
+that a call brings: what is wrong in all of them shows in more than one way."""
 
 import functools
 import itertools

@@ -46,8 +46,7 @@ def verdict(
 def generated(clean: Verdict, ranked: bool) -> list[str]:
     """Return the mutants of a family: each kind of each patch that the clean run saw called.
 
-    ``ranked``: the probe runs on ranks that are numbered.
-    """
+    ``ranked``: the probe runs on ranks that are numbered."""
     known = registry.patches()
     acting = {
         patch["id"]: max(map(int, re.findall(r"(\d+) calls", patch["evidence"])))
@@ -74,8 +73,7 @@ def check_each(
 ) -> None:
     """Fail unless each mutant gives an alarm, or is in ``spared``, and a run without one, before and after, gives none.
 
-    ``more`` are mutants beside those generated. Prints what noticed each.
-    """
+    ``more`` are mutants beside those generated. Prints what noticed each."""
     clean = verdict(family, folder, imported=imported)
     assert clean.code == 0 and clean.live == 0, f"a clean run gives an alarm: {clean.by}"
     made, unnoticed = [*more, *generated(clean, ranked)], []

@@ -1,7 +1,6 @@
 """Gather one job's processes, updates, syncs, refusals and measurements into one dictionary, fit for JSON.
 
-The page, the live view, the trace and the metrics show this and nothing else.
-"""
+The page, the live view, the trace and the metrics show this and nothing else."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
     """Return what is known of a job, for the page: see the keys below. Times are seconds since 1970.
 
     ``about`` says what job it was (label, text), ``verdict`` whether what is due was observed, ``names`` has one entry per name
-    that the user typed, ``recorded`` how many events were read, and how many were not kept, and ``not_recorded`` sentences.
-    """
+    that the user typed, ``recorded`` how many events were read, and how many were not kept, and ``not_recorded`` sentences."""
     now = time.time() if now is None else now
     report = live.judge(source.run, patches)
     typed = live.typed_names(source.run.rows, report)

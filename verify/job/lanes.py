@@ -30,8 +30,7 @@ def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) 
 
     A lane has ``process``; ``label``, which tells it from the others in little room; ``replica``, counted from 1; ``segments``,
     lists of begin, end (seconds since 1970), first and last version; ``marks``, lists of time and text of updates refused or
-    abandoned; ``timed``, False if a version is known and its time is not.
-    """
+    abandoned; ``timed``, False if a version is known and its time is not."""
     found = []
     for row in source.run.rows:
         events = source.of(row).events

@@ -34,8 +34,7 @@ flashpatch_mismatch_k3_nats gauge Gap between rollout and trainer, an estimate o
 flashpatch_staleness_versions gauge Mean age of the tokens trained on, in policy versions, last step.
 flashpatch_step_seconds gauge Seconds of the trainer's last step.
 flashpatch_resident_memory_bytes gauge Resident memory of the process at its last weight update.
-flashpatch_events_dropped_total counter Events that a process had no room to keep.
-"""
+flashpatch_events_dropped_total counter Events that a process had no room to keep."""
 METRICS = {
     name: (kind, help) for name, kind, help in (row.split(" ", 2) for row in _TABLE.split("\n") if row)
 }

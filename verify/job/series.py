@@ -31,8 +31,7 @@ _METRICS = (
 def charts(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
     """Return the charts for which something was recorded, from each process's name and events.
 
-    Each has ``id``, ``title``, ``unit``, ``lines`` (``label`` and ``points``), ``shown`` and ``lines_left_out``.
-    """
+    Each has ``id``, ``title``, ``unit``, ``lines`` (``label`` and ``points``), ``shown`` and ``lines_left_out``."""
     collected: dict[str, dict[str, Points]] = {}
     for process, mine in events:
         for event in mine:

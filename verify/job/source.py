@@ -95,8 +95,7 @@ def found(args: argparse.Namespace) -> Path:
 
     A run that is named and not there is a usage error.
 
-    Raises LookupError if there is none at all, and PatchError if the cluster cannot be reached.
-    """
+    Raises LookupError if there is none at all, and PatchError if the cluster cannot be reached."""
     where = ledger(args)
     if args.ray is not None:
         folder = where / _published(args)
@@ -154,8 +153,7 @@ def load(folder: Path) -> Source:
 def _published(args: argparse.Namespace) -> str:
     """Return the run that the arguments name, or the one that was published last on their Ray cluster, whose store they keep.
 
-    Raises LookupError, with the newest ones, if the cluster has no such run, and PatchError if it cannot be reached.
-    """
+    Raises LookupError, with the newest ones, if the cluster has no such run, and PatchError if it cannot be reached."""
     try:
         args.store = ray_store.Store(ray_store.address(args.ray))
         found = published.run_ids(args.store)

@@ -1,8 +1,7 @@
 """Write a job as trace events, which Perfetto and Chrome's tracing page open.
 
 What was measured as a duration ending at a known time is a slice. Of some phases only the duration is known: they are
-slices on a track of their own that says so, and begin with what they belong to.
-"""
+slices on a track of their own that says so, and begin with what they belong to."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ def trace(source: Source, names: dict[tuple[str, int, str], str]) -> dict[str, A
     """Return the trace as JSON of the "Trace Event Format"; ``names`` has the name of a process by host, pid and start.
 
     ``ts`` and ``dur`` are microseconds since the first event, whose time ``otherData`` has. Each process of the job has a
-    number of its own as ``pid``, since hosts may share one.
-    """
+    number of its own as ``pid``, since hosts may share one."""
     rows = source.run.rows
     times = [event["t"] - _seconds(event) for row in rows for event in source.of(row).events]
     times += [row.first_written for row in rows if row.first_written]

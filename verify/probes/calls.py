@@ -26,8 +26,7 @@ def options(family: str) -> Mapping[str, Any]:
 def counted(nonce: str, of: str, taken: Mapping[str, Sequence[str]]) -> Proof:
     """Judge what was counted of a family and framework, such as ``grpo.verl``, under the nonce.
 
-    ``taken`` has by role the last parts of the ids of patches that are on the probe's way, beside those due by their records.
-    """
+    ``taken`` has by role the last parts of the ids of patches that are on the probe's way, beside those due by their records."""
     found, (family, _, framework) = rows(nonce), of.partition(".")
     records = [one for one in registry.family(family).patches if one.framework == framework]
     given, happened = {family: options(family)}, evidence.EVERYTHING - {"install"}

@@ -1,8 +1,7 @@
 """Run functions of a probe in processes of their own, as a user's program would run; each leaves what it saw as a JSON file.
 
 Their environment is clean, one time-out is for all, and nothing is left behind. The time-out is that of a quiet machine of two
-cores; where processes wait for a core, `busyness` scales it.
-"""
+cores; where processes wait for a core, `busyness` scales it."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ _EVERYWHERE = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 class Command:
     """One process to start: its name in reports, what follows ``python -P``, and variables beside those inherited.
 
-    One that is ``stock`` starts without FlashPatch's variables; one that ``stops_others`` has them killed if it fails.
-    """
+    One that is ``stock`` starts without FlashPatch's variables; one that ``stops_others`` has them killed if it fails."""
 
     name: str
     arguments: Sequence[str]
@@ -73,8 +71,7 @@ def job(
     """Return the command that calls a function with the working directory and a dictionary for what it sees.
 
     ``function`` is ``MODULE:FUNCTION``, the module below `flashpatch.verify.probes`; it may be a coroutine. What it sees is
-    written as ``NAME.json``. The job `FRESH` runs without FlashPatch, and may fail alone.
-    """
+    written as ``NAME.json``. The job `FRESH` runs without FlashPatch, and may fail alone."""
     arguments = ["-c", f"from {__name__} import main; main()", function, str(workdir), name]
     return Command(name, arguments, environment or {}, stock=name == FRESH, stops_others=name != FRESH)
 
@@ -96,8 +93,7 @@ def ranks(
 def run(commands: Sequence[Command], workdir: Path, timeout: float) -> Outcome:
     """Run commands side by side in a directory, which gets their logs, kill what is left, and read what they saw.
 
-    All have ``timeout`` seconds together on a quiet machine of two cores.
-    """
+    All have ``timeout`` seconds together on a quiet machine of two cores."""
     began, running = time.monotonic(), dict[str, subprocess.Popen[bytes]]()
     with ExitStack() as stack:
         for command in commands:

@@ -68,8 +68,7 @@ class Extension:
         """Stream a checkpoint into ``model.load_weights`` in buckets that cut every fused layer.
 
         With ``finish``, post-process at the end as verl's receiver does; else the engine must do it by itself. With
-        ``wrapped``, layers have the names that verl gives those with adapters.
-        """
+        ``wrapped``, layers have the names that verl gives those with adapters."""
         model, own = self.get_model(), "_proj.base_layer." if wrapped else "_proj."
         for bucket in buckets(checkpoint):
             model.load_weights((name.replace("_proj.", own), weight) for name, weight in bucket)
@@ -139,8 +138,7 @@ class Engine:
 def answers(llm: Any, prompts: Sequence[list[int]] = PROMPTS, adapter: Any = None) -> list[list[float]]:
     """Return per prompt the logprobs of its tokens, then those of a greedy continuation that may use the prefix cache.
 
-    Requests run one at a time, so that batches are the same in every process.
-    """
+    Requests run one at a time, so that batches are the same in every process."""
     rows = []
     for prompt in prompts:
         [scored] = _ask(llm, prompt, adapter, max_tokens=1, prompt_logprobs=0)

@@ -1,7 +1,6 @@
 """A choice of experts that rounding decides is no fault; a router that is another is named, and so are wrong experts.
 
-The engine is the trainer's model in bf16, which may hold other weights or choose otherwise.
-"""
+The engine is the trainer's model in bf16, which may hold other weights or choose otherwise."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -55,8 +54,7 @@ def compared(
 def otherwise(within: float) -> tuple[Callable, list[int]]:
     """A hook that lets a router take the best expert that it left in the place of the worst that it took, and what it did so for.
 
-    ``within``: of their logits, which are exchanged.
-    """
+    ``within``: of their logits, which are exchanged."""
     tokens = []
 
     def choose(_: Any, args: Any, returned: tuple) -> None:

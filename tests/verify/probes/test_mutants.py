@@ -2,8 +2,7 @@
 
 The mutants are generated over the records: every patch with a wrapper that is live in a clean run. Two make no difference
 and are left out: ``once`` of what is called once, and ``one_rank`` of what runs in no rank of a job, such as a client of rollout
-servers. `SPARED` names further ones, each with its reason. A run prints what noticed each mutant.
-"""
+servers. `SPARED` names further ones, each with its reason. A run prints what noticed each mutant."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -23,8 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show the run until no process of it is alive, or its Ray cluster has gone, or it is interrupted; return 0.
 
-    Where standard output is no terminal, and with ``--once``, it is shown once; with ``--json`` as JSON.
-    """
+    Where standard output is no terminal, and with ``--once``, it is shown once; with ``--json`` as JSON."""
     if not args.every > 0:
         raise PatchError(f"--every {args.every:g} is not above 0.", advice="Name seconds, such as --every 2.")
     folder = source.chosen(args)

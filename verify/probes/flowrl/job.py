@@ -1,8 +1,7 @@
 """Update a tiny actor once in verl's worker, and compute the same in float64 without verl.
 
 As a user's program, once alone and once as each of two ranks that share every row (Ulysses): the environment switches the
-family on.
-"""
+family on."""
 
 from __future__ import annotations
 
@@ -96,8 +95,7 @@ def paper(
 ) -> tuple[float, float | None]:
     """Return mean loss and mean log Z of the rows under weights by name, from transformers' model in float64 and `paper`.
 
-    Without a partition function log Z is 0 in the loss, as it is in the advantages, and None is returned for it.
-    """
+    Without a partition function log Z is 0 in the loss, as it is in the advantages, and None is returned for it."""
     from transformers import AutoModelForCausalLM
 
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")

@@ -1,8 +1,7 @@
 """Compute FlowRL's loss in plain floating-point numbers, without tensors, as a reference that shares no code with what it
 checks.
 
-Source: FlowRL (arXiv 2509.15207), its final objective.
-"""
+Source: FlowRL (arXiv 2509.15207), its final objective."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ def response_loss(
         reward: its group-normalised reward, with the factor ``beta``.
         epsilon: half the width of the clip range.
         weight: ``clip`` (the paper), ``raw`` (the published code) or ``none``.
-        length: ``mean`` (the paper) or ``sum``.
-    """
+        length: ``mean`` (the paper) or ``sum``."""
     share = len(log_p) if length == "mean" else 1
     ratio = math.exp(math.fsum(log_p) - math.fsum(log_p_old))
     w = {"clip": min(max(ratio, 1 - epsilon), 1 + epsilon), "raw": ratio, "none": 1.0}[weight]
@@ -42,8 +40,7 @@ def group_log_z(alone: Sequence[float], lengths: Sequence[int]) -> float:
     """Return the z for which the average of ``exp(length (alone - z))`` over a group is 1, by bisection.
 
     ``alone`` is what each response alone would take log Z for, ``beta r + (log p_ref - log p) / length``; lengths are 1 if the
-    loss sums.
-    """
+    loss sums."""
     low, high = min(alone), max(alone)
     for _ in range(200):
         middle = (low + high) / 2
@@ -59,8 +56,7 @@ def partition(
 ) -> float:
     """Return log Z from the mean hidden state of a prompt's tokens, and weight rows and bias of each linear layer.
 
-    Between two of them is GELU, then a LayerNorm whose scale is 1 and whose shift is 0, as initialized.
-    """
+    Between two of them is GELU, then a LayerNorm whose scale is 1 and whose shift is 0, as initialized."""
     values = list(mean_hidden)
     for at, (weight, bias) in enumerate(layers):
         values = [

@@ -83,8 +83,7 @@ def responses(number: int = 8, seed: int = 0) -> list[Response]:
 def batch(rows: Sequence[Response], whole: int | None = None, **extra: Any) -> Any:
     """Return the TensorDict that verl's trainer sends to ``update_actor``, of this rank's ``rows`` of ``whole`` on all ranks.
 
-    ``extra`` are further settings, or tensors as lists of one list of floats per response.
-    """
+    ``extra`` are further settings, or tensors as lists of one list of floats per response."""
     from verl.utils import tensordict_utils as tu
 
     def nested(values: Sequence[Sequence[Any]], dtype: torch.dtype) -> torch.Tensor:

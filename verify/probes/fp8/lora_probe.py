@@ -1,7 +1,6 @@
 """Probe LoRA adapters: send three in turn to an engine whose base was updated, and compare with fresh engines.
 
-On vLLM, or on SGLang where that alone is installed.
-"""
+On vLLM, or on SGLang where that alone is installed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Probe family fp8: update a tiny engine in processes of its own, and compare its answers with a fresh engine's.
 
 One process goes from model a to a, to another in buckets that cut every fused layer, and back to a from disk; another, without
-FlashPatch, opens the other model.
-"""
+FlashPatch, opens the other model."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ _RANK, _ALPHA = 4, 12
 def write(directory: Path, seed: int) -> Path:
     """Make ``directory`` a Hugging Face checkpoint of a random Qwen2; two seeds share no value.
 
-    Norms and biases are random too, and all of it is wide enough that any tensor shows in the answers.
-    """
+    Norms and biases are random too, and all of it is wide enough that any tensor shows in the answers."""
     from flashpatch.verify.probes import verl_actor
 
     return verl_actor.write_model(directory, seed, std=0.08, norms=1.0, **_SIZES)

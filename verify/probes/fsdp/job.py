@@ -6,8 +6,7 @@ the base is sent); ``step`` (an optimizer step is taken first); and ``tamper``, 
 tensor or "buffer", with its ``victim``.
 
 With forked workers each side writes what it saw as ``trainer-RANK.json`` and ``rollout-RANK.json``, and the worker the weights that it got
-for each entry of the plan as ``.pt`` beside it.
-"""
+for each entry of the plan as ``.pt`` beside it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Probe family fsdp: verl's FSDP engines send to verl's receivers, unharmed and with a fault in transit.
 
-If verl's rollouts are SGLang's, verl's server answers with what two ranks sent it.
-"""
+If verl's rollouts are SGLang's, verl's server answers with what two ranks sent it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Run one of the probe's ranks as a trainer: gradients of one batch through verl's own FSDP engines, split in several ways.
 
 Each is compared with one backward of the plain model over the whole batch, whose loss is written out here, without this
-family's code.
-"""
+family's code."""
 
 from __future__ import annotations
 
