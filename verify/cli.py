@@ -1,7 +1,6 @@
 """Run ``flashpatch-verify``: exit 0 when all that is required is live, 1 when not, 2 on wrong use.
 
-With ``--against``: 0 when every contract holds, 1 when one drifted, 2 when a path cannot be read.
-"""
+With ``--against``: 0 when every contract holds, 1 when one drifted, 2 when a path cannot be read."""
 
 from __future__ import annotations
 

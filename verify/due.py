@@ -28,8 +28,7 @@ def situations(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[Situat
     """Return the situation of each process.
 
     Updates concern the whole job, but the engines that were opened after the last one. Steps concern a process, its parent and its
-    children, of which one noted some or had a patch called that is called on steps; another replica of the job may be idle.
-    """
+    children, of which one noted some or had a patch called that is called on steps; another replica of the job may be idle."""
     updated = any(row.notes.get("updates") or row.notes.get("drafter_version") for row in rows)
     fresh = opened_since(rows)
     stepped = [row for row in rows if has_stepped(row, patches)]

@@ -26,8 +26,7 @@ class Process:
     ``patches`` maps ids to ``{"state", "detail", "calls", ...}`` as the process wrote them. ``problems``
     holds one sentence per thing that is required here and not live. ``node`` names the node of Ray that its row
     was published on, ``title`` the class of the actor of Ray that it is; each is empty if there is none. ``names`` are what
-    the user typed for ``families``; ``version`` is that of the policy that it holds.
-    """
+    the user typed for ``families``; ``version`` is that of the policy that it holds."""
 
     host: str
     pid: int
@@ -101,8 +100,7 @@ class TypedName:
     It acted in so many processes of a kind (a role, or the class of an actor of Ray), with ``calls`` of all its patches, under
     the policy ``versions`` that these hold. The ``precision`` is that of the rollouts, empty if the family has none,
     ``problems`` a number of sentences. The verdict is ``proven``, ``not proven``, or ``never called``, though nothing of it was
-    due yet.
-    """
+    due yet."""
 
     name: str
     family: str
@@ -126,8 +124,7 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
     """Compare what each process shows with what is due in it.
 
     What others write than ``patches`` is shown, and judged by its state alone. ``required`` are the families that the job must
-    carry, each with the name to report it by; others in the ledger are left out. Empty means all.
-    """
+    carry, each with the name to report it by; others in the ledger are left out. Empty means all."""
     named = required or {}
     carried = {family for row in run.rows for family in _families(row.patches)}
     chosen = set(named) or carried | {name for expected in run.expected for name in expected.families}

@@ -19,8 +19,7 @@ def splits(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[str]:
     The ranks of an engine are workers of one front end, or of one core, whose ranks differ (``dp`` is among them); their
     versions, which count updates, must be equal. Engines are compared by the step of verl's trainer that was sent last, and only those that live: one that was
     started later has counted fewer updates, and one that was killed was sent fewer steps. An engine that was there at the last
-    update, takes steps and was sent none is behind too. Where an update is open, nothing is said.
-    """
+    update, takes steps and was sent none is behind too. Where an update is open, nothing is said."""
     workers = [row for row in rows if "worker" in row.roles and "policy_version" in row.notes]
     cores = {(row.host, row.pid): row.ppid for row in rows if "engine-core" in row.roles}
     found = []

@@ -22,12 +22,13 @@ SURE = 6.0
 
 
 def batches(engine: str) -> Iterator[tuple[list[int], list[Asked]]]:
-    """Yield prompts and the parameters of requests for each in one batch, a greedy one among them; of vLLM's one has penalties and two a
-    seed, of SGLang's verification both are other things.
+    """Yield prompts and the parameters of requests for each in one batch, a greedy one among them; of vLLM's one has penalties and two have
+    seeds, of SGLang's verification both are other things.
 
     A batch's prompts fit into a step: vLLM for CPUs (0.24 to 0.32) ends where it cuts a prompt of a request with a seed."""
     for turn in range(TURNS):
-        own = [PENALIZED, *[NUCLEUS | {"seed": turn}] * 2] if engine == "vllm" else [NUCLEUS] * 3
+        seeded = [NUCLEUS | {"seed": turn}, ASKED[1] | {"seed": turn}]
+        own = [PENALIZED, *seeded] if engine == "vllm" else [NUCLEUS] * 3
         yield [3 + (turn + 7 * place) % 29 for place in range(5)], [*ASKED, *own]
 
 

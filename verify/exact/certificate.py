@@ -73,7 +73,8 @@ class Certificate:
         problem: why nothing could be compared.
         syncs: per sync of the same weights, the first module that changed.
         seconds: what it took, by part.
-        left_out: what was not compared: of what the job's engine does, and of modules.
+        left_out: what the job's engine does and the compared one does not.
+        not_compared: what of the model no comparison reached.
         quantization: how the engine's weights are quantized.
         causes: what is left of the gap with one cause switched off, if asked for.
         engine: the package whose engine it is.
@@ -86,6 +87,7 @@ class Certificate:
     syncs: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
     quantization: str = ""
     causes: tuple[Cause, ...] = ()
     engine: str = ""
@@ -97,8 +99,12 @@ class Certificate:
         return next((place for place in self.places if place.differs), None)
 
     @property
-    def ok(self) -> bool:
+    def agrees(self) -> bool:  # as far as it was compared
         return not self.problem and self.first is None and not any(self.syncs)
+
+    @property
+    def ok(self) -> bool:
+        return self.agrees and not self.not_compared
 
     def as_json(self) -> dict[str, Any]:
         first = self.first

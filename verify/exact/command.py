@@ -1,4 +1,4 @@
-"""Run ``flashpatch-verify exact MODEL``: exit 0 if engine and trainer agree to rounding, 1 if not, 2 on wrong use."""
+"""Run ``flashpatch-verify exact MODEL``: exit 0 if engine and trainer agree, 1 if not, 2 on wrong use, 3 if they do in part."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ from flashpatch.verify.exact.verl_job import Job, JobError, Trainer, composed
 
 ENGINES = {"vllm": "engine", "sglang": "sglang_engine"}
 """Modules that open engines, by the package whose engines they are."""
-AGREE, DIFFER, USAGE = 0, 1, 2
+AGREE, DIFFER, USAGE, IN_PART = 0, 1, 2, 3
 TEXT = (
     "A trainer and an engine that hold the same weights should give the same probabilities. Seven times eight is 56, and "
     "the capital of France is Paris. def add(a, b): return a + b"
 )
-RANDOM_TOKENS = 48
-DISTINCT = 16
+RANDOM_TOKENS, DISTINCT = 48, 16
 WIDEST_WINDOW = 1024  # tokens; a wider sliding window is not reached
 SHOWN = 12
 
@@ -59,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"flashpatch-verify exact: {error}", file=sys.stderr)
         return USAGE
     emit(certificate.as_json(), tables(certificate), options.json)
-    return AGREE if certificate.ok else DIFFER
+    return AGREE if certificate.ok else IN_PART if certificate.agrees else DIFFER
 
 
 def of_job(job: Job, options: argparse.Namespace, engine: dict[str, Any]) -> Certificate:
@@ -218,10 +217,12 @@ def tables(certificate: Certificate) -> list[Table]:
         for place in shown
     ]
     first = certificate.first
-    verdict = f"first differs: {first}" if first else "engine and trainer agree to rounding"
+    agreed = "compared in part, and that agrees" if certificate.not_compared else "engine and trainer agree"
+    verdict = f"first differs: {first}" if first else f"{agreed} to rounding"
     numbers = [("mean KL, nats", f"{certificate.kl:.1e}", f"{certificate.kl_rounding:.1e}")]
     notes = [f"compared on {certificate.prompt}"] if certificate.prompt else []
-    notes += [f"left out: {what}" for what in certificate.left_out]
+    parts = {"not compared": certificate.not_compared, "left out": certificate.left_out}
+    notes += [f"{how}: {one}" for how, part in parts.items() for one in part]
     took = ", ".join(f"{part} {seconds:.1f}" for part, seconds in certificate.seconds.items())
     notes += [f"seconds: {took}"] if took else []
     synced = [(str(at), change or "nothing") for at, change in enumerate(certificate.syncs, 1)]
@@ -246,7 +247,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flashpatch-verify exact",
         description="Compare vLLM or SGLang with the Hugging Face model that a trainer trains, and name the first module that differs.",
-        epilog="Exit status: 0 they agree to rounding, 1 they differ or cannot be compared, 2 wrong use.",
+        epilog="Exit status: 0 they agree to rounding, 1 they differ or cannot be compared, 2 wrong use, 3 some was not compared.",
     )
     types = {"int": int, "float": float}
     for name, given in tomllib.loads(Path(__file__).with_name("options.toml").read_text()).items():

@@ -73,6 +73,7 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     known, called = {name for name, _ in exact.named_modules()}, {call.name for call in engine.calls}
     names = [_NUMBER.sub(".*", name) for name in engine.left if counterparts(name, known, called)]
     left = [f"{name}, which cannot be joined from its ranks" for name in dict.fromkeys(names)]
+    left += ["its modules, which a compiled engine does not show"] * is_compiled
     for gap in found:
         left += [f"{gap.place}'s experts {gap.unreached}, which no token took"] if gap.unreached else []
         if light := [str(one) for one, most in _experts(gap, rounding).items() if most > forced.MOST]:
@@ -82,7 +83,7 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     together = dict.fromkeys(_NUMBER.sub(".*", name) for name in blocks if name not in apart)
     left += [f"{name}'s experts one by one" for name in together]
     left += _beyond(exact, len(ids), bool(turns), {table.name for table in tables})
-    return Certificate(places, kl, kl_rounding, quantization=engine.quantization, left_out=tuple(left))
+    return Certificate(places, kl, kl_rounding, quantization=engine.quantization, not_compared=tuple(left))
 
 
 def _beyond(model: torch.nn.Module, length: int, turned: bool, tables: Collection[str]) -> Iterator[str]:

@@ -89,20 +89,12 @@ def _options(**values: Any) -> dict[str, str]:
 
 
 def _drawn(target: Path, answers: Sequence[Any], returned: str) -> Proof:
-    what = "tokens are the target's alone, sampled ones from its distribution as asked for; log-probabilities and seeds are right"
-    tally, by_seed = sampled.Tally(_close()), dict[Any, list[int]]()
+    what = "tokens are the target's alone, sampled ones from its distribution as asked for; log-probabilities are right"
+    tally = sampled.Tally(_close())
     for one in answers:
         _, logits = _forward(target, one["prompt"] + one["tokens"])
-        tally.add(
-            logits[len(one["prompt"]) - 1 : -1],
-            one["prompt"],
-            one["asked"],
-            one["tokens"],
-            one["logprobs"],
-            returned,
-        )
-        if "seed" in one["asked"]:
-            tally.outside += by_seed.setdefault(one["asked"]["seed"], one["tokens"]) != one["tokens"]
+        own = logits[len(one["prompt"]) - 1 : -1]
+        tally.add(own, one["prompt"], one["asked"], one["tokens"], one["logprobs"], returned)
     evidence = f"{tally.outside} of {tally.tokens} tokens could not be drawn, likelihood off by {tally.off:.1f} standard deviations"
     return _proof(what, tally.good, f"{evidence}, log-probabilities by {tally.worst:.1g}")
 
