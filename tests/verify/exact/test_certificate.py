@@ -49,7 +49,9 @@ def certify(runner):
 
 @pytest.mark.parametrize("family", some_full((*HONEST, *MORE), HONEST))
 def test_an_honest_engine_agrees(certify, tmp_path, family: str) -> None:
-    found = certify(models.checkpoint(tmp_path, family), syncs=2 * (family in SYNCED))
+    path = models.checkpoint(tmp_path, family)
+    [file.unlink() for file in path.glob("tokenizer*") if family == "llama"]  # none is needed
+    found = certify(path, syncs=2 * (family in SYNCED))
     assert found.ok and len(found.places) >= 15, (found.first, found.problem, found.syncs)
     assert found.syncs == ["", ""] or family not in SYNCED
 

@@ -90,6 +90,4 @@ def test_without_the_sampling_patch_sampled_tokens_are_not_the_targets(tmp_path:
     import mutant_runs
 
     said = mutant_runs.verdict("eagle", tmp_path, "bypass eagle.vllm.expand_kernel_impl")
-    (what,) = [one for one in said.by if one.startswith("tokens are the target's alone")]
-    (proof,) = [one for one in said.family["proofs"] if one["what"] == what]
-    assert said.code == 1 and not proof["evidence"].startswith("0 of ")
+    assert said.code == 1 and any(one.startswith("tokens are the target's alone") for one in said.by)
