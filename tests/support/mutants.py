@@ -5,8 +5,7 @@
 - ``bypass``: the call is counted, and the original's result is returned as it is;
 - ``one_rank``: the same on rank 1 alone, of processes that are ranks;
 - ``uncounted``: the wrapper acts, and nothing is counted;
-- ``once``: the wrapper acts in its first call alone.
-"""
+- ``once``: the wrapper acts in its first call alone."""
 
 import functools
 import itertools

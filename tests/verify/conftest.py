@@ -18,8 +18,7 @@ class Engine:
         return policy
 
     def generate(self):
-        return self.policy
-"""
+        return self.policy"""
 
 FAMILY = '''
 import os, subprocess, sys
@@ -32,8 +31,7 @@ import os, subprocess, sys
 from toyfw.engine import Engine
 engine = Engine()
 engine.update(41)
-print(engine.generate())
-"""
+print(engine.generate())"""
 
 def update(original, engine, policy):
     ledger.role("worker")

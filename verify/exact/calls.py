@@ -22,8 +22,7 @@ class Call:
             host, or ids.
         returned: first tensor of what was returned, a router's logits, [T, ...], float32 on the host.
         parts: how many tensors of the first one's shape it was given, as values and a gate; a sum is one.
-        given_by, returned_by: the rank of each column, None if they are every rank's.
-    """
+        given_by, returned_by: the rank of each column, None if they are every rank's."""
 
     name: str
     given: torch.Tensor
@@ -68,8 +67,7 @@ def tensors_in(values: Any) -> list[torch.Tensor]:
 def given_to(module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[torch.Tensor, int]:
     """Return the first tensor that a module is given, and how many it is given of that shape.
 
-    A fused norm is given the stream in two parts, its values and its residual: their sum is what it is given.
-    """
+    A fused norm is given the stream in two parts, its values and its residual: their sum is what it is given."""
     tensors = tensors_in((*args, *kwargs.values()))
     wide = [tensor for tensor in tensors if tensor.is_floating_point()]
     if not wide:

@@ -43,8 +43,7 @@ def measured(
     """Return the causes that a user can switch in the engine with these arguments, each with the gap that is left.
 
     ``found`` is the certificate of that engine, ``model`` the trainer's; the options have ``prompt`` and ``seconds``, after
-    which one is given up.
-    """
+    which one is given up."""
     same = (model, "--json", f"--seconds={options.seconds}", f"--prompt={options.prompt}")
     same = (*same, *([f"--rollout={found.engine}"] if found.engine else []))
     merged = {"adapter": "", "model_path" if "model_path" in engine else "model": model}

@@ -27,8 +27,7 @@ class Place:
     """One place's gap, see `forced.Gap`, and the largest that rounding explains.
 
     Of a tensor-parallel engine ``rank`` names the ranks that differ, or the two that disagree; "" if all do, or it is not
-    known. ``kind`` is that of the gap, one of `forced.KINDS`, which expert or rows, or how far out turns were compared.
-    """
+    known. ``kind`` is that of the gap, one of `forced.KINDS`, which expert or rows, or how far out turns were compared."""
 
     name: str
     gap: float
@@ -49,8 +48,7 @@ class Cause:
     """One cause: what was switched, to what, and the mean KL(model || engine) with that, nats.
 
     ``share`` is the part of the gap that went with it, less than 0 if the gap grew. Both are None if it could not be had;
-    ``problem`` says why.
-    """
+    ``problem`` says why."""
 
     name: str
     to: str
@@ -72,26 +70,24 @@ class Certificate:
 
     Attributes:
         kl, kl_rounding: mean over positions of KL(model || engine), nats; and of the model rounded as the engine is.
-        largest, largest_rounding: largest difference of a log-probability of the likeliest token, nats; likewise.
         problem: why nothing could be compared.
         syncs: per sync of the same weights, the first module that changed.
         seconds: what it took, by part.
-        left_out: what was not compared: of what the job's engine does, and of modules.
+        left_out: what the job's engine does and the compared one does not.
+        not_compared: what of the model no comparison reached.
         quantization: how the engine's weights are quantized.
         causes: what is left of the gap with one cause switched off, if asked for.
         engine: the package whose engine it is.
-        prompt: on which tokens, in words.
-    """
+        prompt: on which tokens, in words."""
 
     places: list[Place]
     kl: float = 0.0
     kl_rounding: float = 0.0
-    largest: float = 0.0
-    largest_rounding: float = 0.0
     problem: str = ""
     syncs: tuple[str, ...] = ()
     seconds: Mapping[str, float] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()
+    not_compared: tuple[str, ...] = ()
     quantization: str = ""
     causes: tuple[Cause, ...] = ()
     engine: str = ""
@@ -103,9 +99,13 @@ class Certificate:
         return next((place for place in self.places if place.differs), None)
 
     @property
-    def ok(self) -> bool:
+    def agrees(self) -> bool:  # as far as it was compared
         return not self.problem and self.first is None and not any(self.syncs)
+
+    @property
+    def ok(self) -> bool:
+        return self.agrees and not self.not_compared
 
     def as_json(self) -> dict[str, Any]:
         first = self.first
-        return {**asdict(self), "ok": self.ok, "first": first.name if first else None}
+        return {**asdict(self), "ok": self.ok, "agrees": self.agrees, "first": first.name if first else None}

@@ -1,4 +1,4 @@
-"""Run ``flashpatch-verify exact MODEL``: exit 0 if engine and trainer agree to rounding, 1 if not, 2 on wrong use."""
+"""Run ``flashpatch-verify exact MODEL``: exit 0 if engine and trainer agree, 1 if not, 2 on wrong use, 3 if they do in part."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import pickle
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from flashpatch.commands.report import Table, emit
@@ -25,13 +27,12 @@ from flashpatch.verify.exact.verl_job import Job, JobError, Trainer, composed
 
 ENGINES = {"vllm": "engine", "sglang": "sglang_engine"}
 """Modules that open engines, by the package whose engines they are."""
-AGREE, DIFFER, USAGE = 0, 1, 2
+AGREE, DIFFER, USAGE, IN_PART = 0, 1, 2, 3
 TEXT = (
     "A trainer and an engine that hold the same weights should give the same probabilities. Seven times eight is 56, and "
     "the capital of France is Paris. def add(a, b): return a + b"
 )
-RANDOM_TOKENS = 48
-DISTINCT = 16
+RANDOM_TOKENS, DISTINCT = 48, 16
 WIDEST_WINDOW = 1024  # tokens; a wider sliding window is not reached
 SHOWN = 12
 
@@ -57,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"flashpatch-verify exact: {error}", file=sys.stderr)
         return USAGE
     emit(certificate.as_json(), tables(certificate), options.json)
-    return AGREE if certificate.ok else DIFFER
+    return AGREE if certificate.ok else IN_PART if certificate.agrees else DIFFER
 
 
 def of_job(job: Job, options: argparse.Namespace, engine: dict[str, Any]) -> Certificate:
@@ -131,8 +132,7 @@ def certify(
         syncs: how often the same weights are loaded into the engine, after which no module may return other bits.
         read: one of `causes.WAYS`: how the engine reads the prompt.
         kind: of the engine, one of `ENGINES`; "" takes the first of them that is installed.
-        trainer: whose ways to compute are measured too, as causes.
-    """
+        trainer: whose ways to compute are measured too, as causes."""
     kind, wanted = installed(kind), kind or " or ".join(ENGINES)
     if not kind:
         return Certificate([], problem=f"cannot compare here: {wanted} is not installed")
@@ -180,37 +180,30 @@ def installed(kind: str = "") -> str:
 
 
 def tokens(model: str, text: str, trusted: bool = False) -> tuple[list[int], str]:
-    """Return the tokens that are compared, and in words which they are.
-
-    They are the text's; or drawn at random if those reach past no sliding window, or the tokenizer knows too few of its words:
-    equal tokens give equal values, which attention averages to the same whatever it attends to.
-    """
-    import torch
+    """Return the tokens that are compared, and in words which they are: the text's, and random ones where those are few, reach past no
+    sliding window, or cannot be had: equal tokens give equal values, which attention averages to the same whatever it attends to."""
     from transformers import AutoConfig, AutoTokenizer
 
     config = AutoConfig.from_pretrained(model, trust_remote_code=trusted).get_text_config()
-    size, window = config.vocab_size, getattr(config, "sliding_window", None) or 0
-    least = window + DISTINCT if window <= WIDEST_WINDOW else 0
+    window, why = getattr(config, "sliding_window", None) or 0, ""
     try:
         ids = AutoTokenizer.from_pretrained(model, trust_remote_code=trusted).encode(text)
     except Exception as error:  # whatever a damaged file raises
-        ids, why = [], f"no tokenizer ({type(error).__name__})"
-    else:
-        why = _unfit(ids, size, least)
-    if not why:
-        return ids, f"{len(ids)} tokens of the prompt"
-    count = max(RANDOM_TOKENS, least)
-    random = torch.randint(size, (count,), generator=torch.Generator().manual_seed(0)).tolist()
-    return random, f"{count} random tokens in place of the prompt: {why}"
+        ids, why = [], f" (no tokenizer: {type(error).__name__})"
+    ids = [one for one in ids if one < config.vocab_size]
+    least = window + DISTINCT if window <= WIDEST_WINDOW else 0
+    few = RANDOM_TOKENS if len(set(ids)) < DISTINCT else 0
+    more = at_random(config.vocab_size, max(few, least - len(ids), 0))
+    return [*ids, *more], f"{len(ids)} tokens of the prompt" + f" and {len(more)} random ones{why}" * bool(
+        more
+    )
 
 
-def _unfit(ids: list[int], size: int, least: int) -> str:
-    """Why a text's tokens are not compared, "" if they are."""
-    if (distinct := len(set(ids))) < DISTINCT:
-        return f"it has {distinct} distinct tokens, and {DISTINCT} are needed"
-    if max(ids) >= size:
-        return f"it has token {max(ids)}, and the model knows {size}"
-    return f"it has {len(ids)} tokens, and a sliding window wants {least}" if len(ids) < least else ""
+def at_random(size: int, count: int) -> list[int]:
+    """Return so many tokens of a vocabulary, each time the same."""
+    import torch
+
+    return torch.randint(size, (count,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
 def tables(certificate: Certificate) -> list[Table]:
@@ -224,14 +217,12 @@ def tables(certificate: Certificate) -> list[Table]:
         for place in shown
     ]
     first = certificate.first
-    verdict = f"first differs: {first}" if first else "engine and trainer agree to rounding"
-    largest, by_rounding = f"{certificate.largest:.1e}", f"{certificate.largest_rounding:.1e}"
-    numbers = [
-        ("mean KL, nats", f"{certificate.kl:.1e}", f"{certificate.kl_rounding:.1e}"),
-        ("log-probability of the likeliest token, nats", largest, by_rounding),
-    ]
+    agreed = "compared in part, and that agrees" if certificate.not_compared else "engine and trainer agree"
+    verdict = f"first differs: {first}" if first else f"{agreed} to rounding"
+    numbers = [("mean KL, nats", f"{certificate.kl:.1e}", f"{certificate.kl_rounding:.1e}")]
     notes = [f"compared on {certificate.prompt}"] if certificate.prompt else []
-    notes += [f"left out: {what}" for what in certificate.left_out]
+    parts = {"not compared": certificate.not_compared, "left out": certificate.left_out}
+    notes += [f"{how}: {one}" for how, part in parts.items() for one in part]
     took = ", ".join(f"{part} {seconds:.1f}" for part, seconds in certificate.seconds.items())
     notes += [f"seconds: {took}"] if took else []
     synced = [(str(at), change or "nothing") for at, change in enumerate(certificate.syncs, 1)]
@@ -256,53 +247,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flashpatch-verify exact",
         description="Compare vLLM or SGLang with the Hugging Face model that a trainer trains, and name the first module that differs.",
-        epilog="Exit status: 0 they agree to rounding, 1 they differ or cannot be compared, 2 wrong use.",
+        epilog="Exit status: 0 they agree to rounding, 1 they differ or cannot be compared, 2 wrong use, 3 some was not compared.",
     )
-    parser.add_argument("model", nargs="?", help="path or name of a checkpoint")
-    parser.add_argument(
-        "--verl",
-        nargs=argparse.REMAINDER,
-        metavar="ARGUMENT",
-        help="compare the model and the rollout's engine of the job that python -m verl.trainer.main_ppo would start with "
-        "these arguments; last on the line",
-    )
-    parser.add_argument("--prompt", default="", help="text to compare on (default: a built-in one)")
-    parser.add_argument(
-        "--engine",
-        default="{}",
-        metavar="JSON",
-        help='arguments of vllm.LLM or sglang.Engine, as {"quantization": "fp8"} (default: none, or those of the job)',
-    )
-    parser.add_argument(
-        "--rollout",
-        choices=ENGINES,
-        default="",
-        help="whose engine is opened (default: the job's; vLLM's where it is installed, or SGLang's)",
-    )
-    parser.add_argument(
-        "--syncs",
-        type=int,
-        default=0,
-        metavar="N",
-        help="also load the same weights into the engine N times, which may change nothing",
-    )
-    parser.add_argument(
-        "--causes",
-        action="store_true",
-        help="also switch causes of the gap one at a time, in the engine or in the trainer's model, and print the share of each",
-    )
-    parser.add_argument(
-        "--read",
-        choices=causes.WAYS,
-        default=causes.ALONE,
-        help=f"read the prompt in a step of its own (default), beside {causes.OTHERS} others, or with its first {causes.BLOCK} tokens "
-        "cached",
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=600,
-        help="give up a comparison after as many; 0: never (default: 600)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    types = {"int": int, "float": float}
+    for name, given in tomllib.loads(Path(__file__).with_name("options.toml").read_text()).items():
+        parser.add_argument(
+            name, **{**given, "type": types.get(given.get("type"))} if "type" in given else given
+        )
     return parser

@@ -35,8 +35,7 @@ TURNED = FACTOR * FLOOR
 def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engine: Pass) -> Certificate:
     """Compare one prefill of an engine, of the tokens ``ids``, with the trainer's model.
 
-    ``load`` returns the Hugging Face model in a dtype, on any device, in evaluation mode.
-    """
+    ``load`` returns the Hugging Face model in a dtype, on any device, in evaluation mode."""
     if engine.problem or not engine.logits.numel():
         problem = engine.problem or "the engine gave no logits of the prompt"
         return Certificate([], problem=f"cannot compare here: {problem}")
@@ -65,8 +64,7 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     far = turned(exact, engine.turns)
     turns = [Place(name, gap, TURNED, "", f"to position {end}") for name, end, gap in far]
     places += turns
-    kl, largest = mean_kl(wanted, engine.logits), likeliest(wanted, engine.logits)
-    kl_rounding, largest_rounding = mean_kl(wanted, near), likeliest(wanted, near)
+    kl, kl_rounding = mean_kl(wanted, engine.logits), mean_kl(wanted, near)
     bound = max(FACTOR**2 * kl_rounding, FLOOR**2)
     if kl > bound and not any(place.differs for place in places):
         bound += _by_choice(exact, ids, engine.calls, wanted)
@@ -75,6 +73,7 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     known, called = {name for name, _ in exact.named_modules()}, {call.name for call in engine.calls}
     names = [_NUMBER.sub(".*", name) for name in engine.left if counterparts(name, known, called)]
     left = [f"{name}, which cannot be joined from its ranks" for name in dict.fromkeys(names)]
+    left += ["its modules, which a compiled engine does not show"] * is_compiled
     for gap in found:
         left += [f"{gap.place}'s experts {gap.unreached}, which no token took"] if gap.unreached else []
         if light := [str(one) for one, most in _experts(gap, rounding).items() if most > forced.MOST]:
@@ -84,8 +83,7 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     together = dict.fromkeys(_NUMBER.sub(".*", name) for name in blocks if name not in apart)
     left += [f"{name}'s experts one by one" for name in together]
     left += _beyond(exact, len(ids), bool(turns), {table.name for table in tables})
-    numbers = kl, kl_rounding, largest, largest_rounding
-    return Certificate(places, *numbers, quantization=engine.quantization, left_out=tuple(left))
+    return Certificate(places, kl, kl_rounding, quantization=engine.quantization, not_compared=tuple(left))
 
 
 def _beyond(model: torch.nn.Module, length: int, turned: bool, tables: Collection[str]) -> Iterator[str]:
@@ -164,8 +162,7 @@ def rounded(model: torch.nn.Module, quantization: str) -> Iterator[None]:
     """Within, linear layers but the head compute on weights and inputs rounded to eight bits, as an engine's do; experts on
     weights.
 
-    The model's weights are restored at the end. An engine without ``quantization`` rounds nothing.
-    """
+    The model's weights are restored at the end. An engine without ``quantization`` rounds nothing."""
     if not quantization:
         yield
         return
@@ -215,18 +212,11 @@ def mean_kl(wanted: torch.Tensor, got: torch.Tensor) -> float:
     return (a.exp() * (a - b)).sum(-1).mean().item()
 
 
-def likeliest(wanted: torch.Tensor, got: torch.Tensor) -> float:
-    """Return the largest difference of a log-probability of the token likeliest by ``wanted``, nats; see `mean_kl`."""
-    a, b = wanted.log_softmax(-1), got[:, : wanted.shape[1]].log_softmax(-1)
-    return (a - b).gather(-1, a.argmax(-1, keepdim=True)).abs().max().item()
-
-
 def kept_kl(wanted: torch.Tensor, got: torch.Tensor, top_p: float, top_k: int, over_kept: bool) -> float:
     """Return the mean KL(kept || wanted), nats, of what truncated sampling keeps of ``got`` and renormalizes; see `mean_kl`.
 
     ``top_p`` and ``top_k`` are as vLLM and SGLang take them, 1 and -1 cut nothing; ``over_kept`` renormalizes ``wanted``
-    likewise.
-    """
+    likewise."""
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
     kept = got[:, : wanted.shape[1]]

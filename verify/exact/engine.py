@@ -35,8 +35,7 @@ class Pass:
         quantization: how the engine's weights are quantized, "" if they are not.
         problem: why it is none that was asked for, "" if it is.
         apart: where ranks that hold the same disagree; ``left`` are modules that cannot be joined.
-        turns: what the first rank turns queries and keys by, and ``rows`` what is kept of its tables' rows.
-    """
+        turns: what the first rank turns queries and keys by, and ``rows`` what is kept of its tables' rows."""
 
     calls: list[Call]
     logits: torch.Tensor
@@ -51,7 +50,7 @@ class Pass:
 
 def defaults(model: str, length: int) -> dict[str, Any]:
     """Return the arguments of `vllm.LLM` for ``length`` tokens of a model."""
-    return {"model": model, "dtype": "bfloat16", LENGTH: length}
+    return {"model": model, "dtype": "bfloat16", LENGTH: length, "skip_tokenizer_init": True}
 
 
 def refusal(settings: Mapping[str, Any]) -> str:
@@ -67,8 +66,7 @@ def refusal(settings: Mapping[str, Any]) -> str:
 def opened(**arguments: Any) -> Iterator[Any]:
     """Yield a `vllm.LLM`, eager, so that hooks see every module; it and its workers end with the block.
 
-    Raises ValueError if it opens and does not heed ``head_dtype``.
-    """
+    Raises ValueError if it opens and does not heed ``head_dtype``."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory

@@ -5,8 +5,7 @@ next. So a difference shows where it arises and is carried no further. A router'
 compared, whatever rounding did to the choice.
 
 Of many experts one adds little to what a block returns, and that to few tokens. So they are compared one by one, too: what one adds has a
-direction that the others' has not, and that rounding has not, and so much of it as a difference has is missing.
-"""
+direction that the others' has not, and that rounding has not, and so much of it as a difference has is missing."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ class Gap:
 
     Its ``sizes`` are those of `KINDS`, ``ranks`` the first of them in the columns of each rank, where they are known. Of a
     router, ``unreached`` has the experts that no decided token chose, joined by commas; of a block of experts, ``experts`` has
-    the part of each.
-    """
+    the part of each."""
 
     place: str
     sizes: tuple[float, ...] = (0.0,) * len(KINDS)
@@ -79,8 +77,7 @@ def gaps(model: torch.nn.Module, ids: list[int], engine: list[Call], logits: tor
     """Return the difference at each place that both models have, in the order of the engine's calls.
 
     The dtype of the Hugging Face ``model`` decides how exact the reference is. ``ids`` is the one sequence that the engine was
-    given, ``logits`` what it gave at each position but the last, [T - 1, V], whose place is "logits".
-    """
+    given, ``logits`` what it gave at each position but the last, [T - 1, V], whose place is "logits"."""
     leading, order = pairs(model, len(ids), engine)
     found: dict[str, Gap] = {}
     state = _State(leading, found)
@@ -100,8 +97,7 @@ def pairs(
     """Return by module of ``model`` the engine's call that computes what it does, and the first of the call's columns that are
     its.
 
-    Beside these, the names of the places in the order of the calls. ``length`` is that of the one sequence.
-    """
+    Beside these, the names of the places in the order of the calls. ``length`` is that of the one sequence."""
     known = {name for name, _ in model.named_modules()}
     called = {call.name for call in engine}
     leading: dict[str, tuple[Call, int]] = {}
@@ -121,8 +117,7 @@ def pairs(
 def counterparts(name: str, known: Collection[str], called: Collection[str]) -> tuple[str, ...]:
     """Return the names of the modules that compute together what the engine's module ``name`` does; () if there are none.
 
-    ``known`` are the names of all modules of the Hugging Face model, ``called`` of the engine's.
-    """
+    ``known`` are the names of all modules of the Hugging Face model, ``called`` of the engine's."""
     wrapped = f"{name}.{name.rpartition('.')[2]}"
     if _OTHERWISE.search(name) or wrapped in called:
         return ()
@@ -219,8 +214,7 @@ class _State:
     ) -> None:
         """Keep the difference of as many values at a place, see `Gap`: the larger one, if modules of one name take part.
 
-        ``owners`` are the ranks of the columns. Where there are no values, nothing is kept.
-        """
+        ``owners`` are the ranks of the columns. Where there are no values, nothing is kept."""
         if ours.numel() != theirs.numel() or not ours.numel():
             return
         if not (ours.is_floating_point() and theirs.is_floating_point()):  # ids, or a mask
@@ -266,8 +260,7 @@ def parts(
 ) -> Parts:
     """Return by expert its part in the difference of two outputs, [T, C], of a block with the trainer's experts.
 
-    These are ``given`` hidden states, and by token the experts and their weights, [T, K]; the tokens ``kept`` are compared.
-    """
+    These are ``given`` hidden states, and by token the experts and their weights, [T, K]; the tokens ``kept`` are compared."""
     tensors = tensors_in(given)
     if len(tensors) < 3 or tensors[1].shape != tensors[2].shape or tensors[1].is_floating_point():
         return {}
@@ -291,8 +284,7 @@ def limits(found: Parts, rounding: Parts, size: float, factor: float) -> dict[in
     """Return what may be missing of each; more than `MOST` if too few tokens, or too light ones, show what it adds.
 
     A difference may have ``factor`` times as much as rounding has, which is ``size``, as a part of the block's output, and has
-    these parts.
-    """
+    these parts."""
     nothing = Part(0.0, 0.0)
     return {
         expert: max(LEAST, DEVIATIONS * size * part.chance, factor * rounding.get(expert, nothing).missing)

@@ -1,7 +1,6 @@
 """Let routers of the trainer's model choose experts by what an engine's returned.
 
-Two experts that are equally likely but for rounding are chosen either way, and what they compute has nothing in common.
-"""
+Two experts that are equally likely but for rounding are chosen either way, and what they compute has nothing in common."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """Compare what a prompt does not read: rows of tables that are looked up, of tokens and of learned positions, and by what queries and
-keys are turned further on, where a scaling of positions for long texts shows.
-"""
+keys are turned further on, where a scaling of positions for long texts shows."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ class Layout:
     """How what a module is given, or returns, lies on the ranks.
 
     The kind is "same" on each, "split" between them in these parts, parts of a "sum"; "heads", split if they are a dimension of
-    their own; "either", the same or split; "unknown", the same or not to be joined.
-    """
+    their own; "either", the same or split; "unknown", the same or not to be joined."""
 
     kind: str = "unknown"
     parts: Parts = ()

@@ -48,8 +48,7 @@ def measured(
 ) -> tuple[Cause, ...]:
     """Return what a trainer does to its model's numbers, each with the gap that is left to what the engine did.
 
-    ``load`` returns the Hugging Face model in a dtype, with eager attention, in evaluation mode.
-    """
+    ``load`` returns the Hugging Face model in a dtype, with eager attention, in evaluation mode."""
     small = load(torch.bfloat16)
     in_bf16 = logits(small, ids)
     del small  # one model in memory at a time

@@ -43,8 +43,7 @@ class Job:
         problem: why nothing can be compared, "" if it can.
         kind: the package whose engine it is, "" for any.
         config: path or name of the trainer's config.json, "" if it is the model's.
-        overrides: what the trainer's config has otherwise.
-    """
+        overrides: what the trainer's config has otherwise."""
 
     model: str
     engine: dict[str, Any]
@@ -60,8 +59,7 @@ class Job:
         """Yield the path or name of the trainer's model; where its config is another, that of a folder that ends with the
         block.
 
-        Raises JobError if verl does not build such a config either.
-        """
+        Raises JobError if verl does not build such a config either."""
         if not (self.config or self.overrides):
             yield self.model
             return
@@ -132,8 +130,7 @@ def read(get: Get) -> Job:
 def composed(arguments: Sequence[str]) -> Job:
     """Return what the job with these arguments compares: those of verl's ``main_ppo``.
 
-    Raises ImportError if verl is not installed, JobError if its configuration does not take them.
-    """
+    Raises ImportError if verl is not installed, JobError if its configuration does not take them."""
     import verl
     from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException

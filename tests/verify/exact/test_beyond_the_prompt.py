@@ -52,7 +52,7 @@ def test_a_row_of_an_embedding_that_no_token_reads_is_compared() -> None:
         weight = engine.model.embed_tokens.weight
         weight[unread] = weight[unread].roll(1, 0)
 
-    assert certified(LLAMA).ok
+    assert certified(LLAMA).agrees
     assert str(certified(LLAMA, one).first) == f"model.embed_tokens, row {unread[7]}"
     first = str(certified(LLAMA, others).first)
     assert first == f"model.embed_tokens, {len(unread)} of 512 rows, the first {unread[0]}"
@@ -63,7 +63,7 @@ def test_positions_that_the_prompt_does_not_reach_are_compared() -> None:
         weight = engine.transformer.wpe.weight
         weight[48:] = weight[48:].roll(1, 0)
 
-    assert certified(GPT2).ok
+    assert certified(GPT2).agrees
     assert str(certified(GPT2, later).first) == "transformer.wpe, 80 of 128 rows, the first 48"
 
 
@@ -72,11 +72,11 @@ def test_rows_that_an_engine_does_not_give_and_windows_that_are_not_filled_are_l
     with recorded(model) as calls:
         given = logits(model, IDS)
     found = compare(lambda dtype: copy.deepcopy(model).to(dtype), IDS, Pass(calls, given, ""))
-    assert found.ok and "model.embed_tokens's rows that no token reads" in found.left_out
+    assert found.agrees and "model.embed_tokens's rows that no token reads" in found.not_compared
 
     def windows(window: int) -> list[str]:
         config = transformers.MistralConfig(**SMALL, **SIZES, sliding_window=window)
-        return [one for one in certified(config).left_out if "window" in one]
+        return [one for one in certified(config).not_compared if "window" in one]
 
     assert windows(1100) == ["the window of 1100 tokens (sliding_window), which the prompt's 48 do not fill"]
     assert not windows(40)

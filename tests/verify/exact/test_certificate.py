@@ -49,8 +49,10 @@ def certify(runner):
 
 @pytest.mark.parametrize("family", some_full((*HONEST, *MORE), HONEST))
 def test_an_honest_engine_agrees(certify, tmp_path, family: str) -> None:
-    found = certify(models.checkpoint(tmp_path, family), syncs=2 * (family in SYNCED))
-    assert found.ok and len(found.places) >= 15, (found.first, found.problem, found.syncs)
+    path = models.checkpoint(tmp_path, family)
+    [file.unlink() for file in path.glob("tokenizer*") if family == "llama"]  # none is needed
+    found = certify(path, syncs=2 * (family in SYNCED))
+    assert found.agrees and len(found.places) >= 15, (found.first, found.problem, found.syncs)
     assert found.syncs == ["", ""] or family not in SYNCED
 
 
@@ -155,7 +157,8 @@ def test_a_compiled_engine_is_compared_by_its_tables_and_distributions(tmp_path)
     model = str(models.checkpoint(tmp_path, "llama"))
     found = scenario.run(certified, model, enforce_eager=False, env=environment.COMPILED)
     tables = ["model.embed_tokens", "model.layers.0.self_attn.rotary_emb"]
-    assert [place["name"] for place in found["places"]] == [*tables, DISTRIBUTIONS] and found["ok"], found
+    assert [place["name"] for place in found["places"]] == [*tables, DISTRIBUTIONS], found
+    assert not (found["ok"] or found["first"] or found["problem"])
 
 
 @pytest.mark.parametrize("fault", some_full(FAULTS, SOON))

@@ -41,25 +41,26 @@ def test_a_prompt_that_is_compared_is_counted(model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "window", "why"),
-    [
-        ("a b c", None, "it has 3 distinct tokens, and 16 are needed"),
-        (" ".join(WORDS), 40, "it has 26 tokens, and a sliding window wants 56"),
-    ],
+    ("text", "window", "more"), [("a b c", None, RANDOM_TOKENS), (" ".join(WORDS), 40, 30)]
 )
-def test_a_prompt_that_is_not_compared_is_named(model: Path, text: str, window: int | None, why: str) -> None:
+def test_random_tokens_come_after_a_short_prompt(
+    model: Path, text: str, window: int | None, more: int
+) -> None:
     file = model / "config.json"
     changes = {"sliding_window": window, "model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     ids, said = tokens(str(model), text)
-    assert len(ids) == max(RANDOM_TOKENS, (window or 0) + 16)
-    assert said == f"{len(ids)} random tokens in place of the prompt: {why}"
+    given = len(text.split())
+    assert ids[:given] == [*range(given)] and len(ids) == given + more
+    assert said == f"{given} tokens of the prompt and {more} random ones"
 
 
-def test_a_damaged_tokenizer_is_named(model: Path) -> None:
+def test_no_tokenizer_is_needed(model: Path) -> None:
     (model / "tokenizer.json").write_text("{}")
-    _, said = tokens(str(model), "text")
-    assert said.startswith(f"{RANDOM_TOKENS} random tokens in place of the prompt: no tokenizer (")
+    ids, said = tokens(str(model), "text")
+    assert len(ids) == RANDOM_TOKENS and said.startswith(
+        "0 tokens of the prompt and 48 random ones (no tokenizer: "
+    )
 
 
 def test_what_was_compared_is_printed() -> None:

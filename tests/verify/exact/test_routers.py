@@ -1,7 +1,6 @@
 """A choice of experts that rounding decides is no fault; a router that is another is named, and so are wrong experts.
 
-The engine is the trainer's model in bf16, which may hold other weights or choose otherwise.
-"""
+The engine is the trainer's model in bf16, which may hold other weights or choose otherwise."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -55,8 +54,7 @@ def compared(
 def otherwise(within: float) -> tuple[Callable, list[int]]:
     """A hook that lets a router take the best expert that it left in the place of the worst that it took, and what it did so for.
 
-    ``within``: of their logits, which are exchanged.
-    """
+    ``within``: of their logits, which are exchanged."""
     tokens = []
 
     def choose(_: Any, args: Any, returned: tuple) -> None:
@@ -91,7 +89,7 @@ def test_either_of_two_experts_that_are_as_likely_may_be_taken(tmp_path, family:
     _alike(path, ROUTERS[family])
     choose, tokens = otherwise(within=0.0)
     found = compared(path, path, ROUTERS[family], choose)
-    assert found.ok and 5 < len(tokens) < len(IDS) / 2, (found.first, tokens)
+    assert found.agrees and 5 < len(tokens) < len(IDS) / 2, (found.first, tokens)
     block = next(place for place in found.places if place.name == ROUTERS[family].rpartition(".")[0])
     assert block.bound < 0.05  # the bound is of roundings alone
 
@@ -100,7 +98,7 @@ def test_rounding_may_decide_which_is_likelier(tmp_path) -> None:
     path = models.checkpoint(tmp_path, "qwen3-moe", seed=4)  # in which some tokens' experts are so near
     choose, tokens = otherwise(within=2.0**-7)  # bf16's spacing at 1
     found = compared(path, path, ROUTERS["qwen3-moe"], choose)
-    assert found.ok and tokens, found.first
+    assert found.agrees and tokens, found.first
 
 
 def test_what_the_choice_does_to_the_distributions_is_no_fault(tmp_path) -> None:
@@ -108,7 +106,7 @@ def test_what_the_choice_does_to_the_distributions_is_no_fault(tmp_path) -> None
     path = models.checkpoint(tmp_path, "olmoe", seed=1)
     choose, tokens = otherwise(within=2.0**-5)
     found = compared(path, path, "model.layers.0.mlp.gate", choose)
-    assert found.ok and 0 < len(tokens) < 8 and found.kl > 16 * found.kl_rounding, found.first
+    assert found.agrees and 0 < len(tokens) < 8 and found.kl > 16 * found.kl_rounding, found.first
 
 
 @pytest.mark.parametrize("fault", ["router stale", "experts exchanged", "router bias"])
@@ -129,11 +127,10 @@ def test_a_token_is_decided_if_nothing_left_is_as_likely_as_what_was_taken() -> 
 def test_experts_that_no_token_reaches_are_named(tmp_path) -> None:
     path = models.checkpoint(tmp_path, "qwen3-moe", num_experts=64)
     found = compared(path, path)
-    assert found.ok, found.first
-    assert any(one.startswith("model.layers.0.mlp.gate's experts ") for one in found.left_out)
-    assert not any(
-        "no token took" in one for one in compared(*[models.checkpoint(tmp_path, "qwen3-moe")] * 2).left_out
-    )
+    assert found.agrees and not found.ok, found.first
+    assert any(one.startswith("model.layers.0.mlp.gate's experts ") for one in found.not_compared)
+    few = compared(*[models.checkpoint(tmp_path, "qwen3-moe")] * 2).not_compared
+    assert not any("no token took" in one for one in few)
 
 
 def _chosen(path: Path, name: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -156,8 +153,8 @@ def test_experts_that_only_undecided_tokens_took_are_named(tmp_path) -> None:
     clearly = {*chosen[decided(given, (chosen,))].flatten().tolist()}
     assert last not in clearly
     found = compared(path, path)
-    assert found.ok, found.first
-    (said,) = [one for one in found.left_out if one.startswith(f"{name}'s experts ")]
+    assert found.agrees, found.first
+    (said,) = [one for one in found.not_compared if one.startswith(f"{name}'s experts ")]
     listed = said.partition("experts ")[2].partition(", which")[0]
     assert listed == ", ".join(str(expert) for expert in range(64) if expert not in clearly)
 
@@ -173,12 +170,14 @@ def test_one_expert_of_many_that_is_wrong_is_named(tmp_path, quantization: str, 
     _, chosen = _chosen(path, name)
     taken = chosen.flatten().tolist()
     honest = compared(path, path, quantization=quantization)
-    assert honest.ok, honest.first
+    assert honest.agrees, honest.first
     judged = [
-        expert for expert in {*taken} if f" {expert}," not in " ".join(honest.left_out).replace(" which", "")
+        expert
+        for expert in {*taken}
+        if f" {expert}," not in " ".join(honest.not_compared).replace(" which", "")
     ]
     few = [expert for expert in judged if taken.count(expert) == taken_by]
-    assert len(few) >= 3, (few, honest.left_out)
+    assert len(few) >= 3, (few, honest.not_compared)
     block = name.removesuffix(".gate")
     for expert in few[:3]:
         engine = loaded(path, torch.bfloat16)

@@ -99,8 +99,7 @@ for version in range(1, 4):
     ledger.event("update", outcome="committed", version=version, role="target", seconds=0.5, load_seconds=0.1,
                  commit_seconds=0.1)
     print(version, flush=True)
-    sys.stdin.readline()
-"""
+    sys.stdin.readline()"""
     env = {**os.environ, "FLASHPATCH_LEDGER": str(tmp_path), "FLASHPATCH_RUN": "r"}
     env |= {"TERM": "xterm", "COLUMNS": "150"}
     running = subprocess.Popen([sys.executable, "-c", job], env=env, stdin=-1, stdout=-1, text=True)

@@ -16,8 +16,7 @@ SABOTAGE = """
 import sys
 if "FLASHPATCH" in __import__("os").environ:
     import flashpatch.patches._shared.fingerprint as fingerprint
-    fingerprint.of = lambda *args, **kwargs: (0, 0)  # which add up to what they are, over any ranks
-"""
+    fingerprint.of = lambda *args, **kwargs: (0, 0)  # which add up to what they are, over any ranks"""
 
 
 ANSWER = [5.0, 6.0, -1.0, -2.0]

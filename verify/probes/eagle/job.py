@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from flashpatch.verify import sampled
 from flashpatch.verify.probes import jobs
 
 MAX_DRAFTS = 3
@@ -14,8 +15,8 @@ TOKENS = 80
 TURNS = 3
 DRAFTERS = ("exact", "noise", "exact2")
 """Drafters in the order in which the engine gets them; it is opened with the first."""
-_Engine = tuple[Callable[[], list[list[int]]], Callable[[Path, int], Any], Callable[[], Any]]
-"""Greedy tokens of each prompt; give the engine the drafter of a folder, with a version; what was captured."""
+_Engine = tuple[Callable[..., list[dict[str, Any]]], Callable[[Path, int], Any], Callable[[], Any]]
+"""Answer prompts in one batch, each with its own parameters; give the engine the drafter of a folder, with a version; what was captured."""
 
 
 def prompts() -> list[list[int]]:
@@ -25,17 +26,26 @@ def prompts() -> list[list[int]]:
 
 def run(workdir: Path, seen: dict[str, Any]) -> None:
     """Note the answers to all prompts with each drafter in turn, `TURNS` times. A last update ends the judgement of the third
-    drafter, so that its acceptance is in the ledger."""
-    began = time.monotonic()
-    generate, update, flush = {"vllm": _vllm, "sglang": _sglang}[jobs.engine_here()](workdir)
-    seen |= {"opened": time.monotonic() - began, "tokens": {}}
+    drafter, so that its acceptance is in the ledger; then sampled requests are answered."""
+    began, engine, answers = time.monotonic(), jobs.engine_here(), list[dict[str, Any]]()
+    generate, update, flush = {"vllm": _vllm, "sglang": _sglang}[engine](workdir)
+    seen |= {"opened": time.monotonic() - began, "answers": answers}
     jobs.tell(workdir, f"an engine is open ({seen['opened']:.0f} s)")
+
+    def ask(prompts: list[list[int]], asked: list[sampled.Asked]) -> None:
+        found = zip(prompts, asked, generate(prompts, asked), strict=True)
+        answers.extend(dict(prompt=prompt, asked=one, **answer) for prompt, one, answer in found)
+
     for number, name in enumerate(DRAFTERS):
         if number:
             update(workdir / name, number)
-        seen["tokens"][name] = [generate() for _ in range(TURNS)]
+        for _ in range(TURNS):
+            ask(prompts(), [sampled.GREEDY] * len(prompts()))
         jobs.tell(workdir, f"it has drafted with drafter {name}")
     update(workdir / DRAFTERS[0], len(DRAFTERS))
+    for prompt, asked in sampled.batches(engine):
+        ask([prompt] * len(asked), asked)
+    jobs.tell(workdir, "it has answered sampled requests")
     seen["captured"] = flush()
 
 
@@ -47,12 +57,14 @@ def _vllm(workdir: Path) -> _Engine:
     drafts = dict(method="eagle", model=str(workdir / DRAFTERS[0]), num_speculative_tokens=MAX_DRAFTS)
     target = workdir / "target"
     llm = LLM(**tiny.engine_arguments(target, max_num_batched_tokens=32, speculative_config=drafts))
+    common = dict(max_tokens=TOKENS, ignore_eos=True, detokenize=False, logprobs=0)
 
-    sampling = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, detokenize=False)
-
-    def generate() -> list[list[int]]:
-        texts = [{"prompt_token_ids": text} for text in prompts()]
-        return [list(one.outputs[0].token_ids) for one in llm.generate(texts, sampling, use_tqdm=False)]
+    def generate(prompts: list[list[int]], asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        texts = [{"prompt_token_ids": text} for text in prompts]
+        found = llm.generate(texts, [SamplingParams(**common, **one) for one in asked], use_tqdm=False)
+        answers = [one.outputs[0] for one in found]
+        scores = [[row[token].logprob for token, row in zip(one.token_ids, one.logprobs)] for one in answers]
+        return [dict(tokens=list(one.token_ids), logprobs=row) for one, row in zip(answers, scores)]
 
     def update(folder: Path, version: int) -> None:
         llm.collective_rpc("eagle_update_drafter", args=(str(folder), version))
@@ -68,11 +80,13 @@ def _sglang(workdir: Path) -> _Engine:
     from flashpatch.verify.probes.eagle import tiny
 
     engine = sglang.Engine(**tiny.sglang_arguments(workdir / "target", workdir / DRAFTERS[0], MAX_DRAFTS))
-    sampling = dict(temperature=0, max_new_tokens=TOKENS, ignore_eos=True)
+    common = dict(max_new_tokens=TOKENS, ignore_eos=True)
 
-    def generate() -> list[list[int]]:
-        found = engine.generate(input_ids=prompts(), sampling_params=sampling)
-        return [one["output_ids"] for one in found]
+    def generate(prompts: list[list[int]], asked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        sampling = [dict(common, **one) for one in asked]
+        found = engine.generate(input_ids=prompts, sampling_params=sampling, return_logprob=True)
+        scores = [[row[0] for row in one["meta_info"]["output_token_logprobs"]] for one in found]
+        return [dict(tokens=one["output_ids"], logprobs=row) for one, row in zip(found, scores)]
 
     def update(folder: Path, version: int) -> None:
         drafter_refit.send(engine, load_file(folder / "model.safetensors").items())

@@ -2,8 +2,7 @@
 noise.
 
 Its tokens and states are compared with Hugging Face's forward of the same checkpoint in this process; the bandit's choices are
-read from the ledger.
-"""
+read from the ledger."""
 
 from __future__ import annotations
 
@@ -15,8 +14,9 @@ from typing import Any
 
 from flashpatch.patches.eagle.capture import sample_queue
 from flashpatch.settings import selections
+from flashpatch.verify import sampled
 from flashpatch.verify.probes import calls, jobs
-from flashpatch.verify.probes.eagle.job import DRAFTERS, prompts
+from flashpatch.verify.probes.eagle.job import DRAFTERS
 from flashpatch.verify.proof import Proof
 
 _proof = functools.partial(Proof, "eagle")
@@ -61,10 +61,10 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     environment = {**tiny.ENVIRONMENT, **engine.APART, **_options(arms=_ARMS)}
     ended = jobs.run([jobs.job("eagle.job:run", workdir, environment=environment)], workdir, _TIMEOUT)
     seen = ended.seen["job"]
-    if ended.problem or not seen.get("tokens"):
+    if ended.problem or not seen.get("answers"):
         return [_proof(opens, False, ended.problem or "it saw nothing")]
     notes = {name: value for row in calls.rows(nonce) for name, value in row.notes.items()}
-    rounds = f"{len(seen['tokens'])} rounds with other drafters"
+    rounds = f"{len(seen['answers'])} answers with {len(DRAFTERS)} drafters"
     counts = seen.get("captured") or notes.get("eagle_capture")
     queue = Path(notes["eagle_samples"]) if "eagle_samples" in notes else sample_queue.queue_directory()
     samples = sample_queue.SampleReader(queue).read_samples(10_000)
@@ -73,7 +73,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     sent = range(1, 1 + len(DRAFTERS)) if name == "vllm" else ()
     return [
         _proof(opens, True, rounds, seen["opened"]),
-        _greedy(workdir / "target", seen),
+        _drawn(workdir / "target", seen["answers"], "raw" if name == "vllm" else "asked"),
         _aligned(workdir / "target", samples, seen, counts),
         _proof(learns, *bandit_adapts(notes)),
         _proof(follows, *drafter_follows(notes, sent)),
@@ -88,23 +88,20 @@ def _options(**values: Any) -> dict[str, str]:
     return {"FLASHPATCH_RESOLVED": selections.resolved(os.environ["FLASHPATCH"], on)}
 
 
-def _greedy(target: Path, seen: Mapping[str, Any]) -> Proof:
-    what = "greedy tokens are those of the target alone, for every drafter and number of draft tokens"
-    rounds = [row for rows in seen["tokens"].values() for row in rows]
-    if any(row != rounds[0] for row in rounds):
-        return _proof(what, False, "the tokens depend on the drafter")
-    for prompt, tokens in zip(prompts(), rounds[0], strict=True):
-        _, best = _forward(target, prompt + tokens)
-        if best[len(prompt) - 1 : -1].tolist() != tokens:
-            return _proof(what, False, "they are not those of a forward")
-    return _proof(what, True, f"{len(rounds)} rounds of {sum(map(len, rounds[0]))} tokens, all equal")
+def _drawn(target: Path, answers: Sequence[Any], returned: str) -> Proof:
+    what = "tokens are the target's alone, sampled ones from its distribution as asked for; log-probabilities are right"
+    tally = sampled.Tally(_close())
+    for one in answers:
+        _, logits = _forward(target, one["prompt"] + one["tokens"])
+        own = logits[len(one["prompt"]) - 1 : -1]
+        tally.add(own, one["prompt"], one["asked"], one["tokens"], one["logprobs"], returned)
+    evidence = f"{tally.outside} of {tally.tokens} tokens could not be drawn, likelihood off by {tally.off:.1f} standard deviations"
+    return _proof(what, tally.good, f"{evidence}, log-probabilities by {tally.worst:.1g}")
 
 
 def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: Any) -> Proof:
-    import torch
-
     what = "captured states are those of a forward of the same tokens, position by position"
-    answered = [p + t for rows in seen["tokens"].values() for row in rows for p, t in zip(prompts(), row)]
+    answered = [one["prompt"] + one["tokens"] for one in seen["answers"]]
     rows, worst = 0, 0.0
     for sample in samples:
         tokens = sample.input_ids.tolist()
@@ -115,18 +112,23 @@ def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: 
         worst = max(worst, float((sample.hidden - states)[sample.known].abs().max()))
     evidence = f"{len(samples)} samples, {rows} states, largest difference {worst:.2g}"
     whole = isinstance(counts, dict) and rows > 500 and not counts["lost"] and not counts["mismatched"]
-    close = _CLOSE_TF32 if torch.cuda.is_available() else _CLOSE
-    good = whole and worst < close
+    good = whole and worst < _close()
     return _proof(what, good, evidence if good else f"{evidence}; {counts}")
 
 
+def _close() -> float:
+    import torch
+
+    return _CLOSE_TF32 if torch.cuda.is_available() else _CLOSE
+
+
 def _forward(target: Path, tokens: list[int]) -> tuple[Any, Any]:
-    """Return hidden states [n, H] after the final norm, and the most probable next token at each position [n]."""
+    """Return hidden states [n, H] after the final norm, and logits [n, V]."""
     import torch
 
     with torch.no_grad():
         found = _model(target)(torch.tensor([tokens]), output_hidden_states=True)
-    return found.hidden_states[-1][0], found.logits[0].argmax(-1)
+    return found.hidden_states[-1][0], found.logits[0]
 
 
 @functools.cache

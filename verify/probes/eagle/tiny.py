@@ -1,8 +1,7 @@
 """Write tiny random Llamas, and drafters for them, as Hugging Face checkpoints.
 
 A *chain* target has layers that add nothing: its next token depends on the last one only, and a drafter that passes the
-embedding through (``fc = [I, 0]``, layers that add nothing) drafts exactly its tokens.
-"""
+embedding through (``fc = [I, 0]``, layers that add nothing) drafts exactly its tokens."""
 
 from __future__ import annotations
 
@@ -111,10 +110,7 @@ def write(
         rms_norm_eps=1e-6,
         rope_theta=10000.0,
         max_position_embeddings=512,
-        tie_word_embeddings=False,
-        bos_token_id=1,
-        eos_token_id=2,
-        torch_dtype="float32",
+        **dict(tie_word_embeddings=False, bos_token_id=1, eos_token_id=2, torch_dtype="float32"),
     )
     (directory / "config.json").write_text(json.dumps({**config, **more}))
     return directory

@@ -27,8 +27,7 @@ def response_loss(
         reward: its group-normalised reward, with the factor ``beta``.
         epsilon: half the width of the clip range.
         weight: ``clip`` (the paper), ``raw`` (the published code) or ``none``.
-        length: ``mean`` (the paper) or ``sum``.
-    """
+        length: ``mean`` (the paper) or ``sum``."""
     share = len(log_p) if length == "mean" else 1
     ratio = math.exp(math.fsum(log_p) - math.fsum(log_p_old))
     w = {"clip": min(max(ratio, 1 - epsilon), 1 + epsilon), "raw": ratio, "none": 1.0}[weight]

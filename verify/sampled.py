@@ -1,0 +1,105 @@
+"""What sampled answers are asked with, and how likely the target makes each of their tokens, by plain formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+Asked = dict[str, float]
+"""Sampling parameters of a request."""
+GREEDY: Asked = {"temperature": 0.0}
+NUCLEUS: Asked = {"temperature": 0.8, "top_p": 0.6}
+ASKED: tuple[Asked, ...] = (
+    GREEDY,
+    {"temperature": 1.0},
+    {"temperature": 1.5, "top_p": 0.9},
+)
+PENALIZED: Asked = {**NUCLEUS, "presence_penalty": 0.8, "frequency_penalty": 0.4, "repetition_penalty": 1.2}
+TURNS = 8
+SURE = 6.0
+"""Standard deviations that the log-likelihood of all tokens may be off by chance."""
+
+
+def batches(engine: str) -> Iterator[tuple[list[int], list[Asked]]]:
+    """Yield prompts and the parameters of requests for each in one batch, a greedy one among them; of vLLM's one has penalties and two have
+    seeds, of SGLang's verification both are other things.
+
+    A batch's prompts fit into a step: vLLM for CPUs (0.24 to 0.32) ends where it cuts a prompt of a request with a seed."""
+    for turn in range(TURNS):
+        seeded = [NUCLEUS | {"seed": turn}, ASKED[1] | {"seed": turn}]
+        own = [PENALIZED, *seeded] if engine == "vllm" else [NUCLEUS] * 3
+        yield [3 + (turn + 7 * place) % 29 for place in range(5)], [*ASKED, *own]
+
+
+def distributions(
+    logits: torch.Tensor, prompt: list[int], answer: list[int], asked: Asked, edge: float
+) -> torch.Tensor:
+    """Return the log-probabilities [n, V] that the tokens of an answer were to be drawn with, -inf for what is cut off.
+
+    ``logits`` [n, V] are the target's at each of the tokens, ``asked`` a request's sampling parameters; a token that lies beyond the
+    nucleus by no more mass than ``edge`` may be drawn."""
+    rows, size = logits.double(), logits.shape[1]
+    came = torch.nn.functional.one_hot(torch.tensor(answer), size)
+    counts = came.cumsum(0) - came
+    seen = counts.bool().index_fill(1, torch.tensor(prompt), True)
+    factor = torch.where(seen, asked.get("repetition_penalty", 1.0), 1.0)
+    rows = torch.where(rows > 0, rows / factor, rows * factor)
+    rows = (
+        rows
+        - asked.get("frequency_penalty", 0.0) * counts
+        - asked.get("presence_penalty", 0.0) * counts.bool()
+    )
+    best = (rows / (asked["temperature"] or 1)).softmax(-1).sort(descending=True)
+    most = size if asked["temperature"] else 1
+    mass = best.values * (torch.arange(size) < most)
+    mass = mass / mass.sum(-1, keepdim=True)
+    before = mass.cumsum(-1) - mass
+    least = best.values.masked_fill((mass == 0) | (before >= asked.get("top_p", 1.0) + edge), 1.0).amin(
+        -1, keepdim=True
+    )
+    kept = best.values * (best.values >= least)  # what is as likely as the last one may be drawn in its place
+    chances = (kept / kept.sum(-1, keepdim=True)).log()
+    return chances.scatter(1, best.indices, chances)
+
+
+class Tally:
+    """Judge sampled answers: tokens outside the nucleus, how likely all are, and the log-probabilities that the engine returned.
+
+    ``close`` is by how much an engine's log-probabilities may be off."""
+
+    def __init__(self, close: float) -> None:
+        self._close = close
+        self.tokens, self.outside, self.worst = 0, 0, 0.0
+        self._surprise, self._variance = 0.0, 0.0
+
+    def add(
+        self,
+        logits: torch.Tensor,
+        prompt: list[int],
+        asked: Asked,
+        tokens: list[int],
+        given: list[float],
+        returned: str,
+    ) -> None:
+        """Take an answer along, whose log-probabilities ``given`` are those of the ``raw`` logits, or at the temperature ``asked`` for."""
+        at = torch.arange(len(logits)), torch.tensor(tokens)
+        drawn = distributions(logits, prompt, tokens, asked, self._close)
+        inside, chance = drawn[at].isfinite(), drawn.exp()
+        known = drawn.masked_fill(drawn.isinf(), 0.0)
+        mean = (chance * known).sum(-1)
+        self._surprise += float((known[at] - mean)[inside].sum())
+        self._variance += float(((chance * known**2).sum(-1) - mean**2)[inside].sum())
+        self.tokens, self.outside = self.tokens + len(inside), self.outside + int((~inside).sum())
+        warm = (logits / (asked["temperature"] or 1.0)).log_softmax(-1)
+        wanted = (logits.log_softmax(-1) if returned == "raw" else warm)[at]
+        self.worst = max(self.worst, float((wanted - torch.tensor(given)).abs().max()))
+
+    @property
+    def off(self) -> float:
+        """By how many standard deviations the likelihood of all tokens is another than it was to be."""
+        return abs(self._surprise) / max(self._variance, 1e-30) ** 0.5
+
+    @property
+    def good(self) -> bool:
+        return not self.outside and self.off < SURE and self.worst < self._close
