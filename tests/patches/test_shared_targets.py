@@ -40,15 +40,9 @@ STEP = "fp8 refuses the step just before it runs; eagle only ends records before
 SHARED: Mapping[str, Listed] = {
     "verl.utils.config:validate_config": Listed(
         (
-            "cpu.verl.validate_config",
-            "fp8.verl.validate_config_rollout",
-            "fp8.verl.validate_config_certificate",
-            "fp8.verl.validate_config_correction",
-            "fp8.verl.validate_config_logprobs",
-            "grpo.verl.validate_config",
-            "fsdp.verl.validate_config",
-            "eagle.verl.validate_config",
-            "flowrl.verl.validate_config",
+            *"cpu.verl.validate_config fp8.verl.validate_config_rollout fp8.verl.validate_config_certificate".split(),
+            *"fp8.verl.validate_config_correction fp8.verl.validate_config_logprobs grpo.verl.validate_config".split(),
+            *"fsdp.verl.validate_config eagle.verl.validate_config flowrl.verl.validate_config".split(),
         ),
         "through `_shared.verl_config`: each sets what the user did not choose and refuses by name",
     ),

@@ -34,22 +34,18 @@ engine = Engine()
 engine.update(41)
 print(engine.generate())
 """
-
 def update(original, engine, policy):
     ledger.role("worker")
     ledger.note(updates=ledger.notes().get("updates", 0) + 1)
     return original(engine, policy + 1)
-
 def probe(nonce, workdir):
     command = [sys.executable, "-c", os.environ.get("TOY_JOB", JOB)]
     done = subprocess.run(command, capture_output=True, text=True)
     said = done.stdout.strip()
     return [Proof("toy", "the update adds one", said == "42", said)]
-
 def patch(what, target, **fields):
     return Patch(id=f"toy.toyfw.{what}", targets=(target,), requires="toyfw>=1", scope=frozenset({"worker"}),
                  why="", how="", remove_when="", tested=("1.0",), **fields)
-
 FAMILY = Family("toy", "adds one", (
     patch("update", "toyfw.engine:Engine.update", wrapper=update, evidence="update",
           contract=Contract(params=("policy",))),

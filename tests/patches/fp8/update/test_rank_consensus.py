@@ -13,18 +13,14 @@ RANK = '''
 import faulthandler, os, sys, time
 faulthandler.dump_traceback_later(float(os.environ["HANGS"]), exit=True)
 import torch, torch.distributed as dist
-
 rank, ranks, path = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 dist.init_process_group("gloo", store=dist.FileStore(path, ranks), rank=rank, world_size=ranks)
-
 from flashpatch.patches.fp8.update import ranks as rank_consensus
 import fp8_toys as toys
-
 rank_consensus.TIMEOUT = 60
 calls = [None]
 consensus = rank_consensus.RankConsensus(range(ranks), call=lambda: calls[0])
 A, B, C = (toys.checkpoint(seed) for seed in range(3))
-
 def engine(**keywords):
     """An engine whose post-processing sums over the ranks: hangs unless all of them enter it together."""
     def process(module):
@@ -35,7 +31,6 @@ def engine(**keywords):
     made.managed.adapter.consensus = consensus
     made.managed.adapter.process = process
     return made
-
 def update(engine, weights, cuts=(3, 8)):
     dist.barrier()  # as a call from the engine core begins on all ranks
     try:
@@ -45,10 +40,8 @@ def update(engine, weights, cuts=(3, 8)):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "done"
-
 def exact(engine, weights):
     return toys.same_answers(engine.model, toys.fresh("transposed", weights))
-
 def say(*words):
     print(*words, flush=True)
 '''
@@ -75,7 +68,6 @@ for atomic in ("layer", "model"):
             heard = outcome != "done" and named
             say("heard" if heard else outcome, e.managed.may_generate == (atomic == "model"))
             say(update(e, C), exact(e, C), e.managed.may_generate)
-
 say("#versions")
 for atomic in ("layer", "model"):
     e = engine(atomic=atomic)
@@ -88,7 +80,6 @@ for atomic in ("layer", "model"):
     vars(e.managed._hooks).pop("run", None)
     say(update(e, C), exact(e, C))
     say(e.managed.version)
-
 say("#apart")
 for atomic in ("layer", "model"):
     e = engine(atomic=atomic)
@@ -103,7 +94,6 @@ for atomic in ("layer", "model"):
     for good in (B, C):
         say(update(e, good), exact(e, good), e.managed.version == consensus.update)
 calls[0] = None
-
 say("#doubted")
 for atomic in ("layer", "model"):
     e = engine(atomic=atomic)
@@ -118,7 +108,6 @@ for atomic in ("layer", "model"):
     say(e.managed.state)
     unnamed(C)
     say(exact(e, C), e.managed.version == consensus.update)
-
 say("#stages")
 stages = rank_consensus.RankConsensus([0, 1] if rank < 2 else [2], range(3), name="stages", call=lambda: calls[0])
 def staged(atomic):
@@ -151,7 +140,6 @@ for atomic in ("layer", "model"):
     e.managed.before_request()
     say(exact(e, A), e.managed.version == stages.update)
 calls[0] = None
-
 say("#collective")
 import random
 from flashpatch.patches.fp8.update import update as staged_update
@@ -175,7 +163,6 @@ for between in (staged_update._BETWEEN, 16):  # one call ends before, or long af
         say(toys.same_answers(e.model, want))
     except Exception as error:
         say(f"{type(error).__name__}: {error}")
-
 say("#keys")
 store = dist.distributed_c10d._get_default_store()
 def kept():
@@ -190,7 +177,6 @@ for number in range(12):
     if number == 4:
         before = kept()
 say(kept() <= before)
-
 say("#twice")
 dist.barrier()
 if rank == 1:  # looks before the others have answered, and goes on once they are ahead
@@ -201,7 +187,6 @@ else:
 for _ in range(2):
     consensus.begin()
     say(consensus.agree_on_commit(None), consensus.update)
-
 say("#late")
 rank_consensus.TIMEOUT = float(os.environ["PATIENCE"])
 dist.barrier()
