@@ -7,7 +7,6 @@ import pytest
 from tree import SUPPORT
 
 pytestmark = pytest.mark.verl
-
 OVER_THE_ROW = ("convolution", "delta", "mamba")
 WRITTEN_BY_THE_STEP = {"global_token_num", "update_lr_scheduler", "disable_auto_offload"}  # when it ends
 OPEN = """
