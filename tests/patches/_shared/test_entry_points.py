@@ -39,7 +39,6 @@ REFUSED = {
     "grpo": f"{LOSS}=gspo (",
     "flowrl": f"{ACTOR}.strategy=megatron (",
     "fsdp,bf16": "actor_rollout_ref.rollout.checkpoint_engine.backend=mooncake (",
-    "fp8": "actor_rollout_ref.rollout.qat.enable=True (",
     "cpu,bf16": "async_training (",
 }
 CASES = [(names, *ENTRIES[entry], "", SERVED[names]) for entry in ENTRIES for names in SERVED]
