@@ -83,10 +83,7 @@ def ppo_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any 
 @patches.register(
     f"{ALGOS}:register_policy_loss",
     relies_on=(
-        "POLICY_LOSS_REGISTRY",
-        f"{ALGOS}:POLICY_LOSS_REGISTRY",
-        f"{ALGOS}:agg_loss",
-        "verl.utils.metric.utils:Metric",
+        *f"POLICY_LOSS_REGISTRY {ALGOS}:POLICY_LOSS_REGISTRY {ALGOS}:agg_loss verl.utils.metric.utils:Metric".split(),
     ),
     params="name",
     why="verl has no trajectory-balance loss.",

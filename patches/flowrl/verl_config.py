@@ -7,7 +7,14 @@ from typing import Any
 
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared.flow_names import MODE
-from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, is_chosen
+from flashpatch.patches._shared.verl_config import (
+    TARGET,
+    Get,
+    JobConfig,
+    door,
+    is_chosen,
+    replaced_losses,
+)
 from flashpatch.patches.flowrl import options
 
 ACTOR = "actor_rollout_ref.actor"
@@ -64,6 +71,9 @@ def validate_config(
     return original(config, True, *args, **kwargs)
 
 
+door(patches)
+
+
 def refusals(get: Get, overridden: Collection[str] = ()) -> Iterator[str]:
     """Yield the settings that contradict FlowRL, each with the reason; verl's default counts as chosen if it is among
     ``overridden``, the settings that the command line names."""
@@ -79,10 +89,9 @@ def refusals(get: Get, overridden: Collection[str] = ()) -> Iterator[str]:
         yield "algorithm.use_kl_in_reward=True (FlowRL's loss has the reference already)"
     if get("algorithm.adv_estimator") in (None, "gae"):
         yield "algorithm.adv_estimator=gae (FlowRL needs one reward per response: grpo, for example)"
-    if get("algorithm.rollout_correction.bypass_mode"):
-        yield "algorithm.rollout_correction.bypass_mode=True (it replaces FlowRL's loss)"
-    if get("distillation.enabled"):
-        yield "distillation.enabled=True (it replaces FlowRL's loss)"
+    yield from (replaced := list(replaced_losses(get)))
+    if get("distillation.enabled") and not replaced:
+        yield "distillation.enabled=True (FlowRL's loss was never run beside another)"
     strategy = get(f"{ACTOR}.strategy")
     if strategy not in (None, "fsdp", "fsdp2"):
         yield f"{ACTOR}.strategy={strategy} (use fsdp or fsdp2)"

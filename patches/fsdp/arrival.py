@@ -239,10 +239,7 @@ patches = Patches("fsdp", "verl>=0.7", framework="verl_vllm", scope="worker", ev
 @patches.wrap(
     TARGET,
     relies_on=(
-        "metadata",
-        "self.buffer",
-        "weights",
-        f"{BUCKETS}:BucketedWeightReceiver",
+        *f"metadata self.buffer weights {BUCKETS}:BucketedWeightReceiver".split(),
         f"{BUCKETS}:BucketedWeightSender.async_send_weights",
     ),
     why="A rollout engine loads whatever arrives; with wrong weights the policy trains on another's text.",

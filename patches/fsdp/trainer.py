@@ -36,11 +36,7 @@ patches = Patches("fsdp", "verl>=0.7", scope="trainer")
 @patches.wrap(
     f"{IMPL}:FSDPEngine.get_per_tensor_param",
     relies_on=(
-        "self.module",
-        "peft_config",
-        "self._qat_enabled",
-        "per_tensor_param",
-        f"{IMPL}:FSDPEngine._init_device_mesh",
+        *f"self.module peft_config self._qat_enabled per_tensor_param {IMPL}:FSDPEngine._init_device_mesh".split(),
         "verl.utils.model:convert_weight_keys",
     ),
     evidence="update",

@@ -28,35 +28,30 @@ class Listed(NamedTuple):
 
 
 AUDIT = "the audit sees what the sender sent, before fp8 stages it; what it refuses is not committed"
-AUDITED_OLD = (
-    "fp8.sglang_0_5_12.runner_update_weights_from_tensor",
-    "fsdp.sglang_0_5_12.update_weights_from_tensor",
-)
+_OLD = "fp8.sglang_0_5_12.runner_update_weights_from_tensor fsdp.sglang_0_5_12.update_weights_from_tensor"
+AUDITED_OLD = tuple(_OLD.split())
 COUNTS = "each adds names of its own to what the call carries"
 STEP = "fp8 refuses the step just before it runs; eagle only ends records before"
 
 SHARED: Mapping[str, Listed] = {
     "verl.utils.config:validate_config": Listed(
         (
-            "cpu.verl.validate_config",
-            "fp8.verl.validate_config_rollout",
-            "fp8.verl.validate_config_certificate",
-            "fp8.verl.validate_config_correction",
-            "fp8.verl.validate_config_logprobs",
-            "grpo.verl.validate_config",
-            "fsdp.verl.validate_config",
-            "eagle.verl.validate_config",
-            "flowrl.verl.validate_config",
+            *"cpu.verl.validate_config fp8.verl.validate_config_rollout fp8.verl.validate_config_certificate".split(),
+            *"fp8.verl.validate_config_correction fp8.verl.validate_config_logprobs grpo.verl.validate_config".split(),
+            *"fsdp.verl.validate_config eagle.verl.validate_config flowrl.verl.validate_config".split(),
         ),
         "through `_shared.verl_config`: each sets what the user did not choose and refuses by name",
+    ),
+    "verl.trainer.main_ppo:run_ppo": Listed(
+        tuple(f"{family}.verl.run_ppo" for family in "cpu fp8 grpo fsdp eagle flowrl".split()), "the same"
     ),
     "verl.utils.tracking:Tracking.log": Listed(("fp8.verl.tracking_log", "eagle.verl.tracking_log"), COUNTS),
     "verl.trainer.ppo.core_algos:register_policy_loss": Listed(
         ("grpo.verl.register_policy_loss", "flowrl.verl.register_policy_loss"), "registrations, two names"
     ),
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine._build_module": Listed(
-        ("fp8.verl.build_module", "flowrl.verl.build_module"),
-        "fp8 changes the head's forward; flowrl hangs a module of its own beside it",
+        ("cpu.verl.build_module", "fp8.verl.build_module", "flowrl.verl.build_module"),
+        "cpu hooks layers; fp8 changes the head's forward; flowrl hangs a module of its own beside it",
     ),
     "verl.workers.engine.fsdp.transformer_impl:FSDPEngine.get_per_tensor_param": Listed(
         ("fp8.verl.get_per_tensor_param", "fsdp.verl.get_per_tensor_param"),

@@ -44,7 +44,6 @@ async def phase(requests: int, harm: str, options: dict | None) -> None:
 
     resubmit.REST = 1.0  # as long as a server here hangs
     router._slots.set(16)
-
     draw = random.Random(3)
     servers = {f"s{number}": Server.remote() for number in range(4)}
     pids = dict(zip(servers, ray.get([server.pid.remote() for server in servers.values()]), strict=True))

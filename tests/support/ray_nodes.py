@@ -23,10 +23,8 @@ CORE = "def plain(x):\n    return x + 1\n"
 
 FAMILY = """
 from flashpatch import Family, Patch
-
 def patched(original, *args):
     return ("patched", original(*args))
-
 FAMILY = Family("toy", "one patch", (
     Patch("toy.fakefw.plain", ("fakefw.core:plain",), "fakefw>=1", "why", "how", "remove when",
           wrapper=patched, evidence="update", tested=("1.2.0",)),
@@ -37,7 +35,6 @@ JOB = """
 import json, os, subprocess, sys
 import ray
 ray.init(address=os.environ["CLUSTER"], log_to_driver=False)
-
 CHILD = '''
 from fakefw.core import plain
 plain(1)
@@ -47,7 +44,6 @@ ledger.flush()
 print("up", flush=True)
 input()
 '''
-
 class Actor:
     def work(self, child):
         from fakefw.core import plain
@@ -62,7 +58,6 @@ class Actor:
             assert self.child.stdout.readline().strip() == "up"
             found["child"] = self.child.pid
         return found
-
 Actor = ray.remote(Actor)
 actors = {}
 for line in sys.stdin:

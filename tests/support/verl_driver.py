@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 import verl, verl.utils.config
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from flashpatch.patches._shared import verl_config
-
 overrides = json.loads(sys.argv[1])
 typed = {text.partition("=")[0].lstrip("+~") for text in overrides}
 verl_config.overrides = lambda: set(typed)     # as Hydra tells a driver that it started

@@ -35,11 +35,7 @@ PLAIN = (
 )
 #: Modules worth importing once, by the framework a process is about. The server of `MODELS` serves for a part of them too.
 VLLM = (
-    "vllm",
-    "vllm.entrypoints.llm",
-    "vllm.v1.engine.async_llm",
-    "vllm.v1.engine.core",
-    "vllm.v1.worker.cpu_worker",
+    *"vllm vllm.entrypoints.llm vllm.v1.engine.async_llm vllm.v1.engine.core vllm.v1.worker.cpu_worker".split(),
     "vllm.v1.worker.cpu_model_runner",
 )
 #: vLLM's CUDA wheel.

@@ -50,8 +50,7 @@ class RankBroadcast:
         if leader[:2] != [step, batch_size]:
             raise eagle_error(
                 "broadcast",
-                f"this rank is at step {step} with batch {batch_size}, "
-                f"the leader at {leader[0]} with {leader[1]}.",
+                f"this rank is at step {step} with batch {batch_size}, the leader at {leader[0]} with {leader[1]}.",
                 "Call the policy for the same steps on every rank.",
             )
         return leader[2]

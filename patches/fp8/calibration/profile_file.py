@@ -211,8 +211,7 @@ def _check_scale(scale: torch.Tensor, wanted: tuple[int, ...], name: str, path: 
     if scale.dtype != torch.float32 or tuple(scale.shape) != wanted:
         raise refuse(
             path,
-            f"{name} is {str(scale.dtype).removeprefix('torch.')} {list(scale.shape)}, "
-            f"not float32 {list(wanted)}",
+            f"{name} is {str(scale.dtype).removeprefix('torch.')} {list(scale.shape)}, not float32 {list(wanted)}",
         )
     if not bool(torch.isfinite(scale).all()) or not bool((scale > 0).all()):
         bad = scale[~(torch.isfinite(scale) & (scale > 0))][0].item()

@@ -47,17 +47,7 @@ def _known(offset: float, before_mlp: str) -> tuple[Exchange, ...]:
 
 TABLE: Mapping[str, tuple[Exchange, ...]] = {
     **dict.fromkeys(
-        (
-            "granite",
-            "hunyuan_v1_dense",
-            "llama",
-            "ministral",
-            "mistral",
-            "mixtral",
-            "phi3",
-            "qwen2",
-            "qwen2_moe",
-        )
+        (*"granite hunyuan_v1_dense llama ministral mistral mixtral phi3 qwen2 qwen2_moe".split(),)
         + ("qwen3", "qwen3_moe", "seed_oss", "smollm3"),
         _known(0.0, "post_attention_layernorm"),
     ),

@@ -48,14 +48,10 @@ patches = Patches("fp8", "sglang>=0.5.21", scope="worker", evidence="install", r
 @patches.wrap(
     f"{LOADER}:_initialize_model",
     relies_on=(
-        f"{LOADER}:device_loading_context",
-        "sglang.srt.distributed.parallel_state:get_tp_group",
-        "sglang.srt.layers.radix_attention:RadixAttention",
-        "sglang.srt.lora.layers:BaseLayerWithLoRA",
-        "sglang.srt.model_loader.utils:set_default_torch_dtype",
-        "sglang.srt.runtime_context:get_device",
-        "sglang.srt.runtime_context:get_exec",
-        "sglang.srt.runtime_context:get_lora",
+        *f"{LOADER}:device_loading_context sglang.srt.distributed.parallel_state:get_tp_group".split(),
+        *"sglang.srt.layers.radix_attention:RadixAttention sglang.srt.lora.layers:BaseLayerWithLoRA".split(),
+        *"sglang.srt.model_loader.utils:set_default_torch_dtype sglang.srt.runtime_context:get_device".split(),
+        *"sglang.srt.runtime_context:get_exec sglang.srt.runtime_context:get_lora".split(),
         "sglang.srt.runtime_context:get_parallel",
     ),
     params=("model_config", "load_config", "quant_config"),

@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
+from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from packaging.version import Version
 from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.verl import delta_sync, float32_head
 from flashpatch.patches.fp8.verl.correction import truncated_sampling
@@ -54,6 +55,7 @@ def validate_config_rollout(original, config: Any, *args: Any, **kwargs: Any) ->
     Raises PatchError if settings are not supported; all are named.
     """
     job = JobConfig(config, patches.of(validate_config_rollout).id)
+    job.refuse_checkpoint()
     job.refuse(
         refusals(job.get),
         "rollouts on SGLang cannot be updated with",
@@ -204,11 +206,29 @@ def validate_config_correction(original, config: Any, *args: Any, **kwargs: Any)
             "correction is set. This changes the algorithm; the option tis='off' leaves it as it is",
         )
         job.set(f"{CORRECTION}.rollout_is_threshold", CAP)
+    for path, model in frozen(job.get) if rolled != ("bf16",) else ():
+        if not any(fnmatch(model, pattern) for pattern in options["exclude"]):
+            logger.warning(
+                "%s=%s is quantized like the rollouts, though no update reaches it; fp8's option exclude=[%r] leaves it as it is",
+                path,
+                model,
+                model,
+            )
     support.prepare(job, options["support"])
     float32_head.check(job, options["lm_head"])
     truncated_sampling.report(job.get, options["support"])
     ledger.note(tis={"on": switched, "why": why, "cap": CAP if switched else None, "rollouts": list(rolled)})
     return original(config, *args, **kwargs)
+
+
+def frozen(get: Get) -> Iterator[tuple[str, str]]:
+    """Yield the models that verl serves beside the policy and never updates: the setting, and the model's path."""
+    if get("reward.reward_model.enable"):
+        yield "reward.reward_model.model_path", str(get("reward.reward_model.model_path"))
+    for name in (get("distillation.teacher_models") or {}) if get("distillation.enabled") else ():
+        path = f"distillation.teacher_models.{name}.model_path"
+        if get(path):
+            yield path, str(get(path))
 
 
 def precisions(options: Mapping[str, Any], verl_quantization: str | None) -> tuple[str, ...]:
@@ -279,3 +299,6 @@ def validate_config_logprobs(original, config: Any, *args: Any, **kwargs: Any) -
         if path not in job.overrides:
             job.set(path, value, "importance ratios need exact logprobs")
     return original(config, *args, **kwargs)
+
+
+door(patches)

@@ -38,10 +38,7 @@ GRACE = 10.0
 # What both generations share:
 LAUNCH: Own = {
     "relies_on": (
-        "dataclasses.fields",
-        "ServerArgs",
-        "Engine._launch_subprocesses",
-        "self.scheduler_info",
+        *"dataclasses.fields ServerArgs Engine._launch_subprocesses self.scheduler_info".split(),
         "sglang.srt.entrypoints.engine:Engine._launch_subprocesses",
         "sglang.srt.entrypoints.engine:SchedulerInitResult.scheduler_infos",
         "sglang.srt.entrypoints.http_server:get_global_state",
@@ -56,10 +53,7 @@ LAUNCH: Own = {
 }
 GENERATE: Own = {
     "relies_on": (
-        "TokenOutput",
-        "output_token_logprobs",
-        "max_new_tokens",
-        "verl.workers.rollout.replica:TokenOutput.extra_fields",
+        *"TokenOutput output_token_logprobs max_new_tokens verl.workers.rollout.replica:TokenOutput.extra_fields".split(),
         "verl.workers.rollout.replica:TokenOutput.log_probs",
     ),
     "params": ("prompt_ids", "sampling_params", "request_id"),

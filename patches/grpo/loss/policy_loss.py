@@ -180,8 +180,7 @@ def native_logprobs(site: Any) -> str | None:
     native=native_logprobs,
     evidence="optional",
     why="verl's fused log-probabilities (model.use_fused_kernels) are chunked and right in float32. In bf16 "
-    "they round logits, entropy and the sum of the head's gradient; without an accelerator bf16 products "
-    "are slow.",
+    "they round logits, entropy and the sum of the head's gradient; without an accelerator bf16 products are slow.",
     remove_when="verl's torch backend sums in float32.",
 )
 def fused_linear_for_ppo_forward(

@@ -150,7 +150,6 @@ class PPOTrainerStreamAsync(PPOTrainer):
         last = time.perf_counter()
         found = rounds.finish()
         end = time.perf_counter()
-
         busy = found.pop("busy")
         timing_raw["update_actor"] = busy
         timing_raw["gen"] = max(end - start - busy, 0.0)

@@ -7,10 +7,7 @@ from typing import Any
 from cuda_lab.state import kernels
 
 OTHERWISE = (
-    "moe_config.max_capture_size",
-    "._aot_cache_dir",
-    "._aot_compilation_path",
-    "._compiled_bytecode",
+    *"moe_config.max_capture_size ._aot_cache_dir ._aot_compilation_path ._compiled_bytecode".split(),
 )
 
 

@@ -22,19 +22,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     **{
         family: (family, {}, MLA if family == "deepseek-v3" else {})
         for family in (
-            "qwen2",
-            "qwen2-tied",
-            "llama",
-            "qwen3-moe",
-            "mixtral",
-            "olmoe",
-            "gpt-oss",
-            "deepseek-v3",
-            "qwen3-next",
-            "mamba2",
-            "falcon-h1",
-            "granite-moe-hybrid",
-            "nemotron-h",
+            *"qwen2 qwen2-tied llama qwen3-moe mixtral olmoe gpt-oss deepseek-v3 qwen3-next mamba2 falcon-h1".split(),
+            *"granite-moe-hybrid nemotron-h".split(),
         )
     },
     **{

@@ -25,10 +25,9 @@ def _attend(q, keys, values, scale, cap, visible, sinks):
 
 
 @operator(
-    "decode_attention_cpu(Tensor q, Tensor(a!) k_buffer, Tensor(b!) v_buffer, float k_scale, float v_scale, "
-    "Tensor(c!) o, Tensor? key, Tensor? value, Tensor loc, Tensor attn_logits, Tensor req_to_token, "
-    "Tensor req_pool_indices, Tensor seq_lens, float sm_scale, float logit_cap, bool is_cross, int window, "
-    "Tensor? encoder_lens, Tensor? sinks=None) -> ()",
+    "decode_attention_cpu(Tensor q, Tensor(a!) k_buffer, Tensor(b!) v_buffer, float k_scale, float v_scale, Tensor(c!) o, "
+    "Tensor? key, Tensor? value, Tensor loc, Tensor attn_logits, Tensor req_to_token, Tensor req_pool_indices, Tensor "
+    "seq_lens, float sm_scale, float logit_cap, bool is_cross, int window, Tensor? encoder_lens, Tensor? sinks=None) -> ()",
     when=VERSION >= (0, 5, 20),
 )
 def decode_attention(
@@ -63,11 +62,10 @@ def decode_attention(
 
 
 @operator(
-    "extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o, Tensor k_buffer, Tensor v_buffer, "
-    "float k_scale, float v_scale, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, "
-    "Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend, float sm_scale, float logit_cap, "
-    "bool is_cross, int window, Tensor? encoder_lens, Tensor? sinks=None, Tensor? tree_mask=None, "
-    "bool is_causal=True) -> ()",
+    "extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o, Tensor k_buffer, Tensor v_buffer, float k_scale, float "
+    "v_scale, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, Tensor extend_seq_lens, Tensor extend_start_loc, "
+    "int max_len_extend, float sm_scale, float logit_cap, bool is_cross, int window, Tensor? encoder_lens, Tensor? sinks=None, "
+    "Tensor? tree_mask=None, bool is_causal=True) -> ()",
     when=VERSION >= (0, 5, 20),
 )
 def extend_attention(
