@@ -50,8 +50,7 @@ def read(path: str | Path) -> Trace:
     """Read a trace.
 
     Raises:
-        PatchError: a line is no step, or lacks an arm; the message has the line.
-    """
+        PatchError: a line is no step, or lacks an arm; the message has the line."""
     steps: list[Step] = []
     head: dict = {}
     with (gzip.open if str(path).endswith(".gz") else open)(path, "rt") as file:

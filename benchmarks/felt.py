@@ -124,8 +124,7 @@ def measured(folder: Path, arguments: list[str]) -> dict[str, dict[str, Any]]:
 
     Args:
         folder: for what the process writes.
-        arguments: of this command.
-    """
+        arguments: of this command."""
     from cuda_lab import runs
 
     env = runs.environment(90 if runs.is_built() else 0, FAKE_CUDA_MIB="12288")

@@ -122,8 +122,7 @@ def first_step(world: Path, precision: str, settings: list[str]) -> Usage:
     """Run a job to its end; returns its usage when it reported its first step.
 
     Raises:
-        SystemExit: the job failed; the message names its log.
-    """
+        SystemExit: the job failed; the message names its log."""
     folder = Path(tempfile.mkdtemp(prefix="first-step-"))
     files = [
         f"data.{kind}_files={world}/{name}.parquet" for kind, name in (("train", "train"), ("val", "test"))

@@ -101,8 +101,7 @@ class Job:
         """Run it, unless its metrics are there; return them.
 
         Raises:
-            SystemExit: the job failed; the message names its log.
-        """
+            SystemExit: the job failed; the message names its log."""
         if len(found := self.rows(folder)) >= steps:
             return found[:steps]
         (folder / f"{self}.jsonl").unlink(missing_ok=True)

@@ -32,8 +32,7 @@ class Request:
     Attributes:
         prompt: what siblings share.
         tokens: length of the prompt.
-        turns: lengths of its responses.
-    """
+        turns: lengths of its responses."""
 
     prompt: Hashable
     tokens: int

@@ -26,8 +26,7 @@ class Engine:
     """Run this script's command line again with ``--engine NAME``, and talk to it in lines of JSON.
 
     Raises:
-        SystemExit: the engine ended, instead of answering.
-    """
+        SystemExit: the engine ended, instead of answering."""
 
     def __init__(self, name: str) -> None:
         command = [sys.executable, *sys.argv, "--engine", name]

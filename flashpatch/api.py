@@ -42,8 +42,7 @@ def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
 
     Raises:
         PatchError: an unknown name or option, or two names of one family. In strict mode also when it is too
-            late. Nothing has changed then.
-    """
+            late. Nothing has changed then."""
     standby.wake()
     with engine.switching:
         start()
@@ -70,8 +69,7 @@ def checksum(llm: Any) -> Any:
         Per rank, the role of a model (``target``, ``drafter``) to 16 hexadecimal digits.
 
     Raises:
-        PatchError: FlashPatch does not follow the weights of this engine: fp8, int8 or bf16 was off when it opened.
-    """
+        PatchError: FlashPatch does not follow the weights of this engine: fp8, int8 or bf16 was off when it opened."""
     try:
         return llm.collective_rpc(CHECKSUM)
     except Exception as error:
@@ -90,8 +88,7 @@ def disable(*names: str) -> Status:
     ``displaced``.
 
     Raises:
-        PatchError: an unknown name; nothing has changed then.
-    """
+        PatchError: an unknown name; nothing has changed then."""
     standby.wake()
     with engine.switching:
         _activate(selections.reduce(engine.manager.selection, names))

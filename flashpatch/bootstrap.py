@@ -18,8 +18,7 @@ def start() -> None:
     trainer raises it.
 
     Raises:
-        PatchError: the setting cannot be obeyed and ``FLASHPATCH_STRICT`` is on.
-    """
+        PatchError: the setting cannot be obeyed and ``FLASHPATCH_STRICT`` is on."""
     if os.environ.get("FLASHPATCH", "") in ("", "0"):
         return
     from flashpatch.arming import standby

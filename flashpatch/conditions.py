@@ -7,8 +7,7 @@ A condition is a list of terms that must all hold, each ``KEY=VALUE`` or ``KEY!=
 - ``anywhere``: a patch that was called in some process of the job. What is due by such a term is due once in the job;
 - ``child``: a role of a process that this one started, e.g. ``engine-core``;
 - ``uses``: a framework of which a patch was called in this process;
-- ``noted``: a note that some process of the job wrote, or ``note.key`` of one, that is neither 0 nor empty.
-"""
+- ``noted``: a note that some process of the job wrote, or ``note.key`` of one, that is neither 0 nor empty."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class Facts:
         anywhere: ids of patches that were called in some process of the job.
         child: roles of processes that the process started.
         uses: frameworks of which a patch was called in the process.
-        noted: names of notes of the job.
-    """
+        noted: names of notes of the job."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     called: Collection[str] = ()

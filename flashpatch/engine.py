@@ -52,8 +52,7 @@ def require(name: str) -> None:
         name: a family, or a name that stands for one.
 
     Raises:
-        PatchError: the name is unknown or not enabled, or the family was refused; the message says why.
-    """
+        PatchError: the name is unknown or not enabled, or the family was refused; the message says why."""
     family = registry.family_of(name).name
     if not enabled(family):
         raise PatchError(
@@ -97,8 +96,7 @@ def snapshot() -> dict[str, Any]:
         ``patches``: id to ``state``, ``detail``, ``calls``, ``target``, ``tested``, of all patches that are
         not disabled or were called; ``versions``: distribution to version, of frameworks that were looked at; ``on``: family
         to ``name``, as the user typed it, ``options``, those that differ from their defaults, and ``off`` if it is off
-        again; ``error``: the last error, or None.
-    """
+        again; ``error``: the last error, or None."""
     call_counter.changes.settle()
     rows = _statuses()
     seen = (member.installed for _, member in list(manager.members.values()))

@@ -29,8 +29,7 @@ class Due:
         patch: its record.
         alternatives: ids of which one must have been called; the patch itself is the first.
         reason: why, as the clause behind "though": ``there were updates and precision is int8``.
-        in_job: whether one process of the job is enough.
-    """
+        in_job: whether one process of the job is enough."""
 
     patch: Patch
     alternatives: tuple[str, ...]

@@ -34,8 +34,7 @@ class Option:
         above, below: the same bounds with the bound itself excluded.
 
     Raises:
-        ValueError: bounds for a kind that is no number, two bounds on one side, or a default out of range.
-    """
+        ValueError: bounds for a kind that is no number, two bounds on one side, or a default out of range."""
 
     def __init__(
         self,
@@ -91,8 +90,7 @@ class IndexedFamily:
         name: the family's name.
         names: names a user may type, each with the options it presets.
         options: option name to `Option`.
-        modules: those whose import is the moment to load the family.
-    """
+        modules: those whose import is the moment to load the family."""
 
     def __init__(self, name: str, data: Mapping[str, Any]) -> None:
         self.name = name

@@ -81,8 +81,7 @@ class Contract:
         since: the same for definitions that older supported versions have not: the first version that must have
             them to their names. The patch does without them before.
         mentions: names or dotted attributes the body of the target must still contain, such as
-            ``"self.model_runner"``: evidence that the hooked place still does what the patch assumes.
-    """
+            ``"self.model_runner"``: evidence that the hooked place still does what the patch assumes."""
 
     params: tuple[str, ...] = ()
     exists: tuple[str, ...] = ()
@@ -123,8 +122,7 @@ class Patch:
         why, how, upstream, remove_when: the documentation, as data.
         apply, undo: install and restore.
         native: answers "does the framework already do this, correctly?" with the name of what does,
-            or None; then the patch is not applied and its state is ``superseded``. An exception counts as None.
-    """
+            or None; then the patch is not applied and its state is ``superseded``. An exception counts as None."""
 
     id: str
     targets: tuple[str, ...]
@@ -199,8 +197,7 @@ class Family:
         not_on: package to those of the names that are refused there.
         commands: subcommands of ``flashpatch`` that the family brings: name to the module that holds one, as
             `flashpatch.cli` describes it. Importing that module must import neither torch nor a framework.
-        about: name to a line for lists, for those of which ``summary`` does not say enough.
-    """
+        about: name to a line for lists, for those of which ``summary`` does not say enough."""
 
     name: str
     summary: str

@@ -30,8 +30,7 @@ class Launches(dispatch.TorchDispatchMode):
         seen: operators by name.
         waits: operators and calls by which the host waits for the device.
         touched: bytes of the device's tensors that operators were given or gave.
-        host: bytes of the host's tensors that operators gave.
-    """
+        host: bytes of the host's tensors that operators gave."""
 
     def __init__(self) -> None:
         super().__init__()

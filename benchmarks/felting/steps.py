@@ -25,8 +25,7 @@ class Steps:
     """Stand around an engine core's steps and measure them: first calls of Python, then launches, then time.
 
     Attributes:
-        found: by kind and by what is measured, its values.
-    """
+        found: by kind and by what is measured, its values."""
 
     def __init__(self, core: Any) -> None:
         self.found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -40,8 +40,7 @@ class Manager:
         groups: family name to its groups.
         members: patch id to its group and member.
         options: family name to its options; the dictionaries stay, so that patches see new values.
-        chosen: family name to its last `Choice`, of those that are off again too: what they did stays evidence.
-    """
+        chosen: family name to its last `Choice`, of those that are off again too: what they did stays evidence."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()

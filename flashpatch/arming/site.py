@@ -42,8 +42,7 @@ class Site:
         inherited: whether a base class, not ``owner``, defines it.
 
     Raises:
-        LookupError: the target is not there.
-    """
+        LookupError: the target is not there."""
 
     def __init__(
         self,
@@ -81,8 +80,7 @@ class Site:
 
         Raises:
             Owned: other code wrapped or replaced the attribute before.
-            PatchError: the attribute is nothing that can be called.
-        """
+            PatchError: the attribute is nothing that can be called."""
         if self.wrapped:
             if self.counter.open:
                 raise self._error("is wrapped already.", "Call wrap() once per site.")

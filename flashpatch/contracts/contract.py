@@ -28,8 +28,7 @@ class ContractResult:
         target: the target to patch, as ``"package.module:Qual.name"``: the first of the patch's targets that exists, moved to the
             module of the same package that defines it when the listed one only re-exports it. Empty when none exists.
         drift: what no longer holds, one sentence per finding joined with ``"; "``, each with ``file:line``.
-        line: ``file:line`` of the first finding, or of the target when all holds.
-    """
+        line: ``file:line`` of the first finding, or of the target when all holds."""
 
     ok: bool
     target: str

@@ -90,8 +90,7 @@ class Sources:
     Attributes:
         roots: packages that were asked for, with what ``root_for`` said.
         read: files that were read, with their stamps from before that.
-        absent: files that were looked for and are not there.
-    """
+        absent: files that were looked for and are not there."""
 
     def __init__(self, root_for: RootFor) -> None:
         self._root_for = root_for

@@ -187,8 +187,7 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> bool:
     The directory is made private (0700) if it is missing. Raises OSError, also when the directory is another user's or a link.
 
     Returns:
-        Whether the directory was made.
-    """
+        Whether the directory was made."""
     folder, name = os.path.split(path)
     made = make_private(folder)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}")
@@ -212,8 +211,7 @@ def load_bytes(path: str, largest: int, end: bool = False, forbidden: int = 0) -
     Raises:
         OSError: it cannot be read, or is a link.
         ValueError: it is no plain file, another user's, has one of the ``forbidden`` bits of mode, or, without ``end``,
-            is of more than ``largest`` bytes.
-    """
+            is of more than ``largest`` bytes."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):

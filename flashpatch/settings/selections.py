@@ -75,8 +75,7 @@ def extend(
     Without names, those of the config, else fp8. A family that is on keeps its options unless ``values`` say otherwise.
 
     Raises:
-        PatchError: an unknown name or option, or two names of one family.
-    """
+        PatchError: an unknown name or option, or two names of one family."""
     settings = config()
     chosen = _one_per_family(tuple(names) or _default_names(settings))
     _known_somewhere(values, chosen)

@@ -2,8 +2,7 @@
 
 Drivers of verl call that function before they start any worker; what calls it nowhere, such as verl's fully asynchronous
 trainer, comes through `door`. Several families hook it: to set what they need if the user chose nothing, and to refuse what
-contradicts them by name.
-"""
+contradicts them by name."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class JobConfig:
         patch_id: id of the patch; refusals name it, and changes are logged as its family's.
 
     Attributes:
-        overrides: settings named on the command line, see `overrides`.
-    """
+        overrides: settings named on the command line, see `overrides`."""
 
     def __init__(self, config: Any, patch_id: str) -> None:
         self.config = _seen[patch_id] = config
@@ -74,8 +72,7 @@ class JobConfig:
             advice: what to do.
 
         Raises:
-            PatchError: there is at least one problem; the message has all of them.
-        """
+            PatchError: there is at least one problem; the message has all of them."""
         found = list(problems)
         if found:
             raise PatchError(
@@ -110,8 +107,7 @@ class JobConfig:
     def set(self, path: str, value: Any, reason: str = "") -> None:
         """Set one setting and log it as a warning, with the reason; nothing if it has that value already.
 
-        Settings that verl's structure does not know are added.
-        """
+        Settings that verl's structure does not know are added."""
         from omegaconf import OmegaConf, open_dict
 
         if self.get(path) == value:

@@ -77,8 +77,7 @@ def attention(
 def exchange(part: Any, scatter: int, gather: int, group: Any) -> Any:
     """Return a tensor cut along ``scatter`` over the ranks, and joined along ``gather``; differentiable.
 
-    verl's own ``SeqAllToAll`` calls ``all_to_all`` on lists, which gloo has in torch 2.13 and not in 2.11.
-    """
+    verl's own ``SeqAllToAll`` calls ``all_to_all`` on lists, which gloo has in torch 2.13 and not in 2.11."""
     import torch
     from torch.distributed.nn.functional import all_to_all_single
 

@@ -62,8 +62,7 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
     Replaced are device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are slots, not hardware.
     Separate rollouts get the checkpoint engine gloo. With few cores verl's numbers of agent-loop workers, reward
     workers and storage units are lowered from 8 to one per two cores, and Ray's dashboard is left out. Raises
-    PatchError if settings need an accelerator; all are named.
-    """
+    PatchError if settings need an accelerator; all are named."""
     job = JobConfig.open(config, patches.of(validate_config).id)
     refused = list(refusals(job.get))
     if not engine.enabled(UPDATES):

@@ -46,8 +46,7 @@ patches = Patches(
 def init_model(original, self) -> Any:
     """Give the engines that a worker with the actor's role builds a partition function; refuse one with another loss mode.
 
-    Raises PatchError if the actor's loss mode is another one, or its strategy not FSDP.
-    """
+    Raises PatchError if the actor's loss mode is another one, or its strategy not FSDP."""
     if "actor" not in self.role:
         return original(self)
     actor = self.config.actor
@@ -87,8 +86,7 @@ def attach(engine: Any, module: Any) -> None:
 
     Its weights are those beside the model (``flowrl/proj_z.safetensors``), if there are any, else fresh and drawn from
     the engine's seed, without touching the process's random numbers. Raises PatchError if the model or engine is not
-    supported, or the weights beside the model do not fit.
-    """
+    supported, or the weights beside the model do not fit."""
     import torch
 
     from flashpatch.patches.flowrl.partition_function import Capture, PartitionFunction
@@ -164,8 +162,7 @@ def build_lora_module(original, self, module: Any) -> Any:
 def build_optimizer(original, self, module: Any) -> Any:
     """Give verl's optimizer two parameter groups, the policy's and the partition function's.
 
-    Raises PatchError if it has rates of its own, and FSDP flattened it together with other weights.
-    """
+    Raises PatchError if it has rates of its own, and FSDP flattened it together with other weights."""
     if capture(self) is None:
         return original(self, module)
     chosen = options.current()

@@ -56,8 +56,7 @@ def validate_config(
     """Set loss_mode=flowrl and use_kl_loss=True with kl_loss_coef=0 before anything starts, unless the user chose
     otherwise, log that, and refuse contradicting settings by name.
 
-    Raises PatchError if the configuration contradicts FlowRL; all such settings are named.
-    """
+    Raises PatchError if the configuration contradicts FlowRL; all such settings are named."""
     job = JobConfig.open(config, patches.of(validate_config).id)
     chosen = options.current()
     refused = [*options.contradictions(), *refusals(job.get, job.overrides)]

@@ -120,8 +120,7 @@ def end_first_loads(runner: Any = None) -> None:
 def first_unservable(models: Sequence[ManagedModel]) -> ManagedModel | None:
     """Commit complete updates that have no end of their own; return a target that may not generate, or None.
 
-    A drafter's weights decide how many tokens a step yields, never which.
-    """
+    A drafter's weights decide how many tokens a step yields, never which."""
     for managed in models:
         if managed.state != "ready" and not managed.adapter.consensus.stages:
             managed.before_request()

@@ -35,8 +35,7 @@ patches = Patches("fsdp", "verl>=0.7", scope="driver", evidence="install")
 def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
     """Refuse, before anything starts, rollouts, strategies, transports and merged adapters that the audit does not cover.
 
-    Raises PatchError if weights travel in a way that the audit does not cover; all such settings are named.
-    """
+    Raises PatchError if weights travel in a way that the audit does not cover; all such settings are named."""
     job = JobConfig.open(config, patches.of(validate_config).id)
     mode = engine.options("fsdp")["audit"]
     refused = list(refusals(job.get, mode))

@@ -48,8 +48,7 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
     """Set the loss mode, before anything starts, if the configuration has verl's default, set a constant divisor if verl
     would take a micro-batch's width, and refuse another loss mode.
 
-    Raises PatchError if settings contradict the family; all are named.
-    """
+    Raises PatchError if settings contradict the family; all are named."""
     job = JobConfig.open(config, patches.of(validate_config).id)
     options = engine.options("grpo")
     job.refuse(stream_refusals(job.get), *_IN_THAT_MODE)

@@ -122,8 +122,7 @@ def compared(
 
     Returns:
         The paths that differ, or have another address than after the first sync, which captured graphs read; and how many
-        paths each sync changed.
-    """
+        paths each sync changed."""
     trained = [folder / "saved" / f"global_step_{step}" / "actor" / "huggingface" for step in (1, 2)]
     policies = [opened.format(path) for path in (first, *trained)]
     fresh = runs.run(folder, "engine", "fresh", capability, policies, imported)

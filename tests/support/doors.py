@@ -5,8 +5,7 @@ docs/reference/doors.md says what becomes of each; `named` reads it. A door is
 - ``rpc NAME``: a public method of vLLM's workers, which anyone may call by ``collective_rpc``;
 - ``backend NAME``: a backend of vLLM's ``weight_transfer_config``;
 - ``request NAME``: a request that a scheduler of SGLang takes from whoever may send it some;
-- ``module:function``: a function in which a parameter is written, or a model's ``load_weights`` is called.
-"""
+- ``module:function``: a function in which a parameter is written, or a model's ``load_weights`` is called."""
 
 import ast
 import re

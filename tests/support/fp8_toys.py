@@ -195,8 +195,7 @@ class Engine:
     """A model from birth to its first generation, updated through the transaction.
 
     Args:
-        first: the checkpoint it is opened on; None for dummy weights.
-    """
+        first: the checkpoint it is opened on; None for dummy weights."""
 
     def __init__(
         self,

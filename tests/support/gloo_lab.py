@@ -98,8 +98,7 @@ class Worker:
     """One process of a case.
 
     Attributes:
-        taken: tensors that the generator gave, or that arrived.
-    """
+        taken: tensors that the generator gave, or that arrived."""
 
     def __init__(self, case: Case, role: str, index: int, folder: str) -> None:
         import torch.distributed as dist

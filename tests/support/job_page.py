@@ -21,8 +21,7 @@ def dump(browser: str, page: Path, *options: str) -> str:
 
     Raises:
         subprocess.CalledProcessError: the browser failed.
-        AssertionError: it printed a message of the page's console.
-    """
+        AssertionError: it printed a message of the page's console."""
     with tempfile.TemporaryDirectory(prefix="flashpatch-browser-") as profile:
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         command += [f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND"]

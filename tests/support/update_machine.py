@@ -4,8 +4,7 @@ Two rules. Nothing is ever ready that was not sent whole: what answers is compar
 specification too. Nothing that was sent whole, without doubt, is refused. A failure prints the shortest sequence found.
 
 A sender without a name keeps its contract: it is one sender, which begins with the same tensor, from its beginning at
-first, and stops at its first error. What only breaks that contract is not tried.
-"""
+first, and stops at its first error. What only breaks that contract is not tried."""
 
 import dataclasses
 import itertools
@@ -86,7 +85,11 @@ class Updates(RuleBasedStateMachine):
 
     def begins_anew(self, door):
         """Names can tell what it sends from what is open."""
-        return door == "calls" and (self.toy.spec.anchor or next(iter(self.toy.spec.came))) == self.first
+        return door == "calls" and self.begin_known(next(iter(self.toy.spec.came))) == self.first
+
+    def begin_known(self, other=None):
+        """The name with which an update without a name begins, as far as that is known."""
+        return self.toy.spec.anchor or self.toy.spec.first or other
 
     def start(self, door, order, cuts, frozen):
         rng = random.Random(order)
@@ -308,7 +311,10 @@ class Updates(RuleBasedStateMachine):
             or (door == "one call" and spec.open == "named")
         ):
             return
-        in_doubt = spec.anchor not in (None, self.first) if door == "calls" else door == "end" and spec.anchor
+        known = self.begin_known()
+        in_doubt = (
+            known not in (None, self.first) or spec.ends if door == "calls" else door == "end" and known
+        )
         self.sender = self.waiting = None
         self.start(door, order, cuts, 0)
         sender = self.sender

@@ -62,8 +62,7 @@ class Toy:
 
     Attributes:
         raised: the error of the last call, of each rank; empty if there was none.
-        calls: how many there were.
-    """
+        calls: how many there were."""
 
     def __init__(self, options: Options) -> None:
         self.options, self.tied = options, bool(options.ties)

@@ -5,8 +5,7 @@ A *place* is one run directory on one node. Keys, in the namespace `NAMESPACE`:
 - ``v3/runs/<run>``: when a node last published for the run;
 - ``v3/places/<run>/<place>``: what is in the place, see `flashpatch.ledger.nodes.published`.
 
-Every value is JSON, compressed by zlib.
-"""
+Every value is JSON, compressed by zlib."""
 
 from __future__ import annotations
 

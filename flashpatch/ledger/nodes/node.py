@@ -38,8 +38,7 @@ class Node:
         state: ``alive``, ``dead`` or ``unknown``, as Ray said.
         written: when it last published, by its own clock, seconds since 1970.
         fetched: when that was read, likewise.
-        running: pid and start of its processes that ran.
-    """
+        running: pid and start of its processes that ran."""
 
     id: str
     name: str
@@ -80,8 +79,7 @@ def kept(folder: Path) -> dict[str, dict[str, Any]]:
 
     Raises:
         OSError: the file cannot be read; FileNotFoundError if nothing was fetched.
-        ValueError: it is damaged, or of another version.
-    """
+        ValueError: it is damaged, or of another version."""
     try:
         found = json.loads(files.load_bytes(str(folder / FOLDER / FILE), _LARGEST)[0])
         if all(isinstance(one["published"], str) for one in found.values()):

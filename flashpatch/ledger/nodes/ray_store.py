@@ -35,8 +35,7 @@ def connection() -> Connection | None:
     process of Ray Client (``ray://``) is on no node, and has none.
 
     Raises:
-        StoreError: this version of Ray has no such attributes.
-    """
+        StoreError: this version of Ray has no such attributes."""
     worker = getattr(sys.modules.get("ray._private.worker"), "global_worker", None)
     node = getattr(worker, "node", None)
     if node is None or not getattr(worker, "connected", False):
@@ -52,8 +51,7 @@ def address(wanted: str) -> str:
     """Return ``host:port`` of a cluster's head; for an empty text that of ``RAY_ADDRESS``, or of the one running here.
 
     Raises:
-        StoreError: there is none, or Ray is not installed.
-    """
+        StoreError: there is none, or Ray is not installed."""
     try:
         from ray._private import services
 

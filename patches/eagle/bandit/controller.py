@@ -37,8 +37,7 @@ class Controller:
     Attributes:
         recent: the last arms chosen, held ones included.
         drafts: steps of single requests in which drafts were verified, since the start.
-        drafted, accepted: draft tokens verified and accepted, since the start.
-    """
+        drafted, accepted: draft tokens verified and accepted, since the start."""
 
     save_seconds = 10.0
     """Seconds between two writes of the state file."""

@@ -2,8 +2,7 @@
 
 The drafter's own checkpoint, with which the engine was opened, says which names and shapes an update must
 have: exactly those, less what the drafter shares with the target. So a tensor of the target is refused by
-name, and an update is read, checked and known to be whole before anything is touched.
-"""
+name, and an update is read, checked and known to be whole before anything is touched."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ def load(path: Path, own: Path, shared: set[str], patch: str) -> dict[str, torch
         own, shared, patch: see `check`.
 
     Raises:
-        PatchError: there is none, a file is damaged, or see `check`.
-    """
+        PatchError: there is none, a file is damaged, or see `check`."""
     from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}
@@ -73,8 +71,7 @@ def check(tensors: Mapping[str, torch.Tensor], own: Path, shared: set[str], path
         patch: id of the patch that errors name.
 
     Raises:
-        PatchError: names or shapes differ, or a value is NaN or infinite.
-    """
+        PatchError: names or shapes differ, or a value is NaN or infinite."""
     theirs = sorted(name for name in tensors if shared & set(name.split(".")))
     if theirs:
         raise problem(

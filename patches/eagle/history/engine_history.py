@@ -21,8 +21,7 @@ class EngineHistory:
 
     Attributes:
         drafts: what is drafted from.
-        texts: by the engine's request.
-    """
+        texts: by the engine's request."""
 
     def __init__(self) -> None:
         self.drafts = HistoryDrafts()

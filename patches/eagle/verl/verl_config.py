@@ -57,8 +57,7 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     """Give the rollout engine the drafter that the option names, made from scratch on demand, and log why a configured
     drafter cannot be trained.
 
-    Raises PatchError if the configuration contradicts the family's options; all such settings are named.
-    """
+    Raises PatchError if the configuration contradicts the family's options; all such settings are named."""
     job = JobConfig.open(config, ID)
     options = engine.options("eagle")
     if job.get(f"{ROLLOUT}.engine_kwargs.{OURS}"):  # another process of the job has done it
@@ -119,8 +118,7 @@ def refusals(get: Get, options: Mapping[str, Any], dialect: Dialect | None) -> I
 def _engine_refusals(get: Get) -> Iterator[str]:
     """Yield why the family cannot act in the rollout engine, which would end when it is opened.
 
-    A driver need not have the engine: it may be on a node of its own.
-    """
+    A driver need not have the engine: it may be on a node of its own."""
     if get(f"{ROLLOUT}.name") != "sglang":
         return
     found = examine(registry.patch(IN_SGLANG))

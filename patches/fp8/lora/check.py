@@ -22,8 +22,7 @@ class Pair:
     Attributes:
         a: ``(rank, inputs)``, None if it did not come.
         b: ``(outputs, rank)``, None if it did not come.
-        scaling: the factor that the engine will apply.
-    """
+        scaling: the factor that the engine will apply."""
 
     a: torch.Tensor | None
     b: torch.Tensor | None
@@ -74,8 +73,7 @@ def problems(
         pairs: by the engine's name of the module.
         finite: whether all values are known to be.
         places: modules of the engine that take an adapter; None for one whose size is not known.
-        config: as PEFT writes it: ``r``, ``lora_alpha``, and what else changes what the tensors mean.
-    """
+        config: as PEFT writes it: ``r``, ``lora_alpha``, and what else changes what the tensors mean."""
     found = list(_unread(config))
     if not pairs:
         found.append("it has no tensors")

@@ -54,8 +54,7 @@ def release_as_asked(
     Args:
         recv_req: SGLang's ``ReleaseMemoryOccupationReqInput``.
         settings: of the engine: which weights SGLang itself copies to the host.
-        owners_of_role, do: see `check`.
-    """
+        owners_of_role, do: see `check`."""
     if not settings.enable_memory_saver or not has_weights(recv_req.tags):
         return do()
     whole = settings.enable_weights_cpu_backup
@@ -75,8 +74,7 @@ def release(
         owners: the managed models by role, target or draft.
         kept: whether SGLang itself keeps the weights of a role.
         do: releases the memory, or overwrites it.
-        by: what the user called, for refusals.
-    """
+        by: what the user called, for refusals."""
     from flashpatch.patches.fp8.update.tensors import HostCopies
 
     policy = [tensor for owner in owners["target"] for tensor in owner.brought()]
@@ -150,8 +148,7 @@ def check(
     Args:
         recv_req: SGLang's ``CheckWeightsReqInput``; before 0.5.21 it selects no role, and means all.
         owners_of_role: returns the managed models of a role, target or draft.
-        do: SGLang's own function.
-    """
+        do: SGLang's own function."""
     if recv_req.action != RESET:
         return do()
     selector = getattr(recv_req, "selector", "all")

@@ -84,8 +84,7 @@ def manage(
         model: nothing is loaded.
         model_config, load_config: SGLang's, of this model.
         patch: id of the patch that stands aside then.
-        adapter_for: makes the adapter from model and configuration.
-    """
+        adapter_for: makes the adapter from model and configuration."""
     from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
     from flashpatch.patches.fp8.update.model import ManagedModel
 

@@ -116,8 +116,7 @@ def gate(scheduler: Any, patch: str, abort: Callable[[Any, str, dict[str, Any]],
     Args:
         scheduler: which is about to run them.
         patch: id of the patch that asks.
-        abort: ends them, with a message, which is in SGLang's reason for the end too.
-    """
+        abort: ends them, with a message, which is in SGLang's reason for the end too."""
     global _refusing, _stepped
     if not _stepped and not scheduler.running_batch.is_empty():
         _stepped = True

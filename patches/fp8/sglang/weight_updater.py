@@ -58,8 +58,7 @@ def load_bucket(
         named_tensors: see `receipts.SessionReceipt.loading`.
         load_format: as the sender says; formats that write past the model's ``load_weights`` are refused.
         patch: id of the patch that refuses.
-        do: SGLang's own function.
-    """
+        do: SGLang's own function."""
 
     def load() -> tuple[bool, str]:
         if load_format not in (None, "flattened_bucket"):

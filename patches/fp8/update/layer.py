@@ -36,8 +36,7 @@ class Came:
         unexpected: parameters and buffers of which nothing had shown that they come.
         scales: each scale that was written, and its values if they are small.
         shared: shared storage -> the new values for it, and their name.
-        plan: the way of the processed values into the live layer, until the commit.
-    """
+        plan: the way of the processed values into the live layer, until the commit."""
 
     opened: int = 0
     processed: int = 0
@@ -60,8 +59,7 @@ class Layer:
         borrows: whether a foreign resource may point into its tensors.
 
     Attributes:
-        lent: its tensors in use are another model's, so that what comes is compared with them, and never written.
-    """
+        lent: its tensors in use are another model's, so that what comes is compared with them, and never written."""
 
     lent = False
 
@@ -168,8 +166,7 @@ class Layer:
 
         Args:
             state: which containers belong to which layer.
-            held: the tensors that it loaded into, by identity of their description.
-        """
+            held: the tensors that it loaded into, by identity of their description."""
         for param in self.scales():
             if param.expected is not None and param.expected.covered:
                 param.loaded = param.copy_small(held[id(param)])
@@ -219,8 +216,7 @@ class Layer:
         A loader in the middle of a call holds the staged tensors, and uses them no more.
 
         Args:
-            needed: identities of tensors that a plan still brings into the live layer.
-        """
+            needed: identities of tensors that a plan still brings into the live layer."""
         self.tables = []
         staged: dict[SharedStorage, set[int]] = {}
         for param in self.params:
@@ -252,8 +248,7 @@ class Layer:
             left_out: the update leaves tensors out, which stay what was loaded before.
 
         Raises:
-            PatchError: the values hold NaN or Inf, as far as that is known now, or were not written into the staged tensors.
-        """
+            PatchError: the values hold NaN or Inf, as far as that is known now, or were not written into the staged tensors."""
         check_staged([self])
         show_live([self])
         for param in self.params:
@@ -289,8 +284,7 @@ class Layer:
             compiled: graphs or compiled code read the tensors in use.
 
         Raises:
-            PatchError: the values do not fit the storage in use.
-        """
+            PatchError: the values do not fit the storage in use."""
         as_built = self.pristine.holds(self.modules)
         live = self.pristine.with_tables_of(self.modules) if as_built else state.capture(self.modules)
         try:
@@ -315,8 +309,7 @@ class Layer:
         """Plan the way of each staged tensor into its own live one, as post-processing has done nothing; None if one has none.
 
         Raises:
-            PatchError: the values do not fit the storage in use.
-        """
+            PatchError: the values do not fit the storage in use."""
         pairs = [(param.live(), param.stage(), param.name) for param in self.params if self._is_staged(param)]
         if any(live is None for live, _, _ in pairs):
             return None
@@ -359,8 +352,7 @@ class Layer:
 
         Returns:
             Of buffers at their initial values: identity to the number of writes so far. Those to inference tensors are
-            not counted, so that these are left out.
-        """
+            not counted, so that these are left out."""
         buffers = [module._buffers.copy() for module in self.modules]
         self.pristine.restore()
         for module, live in zip(self.modules, buffers):
@@ -383,8 +375,7 @@ class Layer:
 def show_staged(layers: Iterable[Layer]) -> None:
     """Put staged tensors in place of the live ones, whose tables are set aside untouched.
 
-    Every bucket shows every layer, as a loader may ask for any tensor: this makes no call for a layer.
-    """
+    Every bucket shows every layer, as a loader may ask for any tensor: this makes no call for a layer."""
     for layer in layers:
         for module, parameters, buffers in layer.tables:
             state = module.__dict__
@@ -397,8 +388,7 @@ def check_staged(layers: Iterable[Layer], memory: bool = True) -> None:
     """Check that loaders have written to the tensors that they are shown and not replaced them, nor their ``memory``.
 
     Raises:
-        PatchError: names a tensor that was replaced; what was loaded into its place would be lost.
-    """
+        PatchError: names a tensor that was replaced; what was loaded into its place would be lost."""
     with torch._C.DisableTorchFunctionSubclass():
         for layer in layers:
             for param in layer.params:
@@ -440,8 +430,7 @@ def group_layers(
         borrows: whether a foreign resource that it makes may point into the module's tensors.
 
     Raises:
-        PatchError: a parameter has no shape before it is loaded.
-    """
+        PatchError: a parameter has no shape before it is loaded."""
     modules = dict(model.named_modules())
     params = record(modules, device)
     group: dict[int, set[int]] = {}
@@ -480,8 +469,7 @@ def find_lent(
         lenders: the target's layers.
 
     Returns:
-        The modules that no layer owns now, or None if all modules are as they were.
-    """
+        The modules that no layer owns now, or None if all modules are as they were."""
     present = {id(module) for module in model.modules()}
     kept = [layer for layer in layers if any(id(module) in present for module in layer.modules)]
     own = {id(module) for layer in kept for module in layer.modules}

@@ -5,8 +5,7 @@ rank expects. From then on every call of ``model.load_weights`` is part of an up
 open and loads into staged tensors. `finish` commits it.
 
 States: ``loading`` (before the first load is over), ``ready``, ``open``, ``broken`` (nothing may be generated until a
-complete update: a failed or incomplete one has left layers of several policies, or what came was no update).
-"""
+complete update: a failed or incomplete one has left layers of several policies, or what came was no update)."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class Turns:
         """Return why no call of an update may begin now, with what to do about it; None if one may, in its turn.
 
         Args:
-            reads: the call that is under way reads what a sender hands over, which another one may never wait for.
-        """
+            reads: the call that is under way reads what a sender hands over, which another one may never wait for."""
         if reads or self._updating == threading.get_ident():
             return "another update is loading into this model", "Send one update at a time."
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -89,8 +87,7 @@ class LoaderAdapter:
         role: of the model in its engine, ``target`` or ``drafter``.
 
     Attributes:
-        consensus: agreement among the ranks that hold parts of this model and process it together.
-    """
+        consensus: agreement among the ranks that hold parts of this model and process it together."""
 
     def __init__(self, device: torch.device, role: str = "target") -> None:
         self.device, self.role = device, role
@@ -163,8 +160,7 @@ LOAD = "load_weights"
 class PartLoad:
     """Stand in for ``load_weights`` of one part of a managed model.
 
-    It is no function: a walk over a layer's containers stops at FlashPatch's own objects.
-    """
+    It is no function: a walk over a layer's containers stops at FlashPatch's own objects."""
 
     def __init__(self, managed: ManagedModel, path: str, original: Callable[..., Any]) -> None:
         self._managed, self._prefix, self._original = managed, f"{path}.", original
@@ -227,8 +223,7 @@ class ManagedModel:
         wide: which weights it holds in float32.
         turns: keep steps and updates apart.
         inside_load: ``model.load_weights`` is running.
-        asleep: the engine has taken the memory of the weights away for now: no update begins, none is committed.
-    """
+        asleep: the engine has taken the memory of the weights away for now: no update begins, none is committed."""
 
     def __init__(
         self,
@@ -328,8 +323,7 @@ class ManagedModel:
         """Open an update by name, dropping what an unfinished one had staged.
 
         Raises:
-            PatchError: this model, or this engine as it is now, cannot be updated.
-        """
+            PatchError: this model, or this engine as it is now, cannot be updated."""
         with self._alone():
             self._begin(named=True)
 
@@ -340,8 +334,7 @@ class ManagedModel:
             partial: accept that some layers were not sent at all; None means the family's option.
 
         Raises:
-            PatchError: something is missing; it is named.
-        """
+            PatchError: something is missing; it is named."""
         with self._alone():
             self._finish(partial, by_name=True)
 
@@ -351,13 +344,13 @@ class ManagedModel:
 
     def abandon(self, why: str) -> None:
         """Give up the open update as after an error in it; nothing if none is open, or one into which nothing has come."""
-        with suppress(PatchError), self._alone():
+        with suppress(PatchError), self._alone(asleep=True):
             if self.state == "open" and not self._close_if_empty():
                 self._fail(self._error(why, "Send a complete update."), None)
 
     def close_if_empty(self) -> bool:
         """Close an open update that has written nothing; return whether there was one."""
-        with self._alone():
+        with self._alone(asleep=True):
             return self._close_if_empty()
 
     def after_call(self) -> None:
@@ -412,7 +405,10 @@ class ManagedModel:
         stale = self.options["atomic"] == "model" and not self.may_generate
         state = "broken" if self.state == "open" and (stale or self._update.mixed) else self.state
         anew = self.state == "open" and self._update.boundaries.named
-        return Policy(self.adapter.role, state, self.version, listed(missing), "" if anew else self.error)
+        error = "" if anew else self.error
+        if self.state == "open" and not (missing or error or self.may_generate):
+            error = "an update is open, its sender has not ended it"
+        return Policy(self.adapter.role, state, self.version, listed(missing), error)
 
     @property
     def may_generate(self) -> bool:
@@ -472,9 +468,10 @@ class ManagedModel:
             result = update.load(original, names, self.constants, **kwargs)
             self._left_out |= bool(partial)
             boundaries = update.boundaries
+            idle = (update.empty and boundaries.doubt) or update.blank
             if not boundaries.named and (
-                boundaries.repeats or (update.empty and boundaries.doubt) or update.blank
-            ):
+                boundaries.repeats or (idle and not self.adapter.consensus.stages)
+            ):  # what is idle on one stage may be something on another, which then has the update open
                 self._close()  # what is in place already, such as a call that is sent again after the commit
             elif not (partial or update.boundaries.named):
                 update.check_call()
@@ -487,7 +484,8 @@ class ManagedModel:
         update = self._update
         with nullcontext() if self.inside_load else self.turns.step:
             waits = self.state == "open" and not (update.boundaries.named or self.inside_load or self.asleep)
-            complete = waits and update.whole and (request or update.boundaries.one_call)
+            ended = update.boundaries.one_call or (request and not update.boundaries.ends)
+            complete = waits and ended and update.whole
             if self.adapter.consensus.everyone_ready(complete):
                 with self._alone():
                     update.doubted = True  # until it is committed: an error reaches no call of its sender
@@ -575,11 +573,12 @@ class ManagedModel:
         return (self._left_out or self.options["partial"]) if partial is None else partial
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self, asleep: bool = False) -> Iterator[None]:
+        """Within, no other call goes on; ``asleep``: it touches no live memory, so that an open update needs none."""
         if (refusal := self.turns.refusal(reads=self.inside_load)) is not None:
             raise self._error(*refusal)
         with self.turns.update(), self.adapter.around():
-            if self.asleep and self.state == "open":  # it stays so
+            if self.asleep and self.state == "open" and not asleep:  # it stays so
                 raise self._error(*ASLEEP)
             yield
 

@@ -1,8 +1,7 @@
 """The open update of one model: load what comes into staged tensors, and bring layer after layer into the running model.
 
 Layers that are complete are queued, agreed on by the ranks, and processed: into place at once (``atomic="layer"``), or
-into a plan that the commit carries out (``atomic="model"``).
-"""
+into a plan that the commit carries out (``atomic="model"``)."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class Update:
         mixed: the live layers may be of several policies, so only a complete update helps. Outlives `drop`.
         discarded: the live weights are gone (sleep level 2). Outlives `drop`.
         verdict: the error that all ranks agreed on; None while there is none.
-        doubted: the last call brought what is of no update.
-    """
+        doubted: the last call brought what is of no update."""
 
     def __init__(
         self,
@@ -161,8 +159,7 @@ class Update:
 
         Args:
             partial: layers left out whole are fine.
-            by_name: its sender says where it ends, so that a buffer of which nothing is known need not come.
-        """
+            by_name: its sender says where it ends, so that a buffer of which nothing is known need not come."""
         partial = partial and not self.discarded and not self.mixed
         present = self._preserved.union(
             self.joined.followers(self._layers), (layer for layer in self._layers if layer.lent)
@@ -196,8 +193,7 @@ class Update:
             constants: returns tensors beside parameters and buffers that must not be written either.
 
         Raises:
-            PatchError: what came does not fit, or is no part of an update.
-        """
+            PatchError: what came does not fit, or is no part of an update."""
         self._call += 1
         self._lost, self._whole = False, None
         if self._watched is None:
@@ -224,8 +220,7 @@ class Update:
         """Check, after a call of an update that nobody opened by name, that what came may be a part of one update.
 
         Raises:
-            PatchError: it may not.
-        """
+            PatchError: it may not."""
         boundaries = self.boundaries
         if (doubt := boundaries.doubt) and not (
             boundaries.one_call and not self.missing(partial=False, by_name=True)
@@ -233,6 +228,8 @@ class Update:
             self.doubted = True
             raise self._error(doubt, "Until a whole update has come no request is answered.")
         self._refuse()
+        if not (boundaries.one_call and self.whole):
+            boundaries.keep_first()
 
     def _stage(self) -> None:
         """Stage what is not staged yet, and note whose memory is where."""
@@ -421,8 +418,7 @@ class Update:
             Whether there was anything to commit.
 
         Raises:
-            PatchError: something is missing, on this rank or another.
-        """
+            PatchError: something is missing, on this rank or another."""
         left_out = not missing and bool(self.missing(partial=False, by_name=by_name))
         check_staged(self._layers)
         last = [layer for layer in self._layers if layer.comes_last(left_out)]

@@ -52,8 +52,7 @@ patches = Patches("fp8", "verl>=0.9", evidence="optional", scope="driver")
 def validate_config_rollout(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse by name, before anything starts, what the update of a rollout, or a sync of differences, does not support.
 
-    Raises PatchError if settings are not supported; all are named.
-    """
+    Raises PatchError if settings are not supported; all are named."""
     job = JobConfig(config, patches.of(validate_config_rollout).id)
     job.refuse_checkpoint()
     job.refuse(
@@ -128,8 +127,7 @@ def validate_config_certificate(original, config: Any, *args: Any, **kwargs: Any
     """With the option certificate, compare an engine opened with the rollout's settings with the trainer's model, module by
     module, in a process of its own that ends before the job's workers start.
 
-    Raises PatchError if, with ``certificate="stop"``, engine and trainer differ or could not be compared.
-    """
+    Raises PatchError if, with ``certificate="stop"``, engine and trainer differ or could not be compared."""
     result = original(config, *args, **kwargs)
     options = engine.options("fp8")
     if options["certificate"] != "off":
@@ -191,8 +189,7 @@ def validate_config_correction(original, config: Any, *args: Any, **kwargs: Any)
     """Set rollout_correction.rollout_is=token with cap 2 if rollouts are quantized and the config sets no correction, log it, and
     write it into the ledger; warn if ratios meet truncated sampling.
 
-    Raises PatchError for settings that stand against the option support or lm_head.
-    """
+    Raises PatchError for settings that stand against the option support or lm_head."""
     job = JobConfig(config, patches.of(validate_config_correction).id)
     ledger.role("driver")
     options = engine.options("fp8")
@@ -248,8 +245,7 @@ def decide(get: Any, tis: str, rolled: Collection[str], typed: Collection[str]) 
         get: ``get(path, default)`` reads the config.
         tis: the family's option.
         rolled: precisions of the rollouts.
-        typed: settings given on the command line.
-    """
+        typed: settings given on the command line."""
     if tis == "off":
         return False, "the option tis is off"
     if all(precision == "bf16" for precision in rolled):

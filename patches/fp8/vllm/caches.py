@@ -28,8 +28,7 @@ class PrefixKey:
 
     Attributes:
         tokens: prompt tokens that were served from the cache.
-        older: of these, tokens from blocks that were cached before the last commit: 0, or the step is refused.
-    """
+        older: of these, tokens from blocks that were cached before the last commit: 0, or the step is refused."""
 
     def __init__(self) -> None:
         self._mark = f"flashpatch-{secrets.token_hex(8)}-"
@@ -76,8 +75,7 @@ class PrefixKey:
             new: the step's ``scheduled_new_reqs``.
 
         Raises:
-            PatchError: some are of an older policy: something else than the key decides what is found.
-        """
+            PatchError: some are of an older policy: something else than the key decides what is found."""
         served = [(one.block_ids[0], one.num_computed_tokens) for one in new if self._reads(scheduler, one)]
         if not served:
             return
@@ -191,8 +189,7 @@ def adopt(core: Any, key: PrefixKey | None) -> None:
         key: of its prefix cache; None if it has none.
 
     Raises:
-        PatchError: a cache cannot be reset, or in_flight=keep meets one that would mix two policies.
-    """
+        PatchError: a cache cannot be reset, or in_flight=keep meets one that would mix two policies."""
     keep = engine.options("fp8")["in_flight"] == "keep" and bool(core.scheduler.running)
     if key is not None:
         ledger.note(requests_kept=key.renew(core.scheduler))

@@ -120,8 +120,7 @@ def check_late(method: Any) -> None:
     """Check that a call to the workers of an engine without a gate writes no weights.
 
     Raises:
-        PatchError: it may write some.
-    """
+        PatchError: it may write some."""
     if isinstance(method, str) and method in _WRITES_NOTHING:
         return
     name = method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))

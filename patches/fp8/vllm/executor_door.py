@@ -41,8 +41,7 @@ class ExecutorDoor:
     Attributes:
         runner: the model runner, if the worker is in this process; else None.
         labels: vLLM's weight version when each step in flight was handed to the workers, the oldest first; empty
-            before vLLM 0.27, which has none.
-    """
+            before vLLM 0.27, which has none."""
 
     def __init__(self, core: Any, gate: SchedulerGate) -> None:
         self._core, self._gate = weakref.ref(core), gate

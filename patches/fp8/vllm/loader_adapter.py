@@ -28,8 +28,7 @@ class VllmAdapter(LoaderAdapter):
 
     Args:
         vllm_config: ``vllm.config.VllmConfig``.
-        model_config: ``vllm.config.ModelConfig`` of this model (a drafter has its own).
-    """
+        model_config: ``vllm.config.ModelConfig`` of this model (a drafter has its own)."""
 
     def __init__(self, vllm_config: Any, model_config: Any) -> None:
         self._config, self._model_config = vllm_config, model_config

@@ -50,8 +50,7 @@ class SchedulerGate:
         drafter_version: version of the drafter's weights, 0 before its first update and without one.
         drafter_problem: why the drafter may not be used, empty if it may.
         weight_version: what was set as vLLM's ``weight_version``, None before the first update.
-        answered: version of the policy of which the engine core last ended a step, -1 before the first.
-    """
+        answered: version of the policy of which the engine core last ended a step, -1 before the first."""
 
     def __init__(self, core: Any) -> None:
         self.version = self.drafter_version = self.adapters = 0
@@ -112,8 +111,7 @@ class SchedulerGate:
         """Check that FlashPatch follows the weights of every rank.
 
         Raises:
-            PatchError: names the ranks where it does not.
-        """
+            PatchError: names the ranks where it does not."""
         try:
             reports = self.door.ask(worker.report)
         except RuntimeError as error:  # FlashPatch cannot even be imported there
@@ -195,8 +193,7 @@ class SchedulerGate:
 
         Args:
             core: the engine core, after a call of its step function.
-            outputs: of the step that has ended, by client; None if none has.
-        """
+            outputs: of the step that has ended, by client; None if none has."""
         version = None
         while len(self.door.labels) > len(core.batch_queue or ()):
             version = self.door.labels.popleft()

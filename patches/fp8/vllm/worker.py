@@ -128,8 +128,7 @@ def report(worker: Any, before_step: bool = False, named: Collection[int] = ()) 
     Args:
         worker: vLLM's.
         before_step: a step follows, so what has come is all that its sender means to be there.
-        named: numbers of the adapters that requests name.
-    """
+        named: numbers of the adapters that requests name."""
     models = model_registry.all_models(worker.model_runner)
     for model in models:
         try:
@@ -158,8 +157,7 @@ def checksums(worker: Any) -> dict[str, str]:
     """Return the checksum of each model's live weights, by role; run on each worker.
 
     Raises:
-        PatchError: no model of this worker is known to FlashPatch.
-    """
+        PatchError: no model of this worker is known to FlashPatch."""
     return {model.adapter.role: model.checksum() for model in _known(worker)}
 
 
@@ -167,8 +165,7 @@ def state_update(worker: Any, what: str) -> None:
     """Begin, finish or abandon an update by name; run on each worker.
 
     Raises:
-        PatchError: it cannot begin, or is not one whole policy; or no model of this worker is known to FlashPatch.
-    """
+        PatchError: it cannot begin, or is not one whole policy; or no model of this worker is known to FlashPatch."""
     models = _known(worker)
     if what == named_update.BEGIN:
         stated.begin(models)

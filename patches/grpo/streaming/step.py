@@ -7,8 +7,7 @@ result is one backward through the whole batch.
 Between two optimizer steps the policy does not change, and all rounds of a step lie between two. verl's
 ``old_log_probs`` are then what the training forward computes anyway: the forward that verl runs for them before each
 step is saved. What depends on them (importance weights and rejection, ``algorithm.rollout_correction``) is computed in
-the loss, by verl's own function.
-"""
+the loss, by verl's own function."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class StreamedStep:
     Attributes:
         rounds: rounds that were added.
         scale: what their losses were divided by, a power of two, the same in all rounds and on all ranks.
-        samples, tokens: counted in the loss's mask, of this rank until `finish`, of all afterwards.
-    """
+        samples, tokens: counted in the loss's mask, of this rank until `finish`, of all afterwards."""
 
     def __init__(self, engine: Any, divisor: Divisor, before: Any = None, expected: int = 1) -> None:
         self.engine, self.divisor = engine, divisor
@@ -53,8 +51,7 @@ class StreamedStep:
             what ``forward_backward_batch`` returns; losses are divided by ``scale``, metrics that are sums by nothing yet.
 
         Raises:
-            PatchError: the round was not counted: ``grpo.verl.prepare_micro_batches`` is not live here.
-        """
+            PatchError: the round was not counted: ``grpo.verl.prepare_micro_batches`` is not live here."""
 
         def summed(model_output: Any, data: Any, dp_group: Any = None) -> Any:
             if self._before is not None:
@@ -138,8 +135,7 @@ class CurrentPolicy:
 
     Args:
         correction: verl's ``algorithm.rollout_correction`` as a mapping; None for no correction.
-        entropy_gradient: whether the loss has an entropy term; without it no gradient goes through the entropy.
-    """
+        entropy_gradient: whether the loss has an entropy term; without it no gradient goes through the entropy."""
 
     def __init__(self, correction: dict[str, Any] | None, entropy_gradient: bool) -> None:
         self.correction = correction
@@ -151,8 +147,7 @@ class CurrentPolicy:
 
         Args:
             model_output: ``log_probs`` and ``entropy``, jagged [samples, prompt and response].
-            data: the micro-batch; ``response_mask`` and ``rollout_log_probs``, jagged [samples, response].
-        """
+            data: the micro-batch; ``response_mask`` and ``rollout_log_probs``, jagged [samples, response]."""
         from verl.workers.utils.padding import response_from_nested
 
         kept = {

@@ -58,8 +58,7 @@ class StreamWorker(DetachActorWorker):
 
         Returns:
             ``log_probs`` and ``entropy`` of the policy, jagged [samples, prompt and response], and the reference's
-            ``ref_log_prob``, jagged [samples, response], if it is wanted; None for a filler.
-        """
+            ``ref_log_prob``, jagged [samples, response], if it is wanted; None for a filler."""
         if self._open is None:
             self._open = _OpenStep(self, tu.get(data, CORRECTION))
         try:
@@ -177,8 +176,7 @@ class _OpenStep:
 def _reference_log_probs(data: TensorDict) -> dict[str, torch.Tensor]:
     """Return ``ref_log_prob`` of a round, jagged [samples, response], by the reference model of this process.
 
-    Not through verl's ``infer_batch`` of the worker, which gives it to the first of several ranks that share a row only.
-    """
+    Not through verl's ``infer_batch`` of the worker, which gives it to the first of several ranks that share a row only."""
     worker = _of_this_process["ref"].ref
     data = data.clone(recurse=False)  # the policy's settings are its own
     tu.assign_non_tensor(data, calculate_entropy=False)

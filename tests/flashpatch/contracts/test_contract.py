@@ -7,6 +7,7 @@ from flashpatch.contracts.source import Sources
 
 UPDATE = '''
     """Module docstring."""
+
     def update(self, weights: list, *, strict=True):
         """Docstring."""
         from toy.tools import prepare as ready

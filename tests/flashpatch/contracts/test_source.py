@@ -9,33 +9,46 @@ ENGINE = """
     from toy.base import Base, helper as renamed
     from .base import *
     from . import base
+
     FLAG = limit = 3
+
     def plain(a, b=1, *rest, c, **more): ...
+
     async def coroutine(request): ...
+
     if FLAG:
         def conditional(a, b): ...
     else:
         def conditional(a): ...
+
     try:
         from toy.missing import optional
     except ImportError:
         optional = None
+
     class Engine(base.Base, abc.ABC):
         size: int = 0
         kind = "toy"
+
         class Inner:
             def deep(self): ...
+
         def __init__(self, model):
             self.runner: object = model
             self.left = self.right = None
+
         @property
         def weights(self): ...
+
         @weights.setter
         def weights(self, value): ...
+
         @classmethod
         def build(cls, config): ...
+
         def step_slow(self, n): ...
         step = step_slow
+
     class Foreigner(Foreign): ...
 """
 BASE = """

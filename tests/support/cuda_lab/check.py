@@ -43,8 +43,7 @@ class Row:
         case: part and name.
         verdict: "equal", "close" (the same weights, other log-probabilities), "differs", "not here" (stock vLLM, or what is
             installed, cannot do it), "measured", or "not run" (the time was up).
-        detail: in words.
-    """
+        detail: in words."""
 
     case: str
     verdict: str

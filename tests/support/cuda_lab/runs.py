@@ -57,8 +57,7 @@ def run(
         capability: ten times the fake device's compute capability; 0: the GPU.
         names: of `cuda_lab.cases.CASES`; for engines with their steps; of drafts the arms.
         imported: modules that the process finds imported, as a fork of one that has done it; none: a new interpreter.
-        more: further variables; `ATOMIC` is the option of FlashPatch.
-    """
+        more: further variables; `ATOMIC` is the option of FlashPatch."""
     out, arguments, env = _prepared(folder, what, mode, capability, names, more)
     timeout = limit(240 + 30 * len(names))
     if imported:

@@ -10,7 +10,7 @@ from machine import limit
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8 import model_registry
+from flashpatch.patches.fp8 import model_registry, stated
 from flashpatch.patches.fp8.vllm import worker as vllm_worker
 
 A, B = toys.checkpoint(0), toys.checkpoint(1)
@@ -46,6 +46,20 @@ def test_sleep_level_2_has_nothing_to_fall_back_to():
     with pytest.raises(PatchError, match="nothing to fall back to"):
         engine.load(B)
     assert not engine.managed.may_generate
+
+
+def test_an_update_that_is_given_up_while_the_engine_sleeps_is_given_up(atomic):
+    """It stayed open: later whole calls went into it, and were never committed. W4."""
+    engine = toys.engine(atomic=atomic)
+    with pytest.raises(ConnectionError), stated.update([engine.managed]):
+        engine.load(B[:1])
+        engine.managed.asleep = True
+        raise ConnectionError
+    assert engine.managed.state != "open"
+    engine.managed.asleep = False
+    engine.load(B)
+    engine.managed.after_call()
+    assert engine.managed.may_generate and toys.same_answers(engine.model, toys.fresh("transposed", B))
 
 
 @pytest.mark.parametrize("level", [1, 2])

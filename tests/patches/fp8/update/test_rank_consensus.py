@@ -134,6 +134,7 @@ for atomic in ("layer", "model"):
     e.load(A)  # nobody ends it
     e.managed.before_request()
     say(exact(e, A), e.managed.version == stages.update)
+    e = staged(atomic)  # whose sender has named no end
     e.load(B[:-1] if rank == 2 else B)
     e.managed.before_request()
     say(e.managed.state)

@@ -100,8 +100,7 @@ def let_cpus_sample() -> None:
     (``speculative_use_rejection_sampling``) are left as they were, since SGLang verifies them in Triton.
 
     Raises:
-        RuntimeError: SGLang decides elsewhere, so that samples would be greedy without a word.
-    """
+        RuntimeError: SGLang decides elsewhere, so that samples would be greedy without a word."""
     from sglang.srt.speculative import eagle_utils
 
     decide = getattr(eagle_utils, "_verify_uses_greedy", None)
