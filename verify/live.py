@@ -93,9 +93,8 @@ class LiveReport:
     def verdict(self) -> str:
         """What all commands say of the run: `PROVEN` if each name is, else the worst of them."""
         words = {self.of(family) for family in self.typed} | ({NOT_PROVEN} if self.problems else set())
-        return next(
-            (word for word in (NOT_PROVEN, NOT_YET, NOTHING_DUE, PROVEN) if word in words), NOTHING_ON
-        )
+        order = NOT_PROVEN, NOT_YET, NOTHING_DUE, PROVEN
+        return next((word for word in order if word in words), NOTHING_ON)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -203,8 +202,7 @@ def _processes(
     for one in run.expected:
         expected[one.host, one.pid].append(one)
     alike: dict[Any, _Shown] = {}
-    found, dues, once = list[Process](), Counter[str](), dict[str, str]()
-    seen = Counter[str]()
+    found, dues, seen, once = list[Process](), Counter[str](), Counter[str](), dict[str, str]()
     for row, at in zip(run.rows, situations, strict=True):
         near = [one for one in expected[row.host, row.pid] if one.matches(row)]
         roles = {*row.roles, *(role for one in near for role in one.roles)}
@@ -270,13 +268,10 @@ def _present(
     named: Mapping[str, str],
 ) -> Process:
     promised = {family for expected in expectations for family in expected.families}
-    missed = promised & families - shown.present, shown.needed & families - shown.present - promised
-    problems = [
-        f"carries no {named.get(one, one)} patch, though one is expected" for one in sorted(missed[0])
-    ]
-    problems += [
-        f"carries no {named.get(one, one)} patch, though its role needs one" for one in sorted(missed[1])
-    ]
+    absent = families - shown.present
+    told, owed = sorted(promised & absent), sorted(shown.needed & absent - promised)
+    problems = [f"carries no {named.get(one, one)} patch, though one is expected" for one in told]
+    problems += [f"carries no {named.get(one, one)} patch, though its role needs one" for one in owed]
     late = row.notes.get("late", {})
     problems += [f"[flashpatch: {family}] {late[family]}" for family in sorted(families) if late.get(family)]
     broken = "its last update failed" if row.notes.get("policy_state") == "broken" else ""
@@ -295,9 +290,7 @@ def _present(
         alive=row.alive,
         present=True,
         families=tuple(sorted(shown.present)),
-        patches={id: one for id, one in row.patches.items() if id.split(".")[0] in families}
-        if named
-        else row.patches,
+        patches={id: one for id, one in row.patches.items() if not named or id.split(".")[0] in families},
         problems=tuple(problems),
         node=row.node.label if row.node is not None else "",
         title=row.title,
@@ -318,11 +311,7 @@ def _ends(rows: Sequence[Row], ended: str) -> Iterator[str]:
         if row.key in is_first and end == ended == ends.KILLED:
             yield f"the job was killed: {_who(row)} said nothing of its end, as after a signal, a crash or os._exit"
         elif end not in others and (row.key in is_first) == (end == ended):
-            yield (
-                f"the job failed: {_who(row)} ended with {end}"
-                if end == ended
-                else f"{_who(row)} ended with {end}"
-            )
+            yield "the job failed: " * (end == ended) + f"{_who(row)} ended with {end}"
 
 
 def _who(row: Row) -> str:
@@ -333,10 +322,8 @@ def _missing(expected: Expected) -> Process:
     causes = ["the environment did not reach it, or flashpatch is not installed there"]
     if not expected.alive:
         causes.insert(0, "it ended before it imported the framework")
-    problem = (
-        f"wrote no row, though process {expected.by} expected one with {', '.join(expected.families)}: "
-        + ", or ".join(causes)
-    )
+    problem = f"wrote no row, though process {expected.by} expected one with {', '.join(expected.families)}: "
+    problem += ", or ".join(causes)
     who = dict(host=expected.host, pid=expected.pid, roles=expected.roles, rank={}, alive=expected.alive)
     return Process(**who, present=False, families=(), patches={}, problems=(problem,))
 
