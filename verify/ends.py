@@ -21,11 +21,13 @@ def of_process(row: Row) -> str:
 
 def first(rows: Sequence[Row]) -> list[Row]:
     """Return the processes that the job was started as, the last time that it was: they have no parent in it and are no actor of
-    Ray, which others end, and no rank of an engine if others are neither."""
+    Ray, which others end, and no rank of an engine, nor without a role and a call, if others are neither."""
     pids = {(row.host, row.pid) for row in rows}
     found = [row for row in rows if not row.title and (row.host, row.ppid) not in pids]
     ranks = [row for row in found if {"engine-core", "worker"} & {*row.roles} and "driver" not in row.roles]
     found = [row for row in found if row not in ranks] if len(ranks) < len(found) else found
+    # Ray's own servers carry patches too, and do nothing
+    found = [row for row in found if row.roles or any(one["calls"] for one in row.parts[0].values())] or found
     last = max(found, key=lambda row: row.first_written, default=None)
     return [row for row in found if last and (row.host, row.ppid) == (last.host, last.ppid)]
 

@@ -53,6 +53,8 @@ class EngineToy(Toy):
         self.managed[0].begin()
         self._send(pair for name in NAMES for pair in self._tensors(name, 0))
         self.managed[0].finish()
+        self.managed[0].finish()  # an end by itself clears the anchor
+        self.managed[0]._update.boundaries.ends = False  # what another sequence has stated
         self.spec = Spec(LAYERS, atomic)
         self.spec.version = self.managed[0].version
         self._versions = [self.spec.version], self.spec.version

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.checkpoint_shapes import files, shapes
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +31,7 @@ def load(path: Path, own: Path, shared: set[str], patch: str) -> dict[str, torch
     from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}
-    for file in _files(path):
+    for file in files(path):
         try:
             tensors |= load_file(file)
         except Exception as error:  # safetensors raises errors of its own beside OSError
@@ -43,21 +44,6 @@ def load(path: Path, own: Path, shared: set[str], patch: str) -> dict[str, torch
         tensors = {name: tensor for name, tensor in tensors.items() if not shared & set(name.split("."))}
     check(tensors, own, shared, path, patch)
     return tensors
-
-
-def shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shape of each tensor of a checkpoint from the files' headers."""
-    from safetensors import safe_open
-
-    found: dict[str, tuple[int, ...]] = {}
-    for file in _files(path):
-        with safe_open(file, framework="pt") as opened:
-            found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
-    return found
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.exists() else []
 
 
 def check(tensors: Mapping[str, torch.Tensor], own: Path, shared: set[str], path: Any, patch: str) -> None:

@@ -13,7 +13,7 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -100,6 +100,10 @@ class LoaderAdapter:
     def process(self, module: torch.nn.Module) -> None:
         """Post-process one module as the engine's loader does."""
         raise NotImplementedError
+
+    def shapes(self) -> Mapping[str, Sequence[int]]:
+        """Return the shapes of the checkpoint that the engine names, by name; empty if it is not at hand."""
+        return {}
 
     def lenders(self) -> Iterable[ManagedModel]:
         """Return the models whose tensors this one may have in use: a drafter's targets."""

@@ -6,7 +6,7 @@ into a plan that the commit carries out (``atomic="model"``)."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -196,6 +196,8 @@ class Update:
             PatchError: what came does not fit, or is no part of an update."""
         self._call += 1
         self._lost, self._whole = False, None
+        if not self._shapes:  # it was opened on dummy weights
+            self._shapes = {name: _squeezed(shape) for name, shape in self._adapter.shapes().items()}
         if self._watched is None:
             params = (param for layer in self._layers for param in layer.params)
             buffers = [param.live() for param in params if param.is_buffer and param.initial is None]
@@ -280,8 +282,8 @@ class Update:
         for number, (name, tensor) in enumerate(names, start=1):
             if self._shapes.get(name, _shape(tensor)) != _shape(tensor):
                 raise self._error(
-                    f"{name} came as {list(tensor.shape)}, and this engine was opened on one of {list(self._shapes[name])}",
-                    "Send whole tensors in the shapes of the checkpoint.",
+                    f"{name} came as {list(tensor.shape)}, and in the checkpoint, or before, as {list(self._shapes[name])}",
+                    "Send whole tensors in the shapes of the checkpoint; if what came before was wrong, open a new engine.",
                 )
             step = self.boundaries.arrive(name, self._call, self._values(tensor))
             if step is Step.ANEW:
@@ -498,5 +500,9 @@ class Update:
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return a tensor's shape without dimensions of 1: a scale may come as [], [1] or [n, 1]."""
-    return tuple([size for size in tensor.shape if size != 1])
+    return _squeezed(tensor.shape)
+
+
+def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape without dimensions of 1: a scale may come as [], [1] or [n, 1]."""
+    return tuple([size for size in shape if size != 1])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from flashpatch.patches._shared import all_ranks
+from flashpatch.patches._shared import all_ranks, checkpoint_shapes
 from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.update.model import LoaderAdapter
 from flashpatch.patches.fp8.update.ranks import Consensus, RankConsensus, SingleRank
@@ -47,6 +48,9 @@ class VllmAdapter(LoaderAdapter):
                 module.update_param_tp_status()
         if self.deferred(module):
             module.process_weights_after_loading(self._model_config.dtype)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return checkpoint_shapes.shapes(Path(self._model_config.model))
 
     def lenders(self) -> list[model_registry.ManagedModel]:
         return model_registry.targets() if self.role == "drafter" else []

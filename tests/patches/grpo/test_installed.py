@@ -13,7 +13,7 @@ def test_armed_superseded_and_undone(scenario):
         import verl.trainer.ppo.core_algos as algos, verl.workers.rollout.router
         import verl.utils.experimental.torch_functional as fused
         import verl.trainer.ppo.v1.trainer_base as trainers
-        import verl.workers.rollout.llm_server
+        import verl.workers.rollout.llm_server, verl.trainer.main_ppo
         def look():  # beside the targets, which tests/patches/test_undo.py looks at
             return {"stale": fsdp.prepare_micro_batches, "mode": algos.POLICY_LOSS_REGISTRY.get("grpo_exact"),
                     "fused": fused.FusedLinearForPPO.forward, "trainers": trainers.get_trainer_cls}

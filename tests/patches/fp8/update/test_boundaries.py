@@ -110,3 +110,13 @@ def test_scales_that_came_once_after_dummy_weights_belong_to_every_update(atomic
     engine.managed.before_request()
     assert engine.managed.may_generate
     assert toys.same_answers(engine.model, toys.fresh("transposed", weights))
+
+
+def test_after_dummy_weights_the_checkpoint_says_which_shapes_come(atomic):
+    """A cut matrix was committed, and every whole one refused from then on. W3."""
+    weights = toys.checkpoint(1)
+    shapes = {name: tensor.shape for name, tensor in weights}
+    engine = toys.engine(seed=None, atomic=atomic, shapes=lambda: shapes)
+    with pytest.raises(PatchError, match=r"lm_head.weight came as \[9, 4\], .* \[10, 4\]"):
+        engine.update([*weights[:-1], ("lm_head.weight", weights[-1][1][:9])])
+    assert engine.takes(weights)
