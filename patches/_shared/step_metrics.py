@@ -10,8 +10,25 @@ from typing import Any
 from flashpatch import ledger
 
 KEPT = (
-    *"actor/lr actor/pg_loss critic/score/mean eagle/ grad_norm kl loss mismatch/ perf/max_memory perf/throughput".split(),
-    *"perf/cpu_memory policy_loss reward rollout/spec_accept rollout_corr/ sampling/ step_time stream/ sync/".split(),
+    "actor/lr",
+    "actor/pg_loss",
+    "critic/score/mean",
+    "eagle/",
+    "grad_norm",
+    "kl",
+    "loss",
+    "mismatch/",
+    "perf/max_memory",
+    "perf/throughput",
+    "perf/cpu_memory",
+    "policy_loss",
+    "reward",
+    "rollout/spec_accept",
+    "rollout_corr/",
+    "sampling/",
+    "step_time",
+    "stream/",
+    "sync/",
     "timing_s/",
 )
 """Beginnings of the names that are kept, verl's and TRL's; verl logs some two hundred more."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from zipfile import ZipFile
+from zipfile import ZipFile, is_zipfile
 
 from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
@@ -83,7 +83,7 @@ class JobConfig:
         """Raise PatchError if the job would resume a checkpoint with FlowRL's partition function and has none, or the other
         way round, which its workers would find out one by one."""
         file = saved_model(self.get)
-        if file is None:
+        if file is None or not is_zipfile(file):
             return
         with ZipFile(file) as saved:
             held = any(

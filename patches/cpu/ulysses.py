@@ -140,8 +140,11 @@ def _refusal(why: str) -> PatchError:
     f"{MONKEY_PATCH}:_ulysses_flash_attention_forward",
     params=("query_states", "key_states", "value_states", "attention_mask", "query_length"),
     relies_on=(
-        *"gather_seq_scatter_heads gather_heads_scatter_seq get_ulysses_sequence_parallel_world_size".split(),
-        *"torch.distributed.all_gather verl.utils.ulysses:get_ulysses_sequence_parallel_group".split(),
+        "gather_seq_scatter_heads",
+        "gather_heads_scatter_seq",
+        "get_ulysses_sequence_parallel_world_size",
+        "torch.distributed.all_gather",
+        "verl.utils.ulysses:get_ulysses_sequence_parallel_group",
         "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS",
         "transformers.integrations.sdpa_attention:sdpa_attention_forward",
     ),

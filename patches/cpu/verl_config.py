@@ -44,7 +44,8 @@ patches = Patches("cpu", "verl>=0.9", scope="driver")
 @patches.wrap(
     TARGET,
     relies_on=(
-        *"config.trainer.n_gpus_per_node config.actor_rollout_ref.actor.strategy".split(),
+        "config.trainer.n_gpus_per_node",
+        "config.actor_rollout_ref.actor.strategy",
         *(f"verl.workers.config.rollout:RolloutConfig.{name}" for name in _READ.split()),
         "verl.workers.config.rollout:CheckpointEngineConfig.custom_backend_module",
         "verl.checkpoint_engine.base:CheckpointEngineRegistry.register",

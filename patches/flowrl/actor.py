@@ -39,7 +39,11 @@ patches = Patches(
 @patches.wrap(
     f"{WORKERS}:ActorRolloutRefWorker.init_model",
     relies_on=(
-        *f"self.role self.actor.reset self.ref.reset ref_config.engine {WORKERS}:ActorRolloutRefWorker.update_actor".split(),
+        "self.role",
+        "self.actor.reset",
+        "self.ref.reset",
+        "ref_config.engine",
+        f"{WORKERS}:ActorRolloutRefWorker.update_actor",
     ),
     why="The engine that builds a model knows neither whether it is an actor's, nor its loss mode.",
 )
@@ -66,8 +70,11 @@ def init_model(original, self) -> Any:
 @patches.wrap(
     f"{IMPL}:FSDPEngine._build_module",
     relies_on=(
-        *f"self.engine_config.forward_only module.to {IMPL}:FSDPEngine._build_model_optimizer".split(),
-        *f"{IMPL}:FSDPEngine._build_fsdp_module verl.utils.fsdp_utils:get_fsdp_wrap_policy".split(),
+        "self.engine_config.forward_only",
+        "module.to",
+        f"{IMPL}:FSDPEngine._build_model_optimizer",
+        f"{IMPL}:FSDPEngine._build_fsdp_module",
+        "verl.utils.fsdp_utils:get_fsdp_wrap_policy",
         "verl.utils.fsdp_utils:apply_fsdp2",
     ),
     why="The partition function must exist before FSDP wraps the model, to be sharded and saved with it.",
@@ -195,8 +202,12 @@ class _Grouped:
 @patches.wrap(
     f"{IMPL}:FSDPEngineWithLMHead.prepare_model_inputs",
     relies_on=(
-        *"input_ids.offsets input_ids.values self.use_ulysses_sp verl.workers.utils.padding:no_padding_2_padding".split(),
-        *f"verl.utils.ulysses:ulysses_pad_and_slice_inputs {IMPL}:FSDPEngine._init_device_mesh".split(),
+        "input_ids.offsets",
+        "input_ids.values",
+        "self.use_ulysses_sp",
+        "verl.workers.utils.padding:no_padding_2_padding",
+        "verl.utils.ulysses:ulysses_pad_and_slice_inputs",
+        f"{IMPL}:FSDPEngine._init_device_mesh",
     ),
     evidence="step",
     why="log Z must be computed in the actor's own forward, which keeps only its last layer's output.",

@@ -35,7 +35,11 @@ _AROUND_OPERATORS = re.compile(r" ?([+\-*/=<>^]) ?")
 ).wrap(
     f"{TRAINER}:PPOTrainer._compute_metrics",
     relies_on=(
-        *f"batch.tags batch.keys batch.partition_id compute_data_metrics {TRAINER}:PPOTrainer._init_tokenizer".split(),
+        "batch.tags",
+        "batch.keys",
+        "batch.partition_id",
+        "compute_data_metrics",
+        f"{TRAINER}:PPOTrainer._init_tokenizer",
     ),
     params=("self", "batch", "metrics", "timing_raw", "global_steps", "epoch"),
 )

@@ -80,7 +80,10 @@ def ppo_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any 
 @patches.register(
     f"{ALGOS}:register_policy_loss",
     relies_on=(
-        *f"POLICY_LOSS_REGISTRY {ALGOS}:POLICY_LOSS_REGISTRY {ALGOS}:agg_loss verl.utils.metric.utils:Metric".split(),
+        "POLICY_LOSS_REGISTRY",
+        f"{ALGOS}:POLICY_LOSS_REGISTRY",
+        f"{ALGOS}:agg_loss",
+        "verl.utils.metric.utils:Metric",
     ),
     params="name",
     why="verl has no trajectory-balance loss.",

@@ -237,7 +237,10 @@ patches = Patches("fsdp", "verl>=0.7", framework="verl_vllm", scope="worker", ev
 @patches.wrap(
     TARGET,
     relies_on=(
-        *f"metadata self.buffer weights {BUCKETS}:BucketedWeightReceiver".split(),
+        "metadata",
+        "self.buffer",
+        "weights",
+        f"{BUCKETS}:BucketedWeightReceiver",
         f"{BUCKETS}:BucketedWeightSender.async_send_weights",
     ),
     why="A rollout engine loads whatever arrives; with wrong weights the policy trains on another's text.",

@@ -36,7 +36,11 @@ patches = Patches("fsdp", "verl>=0.7", scope="trainer")
 @patches.wrap(
     f"{IMPL}:FSDPEngine.get_per_tensor_param",
     relies_on=(
-        *f"self.module peft_config self._qat_enabled per_tensor_param {IMPL}:FSDPEngine._init_device_mesh".split(),
+        "self.module",
+        "peft_config",
+        "self._qat_enabled",
+        "per_tensor_param",
+        f"{IMPL}:FSDPEngine._init_device_mesh",
         "verl.utils.model:convert_weight_keys",
     ),
     evidence="update",

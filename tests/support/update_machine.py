@@ -85,11 +85,7 @@ class Updates(RuleBasedStateMachine):
 
     def begins_anew(self, door):
         """Names can tell what it sends from what is open."""
-        return door == "calls" and self.begin_known(next(iter(self.toy.spec.came))) == self.first
-
-    def begin_known(self, other=None):
-        """The name with which an update without a name begins, as far as that is known."""
-        return self.toy.spec.anchor or self.toy.spec.first or other
+        return door == "calls" and (self.toy.spec.anchor or next(iter(self.toy.spec.came))) == self.first
 
     def start(self, door, order, cuts, frozen):
         rng = random.Random(order)
@@ -311,7 +307,7 @@ class Updates(RuleBasedStateMachine):
             or (door == "one call" and spec.open == "named")
         ):
             return
-        known = self.begin_known()
+        known = spec.anchor
         in_doubt = (
             known not in (None, self.first) or spec.ends if door == "calls" else door == "end" and known
         )

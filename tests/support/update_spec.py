@@ -52,8 +52,7 @@ class Spec:
         self.version = self.calls = 0
         self.open = None  # "named", "unnamed"
         self.came = {}  # name -> (value, number of its call), in order
-        self.anchor = None  # None before a request has committed an update of several calls
-        self.first = None  # stands for it meanwhile
+        self.anchor = None  # None before a call has brought a part
         self.ends = False  # a sender has named an end alone
         self.just = {}  # tensor -> number, if the last thing was a commit without begin and end
         self.asleep = self.discarded = self.doubt = self.failed = False
@@ -130,7 +129,7 @@ class Spec:
     def _arrive(self, items):
         """Take what comes without a name; return why it is in doubt."""
         doubt, names = "", [name for name, _ in items]
-        anchor = self.anchor or self.first or next(iter([*self.came, *names]), None)
+        anchor = self.anchor or next(iter([*self.came, *names]), None)
         if not self.came and names[:1] not in ([], [anchor]):
             tied = {owner: self.served.get(owner) for name, owner in self.owner.items() if name != owner}
             held = tied | self.just
@@ -153,7 +152,7 @@ class Spec:
         if not self._effect:
             return ERROR
         if self.open is None:
-            self.anchor = self.first = None
+            self.anchor = None
         refused = self.answers == REFUSED and self.open is None
         if not self.came:
             sound = not (self.discarded or self.doubt or self.failed or self.touched)
@@ -197,7 +196,7 @@ class Spec:
         elif not error and self._commit:
             self._committed(self._commit)
         if not error and self.open == "unnamed" and not self.ends:
-            self.first = self.first or next(iter(self.came), None)
+            self.anchor = self.anchor or next(iter(self.came), None)
         self._doubtful = False
 
     def _again(self, name):
@@ -217,10 +216,8 @@ class Spec:
             self.served |= dict.fromkeys(self.unseen, None)  # as the model was made
             self.unseen = set()
         self.version += 1
-        if by == "request" and not self.in_one_call:
-            self.anchor = self.anchor or next(iter(self.came))
         if by == "end":
-            self.anchor = self.first = None
+            self.anchor = None
             self.ends |= not self.in_one_call
         self.just = dict(brought) if by in ("request", "one call") else {}
         self.open, self.came = None, {}

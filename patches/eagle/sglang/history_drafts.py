@@ -158,7 +158,10 @@ def _forget(site: Site) -> None:
 @patches.wrap(
     "sglang.srt.speculative.ngram_worker:NGRAMWorker._prepare_draft_tokens",
     relies_on=(
-        *"self.draft_token_num self.enable_overlap self.ngram_corpus.batch_get req.output_ids".split(),
+        "self.draft_token_num",
+        "self.enable_overlap",
+        "self.ngram_corpus.batch_get",
+        "req.output_ids",
     ),
     upstream="The n-gram worker's trie: matches over all texts alike, without the prompt they belong to.",
     undo=_forget,

@@ -73,9 +73,13 @@ def _forget(site: Site) -> None:
 @patches.wrap(
     f"{WORKER}.init_cuda_graphs",
     relies_on=(
-        *f"draft_tp_context self.adaptive_controller.init_states {WORKER}.build_adaptive_runtime_state".split(),
-        *f"{WORKER}.apply_runtime_state {_ADAPTIVE}:AdaptiveController".split(),
-        *f"{_ADAPTIVE}:AdaptiveSpecPolicy.get_steps_for_batch {_ADAPTIVE}:AdaptiveSpecPolicy.cuda_graph_bs_for_step".split(),
+        "draft_tp_context",
+        "self.adaptive_controller.init_states",
+        f"{WORKER}.build_adaptive_runtime_state",
+        f"{WORKER}.apply_runtime_state",
+        f"{_ADAPTIVE}:AdaptiveController",
+        f"{_ADAPTIVE}:AdaptiveSpecPolicy.get_steps_for_batch",
+        f"{_ADAPTIVE}:AdaptiveSpecPolicy.cuda_graph_bs_for_step",
         "sglang.srt.distributed.parallel_state:get_tp_group",
         "sglang.srt.mem_cache.allocation_sizing:get_alloc_len_per_decode",
     ),

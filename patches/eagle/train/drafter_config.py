@@ -12,8 +12,19 @@ from flashpatch.patches.eagle.errors import eagle_error
 LAYER_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "llama"}
 
 _COPIED_FIELDS = (
-    *"vocab_size hidden_size intermediate_size num_attention_heads num_key_value_heads hidden_act".split(),
-    *"max_position_embeddings initializer_range rms_norm_eps rope_parameters bos_token_id eos_token_id pad_token_id".split(),
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_act",
+    "max_position_embeddings",
+    "initializer_range",
+    "rms_norm_eps",
+    "rope_parameters",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
     "tie_word_embeddings",
 )
 

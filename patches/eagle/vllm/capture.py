@@ -143,8 +143,11 @@ def execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: A
 @patches.wrap(
     f"{_V1}:GPUModelRunner.sample_tokens",
     relies_on=(
-        *f"self.execute_model_state self.propose_draft_token_ids {_V1}:ExecuteModelState.hidden_states".split(),
-        *f"{_V1}:ExecuteModelState.aux_hidden_states {_V1}:ExecuteModelState.scheduler_output".split(),
+        "self.execute_model_state",
+        "self.propose_draft_token_ids",
+        f"{_V1}:ExecuteModelState.hidden_states",
+        f"{_V1}:ExecuteModelState.aux_hidden_states",
+        f"{_V1}:ExecuteModelState.scheduler_output",
         f"{_OUTPUT}.num_scheduled_tokens",
     ),
     one_of="eagle.vllm.sample_tokens_v2",
@@ -168,9 +171,15 @@ def sample_tokens(original, self, *args: Any, **kwargs: Any):
 @patches.wrap(
     f"{_V2}:GPUModelRunner.sample_tokens",
     relies_on=(
-        *f"self.execute_model_state self.speculator.propose {_V2}:ExecuteModelState.hidden_states".split(),
-        *f"{_V2}:ExecuteModelState.aux_hidden_states {_V2}:ExecuteModelState.input_batch".split(),
-        *f"{_BATCH}.num_scheduled_tokens {_BATCH}.input_ids {_BATCH}.positions {_BATCH}.req_ids".split(),
+        "self.execute_model_state",
+        "self.speculator.propose",
+        f"{_V2}:ExecuteModelState.hidden_states",
+        f"{_V2}:ExecuteModelState.aux_hidden_states",
+        f"{_V2}:ExecuteModelState.input_batch",
+        f"{_BATCH}.num_scheduled_tokens",
+        f"{_BATCH}.input_ids",
+        f"{_BATCH}.positions",
+        f"{_BATCH}.req_ids",
     ),
     one_of="eagle.vllm.sample_tokens",
 )

@@ -173,8 +173,11 @@ def _forget(site: Site) -> None:
 @Patches("eagle", "vllm>=0.24", scope="engine-core", remove_when=UNTIL_VLLM).wrap(
     "vllm.v1.core.sched.scheduler:Scheduler.update_draft_token_ids",
     relies_on=(
-        *"draft_token_ids.req_ids request.spec_token_ids request.is_prefill_chunk".split(),
-        *"vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer vllm.v1.request:Request.all_token_ids".split(),
+        "draft_token_ids.req_ids",
+        "request.spec_token_ids",
+        "request.is_prefill_chunk",
+        "vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer",
+        "vllm.v1.request:Request.all_token_ids",
         "vllm.v1.outputs:DraftTokenIds",
     ),
     evidence="optional",

@@ -69,8 +69,13 @@ def free_request(original, self, request: Any, *args: Any, **kwargs: Any):
 @patches.wrap(
     f"{_SCHEDULER}.schedule",
     relies_on=(
-        *f"self.dynamic_sd_lookup self.running request.spec_token_ids {_OUTPUT}.finished_req_ids".split(),
-        *f"{_OUTPUT}.num_spec_tokens_to_schedule {_OUTPUT}.total_num_scheduled_tokens {_REQUEST}.num_computed_tokens".split(),
+        "self.dynamic_sd_lookup",
+        "self.running",
+        "request.spec_token_ids",
+        f"{_OUTPUT}.finished_req_ids",
+        f"{_OUTPUT}.num_spec_tokens_to_schedule",
+        f"{_OUTPUT}.total_num_scheduled_tokens",
+        f"{_REQUEST}.num_computed_tokens",
         f"{_REQUEST}.num_prompt_tokens",
     ),
     scope="engine-core",
@@ -102,8 +107,11 @@ def schedule(original, self, *args: Any, **kwargs: Any):
 @patches.wrap(
     "vllm.engine.arg_utils:EngineArgs.create_speculative_config",
     relies_on=(
-        *f"{_CONFIG}.num_speculative_tokens_per_batch_size {_CONFIG}.use_eagle {_CONFIG}.uses_draft_model".split(),
-        *f"{_CONFIG}.use_dflash {_CONFIG}.target_parallel_config".split(),
+        f"{_CONFIG}.num_speculative_tokens_per_batch_size",
+        f"{_CONFIG}.use_eagle",
+        f"{_CONFIG}.uses_draft_model",
+        f"{_CONFIG}.use_dflash",
+        f"{_CONFIG}.target_parallel_config",
         "vllm.config.parallel:ParallelConfig.data_parallel_size",
         "vllm.v1.spec_decode.dynamic.utils:build_dynamic_sd_schedule_lookup",
     ),

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from flashpatch import engine
-from flashpatch.patches._shared import checkpoint_shapes
 from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.sglang import schedulers
 from flashpatch.patches.fp8.update.model import LoaderAdapter
@@ -37,16 +35,12 @@ class SglangAdapter(LoaderAdapter):
         settings: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._model, self._dtype, self._ranks, self._settings = model, model_config.dtype, ranks, settings
-        self._path = model_config.model_path
         super().__init__(torch.device(device), "drafter" if model_config.is_draft_model else "target")
 
     def make_consensus(self, name: str) -> Consensus:
         from sglang.srt.distributed.parallel_state import get_tp_group
 
         return RankConsensus(get_tp_group().ranks, name=name) if self._ranks > 1 else SingleRank()
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return checkpoint_shapes.shapes(Path(self._path))
 
     def lenders(self) -> list[model_registry.ManagedModel]:
         return model_registry.targets() if self.role == "drafter" else []

@@ -48,10 +48,14 @@ patches = Patches("fp8", "sglang>=0.5.21", scope="worker", evidence="install", r
 @patches.wrap(
     f"{LOADER}:_initialize_model",
     relies_on=(
-        *f"{LOADER}:device_loading_context sglang.srt.distributed.parallel_state:get_tp_group".split(),
-        *"sglang.srt.layers.radix_attention:RadixAttention sglang.srt.lora.layers:BaseLayerWithLoRA".split(),
-        *"sglang.srt.model_loader.utils:set_default_torch_dtype sglang.srt.runtime_context:get_device".split(),
-        *"sglang.srt.runtime_context:get_exec sglang.srt.runtime_context:get_lora".split(),
+        f"{LOADER}:device_loading_context",
+        "sglang.srt.distributed.parallel_state:get_tp_group",
+        "sglang.srt.layers.radix_attention:RadixAttention",
+        "sglang.srt.lora.layers:BaseLayerWithLoRA",
+        "sglang.srt.model_loader.utils:set_default_torch_dtype",
+        "sglang.srt.runtime_context:get_device",
+        "sglang.srt.runtime_context:get_exec",
+        "sglang.srt.runtime_context:get_lora",
         "sglang.srt.runtime_context:get_parallel",
     ),
     params=("model_config", "load_config", "quant_config"),
@@ -95,6 +99,8 @@ def manage(
     elif hasattr(model, "load_weights"):
         rounding = Rounding(model) if model_config.quantization == INT8 else None
         adapter = adapter_for(model, model_config)
+        if getattr(form, "value", form) == "dummy":
+            adapter.stands_for = model_config.model_path
         model_registry.add(model, ManagedModel(model, adapter, engine.options("fp8"), rounding))
 
 

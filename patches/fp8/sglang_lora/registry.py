@@ -43,8 +43,11 @@ async def tokenizer_load_lora_adapter(original, self, obj: Any, *args: Any, **kw
 @patches.wrap(
     f"{TOKENIZER}.load_lora_adapter_from_tensors",
     relies_on=(
-        *"self.lora_registry.register self.lora_update_lock self.update_lora_adapter_communicator".split(),
-        *f"{REGISTRY}.get_all_adapters {REGISTRY}.wait_for_unload".split(),
+        "self.lora_registry.register",
+        "self.lora_update_lock",
+        "self.update_lora_adapter_communicator",
+        f"{REGISTRY}.get_all_adapters",
+        f"{REGISTRY}.wait_for_unload",
         "sglang.srt.managers.io_struct:LoRAUpdateOutput.error_message",
         "sglang.srt.managers.io_struct:UnloadLoRAAdapterReqInput.lora_id",
     ),

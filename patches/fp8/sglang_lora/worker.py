@@ -53,8 +53,11 @@ def load_lora_adapter(original, self, recv_req: Any) -> Any:
 @patches.wrap(
     f"{WORKER}.load_lora_adapter_from_tensors",
     relies_on=(
-        *f"self.model_runner.load_lora_adapter_from_tensors recv_req.to_ref {MANAGER}.create_lora_update_result".split(),
-        *"sglang.srt.lora.lora:LoRAAdapter._process_weight sglang.srt.lora.layers:FusedMoEWithLoRA".split(),
+        "self.model_runner.load_lora_adapter_from_tensors",
+        "recv_req.to_ref",
+        f"{MANAGER}.create_lora_update_result",
+        "sglang.srt.lora.lora:LoRAAdapter._process_weight",
+        "sglang.srt.lora.layers:FusedMoEWithLoRA",
         "sglang.srt.managers.io_struct:LoadLoRAAdapterFromTensorsReqInput.to_ref",
     ),
     when="anywhere=fp8.verl_sglang.load_lora_adapter_from_tensor",

@@ -41,8 +41,7 @@ class Boundaries:
         self.named = False
         self.came: dict[str, int] = {}
         self.ends = False
-        self._anchor: str | None = None  # before a request has committed an update of several calls
-        self._first: str | None = None  # stands for it meanwhile; outlives what is given up
+        self._anchor: str | None = None  # outlives what is given up
         # what the names brought last that came without a begin and an end; outlives a commit
         self._values: dict[str, Hashable] = {}
         self._alone = 0  # number of a call that counts only if it brings everything
@@ -71,7 +70,7 @@ class Boundaries:
             self.came[name] = call
             return Step.TAKE
         step, same = Step.TAKE, values is not None and self._values.get(name) == values
-        anchor = self._anchor or self._first or next(iter(self.came), name)
+        anchor = self._anchor or next(iter(self.came), name)
         if not self.came and name != anchor:
             self._count_alone(call, f"{name} came first, where earlier updates began with {anchor}")
         if self.came.get(name, call) != call:
@@ -86,10 +85,10 @@ class Boundaries:
         self.came[name], self._values[name] = call, values
         return step
 
-    def keep_first(self) -> None:
+    def keep_anchor(self) -> None:
         """Note that a call was taken that does not bring everything: the next ones belong behind its first name."""
         if not (self.named or self.ends):
-            self._first = self._first or next(iter(self.came), None)
+            self._anchor = self._anchor or next(iter(self.came), None)
 
     def _count_alone(self, call: int, why: str) -> None:
         self._alone, self._why = call, why
@@ -118,12 +117,10 @@ class Boundaries:
                 self.end_by_name()
             return
         self._values = {name: self._values[name] for name in self.came}
-        if not self.one_call:
-            self._anchor = self._anchor or next(iter(self.came))
 
     def end_by_name(self) -> None:
         """Note that somebody says where updates end: no name has to tell where one begins."""
-        self._anchor = self._first = None
+        self._anchor = None
 
     def fail(self) -> None:
         """Note that the values in place are not those that came."""

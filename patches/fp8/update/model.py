@@ -15,11 +15,13 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.checkpoint_shapes import shapes
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
 from flashpatch.patches.fp8.precision.readings import Readings
 from flashpatch.patches.fp8.update import events
@@ -87,10 +89,11 @@ class LoaderAdapter:
         role: of the model in its engine, ``target`` or ``drafter``.
 
     Attributes:
+        stands_for: folder of the checkpoint that the engine's dummy weights stand for; empty if it was opened on weights.
         consensus: agreement among the ranks that hold parts of this model and process it together."""
 
     def __init__(self, device: torch.device, role: str = "target") -> None:
-        self.device, self.role = device, role
+        self.device, self.role, self.stands_for = device, role, ""
         self.consensus = self.make_consensus(role)
 
     def make_consensus(self, name: str) -> Consensus:
@@ -102,8 +105,8 @@ class LoaderAdapter:
         raise NotImplementedError
 
     def shapes(self) -> Mapping[str, Sequence[int]]:
-        """Return the shapes of the checkpoint that the engine names, by name; empty if it is not at hand."""
-        return {}
+        """Return the shapes of the checkpoint that dummy weights stand for, by name; empty if its files are not at hand."""
+        return shapes(Path(self.stands_for)) if self.stands_for else {}
 
     def lenders(self) -> Iterable[ManagedModel]:
         """Return the models whose tensors this one may have in use: a drafter's targets."""

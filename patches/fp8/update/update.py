@@ -110,7 +110,7 @@ class Update:
     @property
     def empty(self) -> bool:
         """Whether nothing has been written yet, or only what layers hold already that share it with others."""
-        return not (self._news or self._tied.missing or self._not_the_lender_s()) and not any(
+        return not (self._news or self._tied.missing or self._unlike_the_lender()) and not any(
             layer.written and not layer.came.processed for layer in self._layers
         )
 
@@ -231,7 +231,7 @@ class Update:
             raise self._error(doubt, "Until a whole update has come no request is answered.")
         self._refuse()
         if not (boundaries.one_call and self.whole):
-            boundaries.keep_first()
+            boundaries.keep_anchor()
 
     def _stage(self) -> None:
         """Stage what is not staged yet, and note whose memory is where."""
@@ -469,7 +469,7 @@ class Update:
         if missing:
             return f"the update is incomplete: {listed(missing)} did not come"
         self._refuse()
-        if names := self._not_the_lender_s():
+        if names := self._unlike_the_lender():
             return f"{listed(names)} came with other values than the policy has, whose tensors they are: leave them out"
         replaced = [
             f"{layer.name}.{key}"
@@ -479,7 +479,7 @@ class Update:
         ]
         return f"{listed(replaced)} was replaced by another tensor during the update" if replaced else None
 
-    def _not_the_lender_s(self) -> list[str]:
+    def _unlike_the_lender(self) -> list[str]:
         """Return the tensors that came with other values than the model has that lends them."""
         plans = (layer.came.plan for layer in self._layers if layer.lent and layer.came.plan is not None)
         return [name for plan in plans for live, fresh, name in plan.copies() if not torch.equal(live, fresh)]

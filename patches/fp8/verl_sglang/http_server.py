@@ -37,7 +37,10 @@ GRACE = 10.0
 # What both generations share:
 LAUNCH: Own = {
     "relies_on": (
-        *"dataclasses.fields ServerArgs Engine._launch_subprocesses self.scheduler_info".split(),
+        "dataclasses.fields",
+        "ServerArgs",
+        "Engine._launch_subprocesses",
+        "self.scheduler_info",
         "sglang.srt.entrypoints.engine:Engine._launch_subprocesses",
         "sglang.srt.entrypoints.engine:SchedulerInitResult.scheduler_infos",
         "sglang.srt.entrypoints.http_server:get_global_state",
@@ -52,7 +55,10 @@ LAUNCH: Own = {
 }
 GENERATE: Own = {
     "relies_on": (
-        *"TokenOutput output_token_logprobs max_new_tokens verl.workers.rollout.replica:TokenOutput.extra_fields".split(),
+        "TokenOutput",
+        "output_token_logprobs",
+        "max_new_tokens",
+        "verl.workers.rollout.replica:TokenOutput.extra_fields",
         "verl.workers.rollout.replica:TokenOutput.log_probs",
     ),
     "params": ("prompt_ids", "sampling_params", "request_id"),

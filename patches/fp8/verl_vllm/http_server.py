@@ -89,7 +89,10 @@ launch_servers = of_servers(
 @patches.wrap(
     f"{SERVERS}:vLLMHttpServer.generate",
     relies_on=(
-        *"TokenOutput self.replica_rank self.engine.generate verl.workers.rollout.replica:TokenOutput.extra_fields".split(),
+        "TokenOutput",
+        "self.replica_rank",
+        "self.engine.generate",
+        "verl.workers.rollout.replica:TokenOutput.extra_fields",
         "verl.workers.rollout.replica:TokenOutput.log_probs",
     ),
     params=("prompt_ids", "sampling_params", "request_id"),

@@ -75,7 +75,15 @@ def native_quant(site: Site) -> str | None:
 
 @patches.wrap(
     "vllm._custom_ops:scaled_fp8_quant",
-    params=(*"input scale num_token_padding scale_ub use_per_token_if_dynamic output group_shape".split(),),
+    params=(
+        "input",
+        "scale",
+        "num_token_padding",
+        "scale_ub",
+        "use_per_token_if_dynamic",
+        "output",
+        "group_shape",
+    ),
     native=native_quant,
     evidence="optional",
     why="On a CPU, fp8 with one scale per tensor ends while weights are loaded: the operator that rounds them exists "

@@ -27,9 +27,13 @@ if TYPE_CHECKING:
 ).wrap(
     "vllm.engine.arg_utils:EngineArgs.create_engine_config",
     relies_on=(
-        *"self.model vllm.transformers_utils.config:get_config vllm.engine.arg_utils:EngineArgs.hf_overrides".split(),
-        *"vllm.engine.arg_utils:EngineArgs.logprobs_mode vllm.engine.arg_utils:EngineArgs.quantization_config".split(),
-        *"vllm.config.quantization:resolve_quantization_config vllm.model_executor.layers.linear:LinearBase".split(),
+        "self.model",
+        "vllm.transformers_utils.config:get_config",
+        "vllm.engine.arg_utils:EngineArgs.hf_overrides",
+        "vllm.engine.arg_utils:EngineArgs.logprobs_mode",
+        "vllm.engine.arg_utils:EngineArgs.quantization_config",
+        "vllm.config.quantization:resolve_quantization_config",
+        "vllm.model_executor.layers.linear:LinearBase",
         "vllm.model_executor.layers.linear:UnquantizedLinearMethod",
     ),
 )

@@ -32,8 +32,12 @@ patches = Patches(
 @patches.register(
     f"{CORE}.__init__",
     relies_on=(
-        *f"self.scheduler self.model_executor self.batch_queue {CORE}.shutdown".split(),
-        *"vllm.v1.executor.abstract:Executor.collective_rpc vllm.v1.executor.abstract:Executor.execute_model".split(),
+        "self.scheduler",
+        "self.model_executor",
+        "self.batch_queue",
+        f"{CORE}.shutdown",
+        "vllm.v1.executor.abstract:Executor.collective_rpc",
+        "vllm.v1.executor.abstract:Executor.execute_model",
         "vllm.v1.serial_utils:run_method",
     ),
     since={"0.27": (f"{CORE}.set_weight_version", f"{CORE}.get_weight_version")},
@@ -82,11 +86,15 @@ def _init(original, self, *args: Any, **kwargs: Any):
 @patches.wrap(
     f"{CORE}.step",
     relies_on=(
-        *"self.scheduler.schedule self.scheduler.has_requests".split(),
+        "self.scheduler.schedule",
+        "self.scheduler.has_requests",
         "vllm.v1.core.sched.scheduler:Scheduler.reset_prefix_cache",
-        *"vllm.v1.core.sched.scheduler:Scheduler.finish_requests vllm.v1.engine:EngineCoreOutput.stop_reason".split(),
-        *"vllm.v1.engine:FinishReason.ERROR vllm.v1.engine:FinishReason.ABORT".split(),
-        *"vllm.v1.request:RequestStatus.FINISHED_ERROR vllm.v1.request:RequestStatus.FINISHED_ABORTED".split(),
+        "vllm.v1.core.sched.scheduler:Scheduler.finish_requests",
+        "vllm.v1.engine:EngineCoreOutput.stop_reason",
+        "vllm.v1.engine:FinishReason.ERROR",
+        "vllm.v1.engine:FinishReason.ABORT",
+        "vllm.v1.request:RequestStatus.FINISHED_ERROR",
+        "vllm.v1.request:RequestStatus.FINISHED_ABORTED",
     ),
     since={"0.32": ("vllm.v1.engine:EngineCoreOutputs.weight_version",)},
     why="An engine that schedules on half-updated weights serves a policy that never existed; stale prefix "

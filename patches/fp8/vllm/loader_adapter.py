@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from flashpatch.patches._shared import all_ranks, checkpoint_shapes
+from flashpatch.patches._shared import all_ranks
 from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.update.model import LoaderAdapter
 from flashpatch.patches.fp8.update.ranks import Consensus, RankConsensus, SingleRank
@@ -37,6 +36,8 @@ class VllmAdapter(LoaderAdapter):
         self._runner = model_registry.constructing_runner()
         device = torch.device(vllm_config.load_config.device or vllm_config.device_config.device)
         super().__init__(device, "drafter" if is_drafter(vllm_config, model_config) else "target")
+        if vllm_config.load_config.load_format == "dummy":
+            self.stands_for = model_config.model
 
     def make_consensus(self, name: str) -> Consensus:
         return _consensus(self._config.parallel_config, name)
@@ -48,9 +49,6 @@ class VllmAdapter(LoaderAdapter):
                 module.update_param_tp_status()
         if self.deferred(module):
             module.process_weights_after_loading(self._model_config.dtype)
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        return checkpoint_shapes.shapes(Path(self._model_config.model))
 
     def lenders(self) -> list[model_registry.ManagedModel]:
         return model_registry.targets() if self.role == "drafter" else []

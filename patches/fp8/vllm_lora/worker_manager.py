@@ -92,9 +92,14 @@ def create_lora_manager(original, self, model: Any, vllm_config: Any, *args: Any
 @patches.wrap(
     f"{MANAGER}.add_adapter",
     relies_on=(
-        *"self._load_adapter self._adapter_manager.remove_adapter lora_request.load_inplace".split(),
-        *"vllm.lora.request:LoRARequest.load_inplace vllm.lora.utils:get_adapter_absolute_path".split(),
-        *f"{MODELS}._get_lora_layer_weights {MODELS}.remove_all_adapters {MODELS}.activate_adapter".split(),
+        "self._load_adapter",
+        "self._adapter_manager.remove_adapter",
+        "lora_request.load_inplace",
+        "vllm.lora.request:LoRARequest.load_inplace",
+        "vllm.lora.utils:get_adapter_absolute_path",
+        f"{MODELS}._get_lora_layer_weights",
+        f"{MODELS}.remove_all_adapters",
+        f"{MODELS}.activate_adapter",
         "vllm.v1.core.kv_cache_utils:_gen_lora_extra_hash_keys",
     ),
     why="vLLM fills a smaller adapter into a larger place, leaves out modules that it does not know, takes NaN, scales the "

@@ -17,7 +17,11 @@ import torch
 from flashpatch.errors import PatchError
 
 AGGREGATIONS = (
-    *"seq-mean-token-mean seq-mean-token-sum seq-mean-token-sum-norm token-mean token-sum".split(),
+    "seq-mean-token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+    "token-mean",
+    "token-sum",
 )
 """As verl names them: each token is divided by its sample's output length, by nothing, or by a constant, and
 the sum by the number of samples; by the number of tokens; by nothing at all."""

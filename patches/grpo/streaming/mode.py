@@ -8,24 +8,32 @@ from flashpatch.decorate import Patches
 from flashpatch.patches.grpo.streaming import BASE, MODE
 
 _BUFFER = "verl.trainer.ppo.v1.replay_buffer"
-_WAITING = "_evict_terminal_groups _has_enough_samples _materialize_batch _sampleable_terminal_keys _select_prompt_uids "
-_WAITING += "_sync_metadata_from_transfer_queue _terminal_eviction_reasons"
-_TRAINER = "_compute_advantage _compute_old_log_prob _init_resource_pool_mgr _rollout_server_managers"
-_TRAINING = "_postprocess_output infer_batch train_batch"
 
 
 @Patches("grpo", "verl>=0.9", scope="driver").wrap(
     f"{BASE}:get_trainer_cls",
     relies_on=(
-        *f"TRAINER_REGISTRY {BASE}:register_trainer {_BUFFER}:_accumulate_eviction_metrics".split(),
-        *(f"{BASE}:PPOTrainer.{name}" for name in _TRAINER.split()),
-        *(f"{_BUFFER}:ReplayBufferAsync.{name}" for name in _WAITING.split()),
-        *(f"verl.workers.engine_workers:TrainingWorker.{name}" for name in _TRAINING.split()),
-        *(
-            f"verl.checkpoint_engine.base:CheckpointEngineManager.{name}_replicas"
-            for name in ("add", "remove")
-        ),
-        *(f"verl.workers.utils.padding:response_{way}_nested" for way in ("from", "to")),
+        "TRAINER_REGISTRY",
+        f"{BASE}:register_trainer",
+        f"{_BUFFER}:_accumulate_eviction_metrics",
+        f"{BASE}:PPOTrainer._compute_advantage",
+        f"{BASE}:PPOTrainer._compute_old_log_prob",
+        f"{BASE}:PPOTrainer._init_resource_pool_mgr",
+        f"{BASE}:PPOTrainer._rollout_server_managers",
+        f"{_BUFFER}:ReplayBufferAsync._evict_terminal_groups",
+        f"{_BUFFER}:ReplayBufferAsync._has_enough_samples",
+        f"{_BUFFER}:ReplayBufferAsync._materialize_batch",
+        f"{_BUFFER}:ReplayBufferAsync._sampleable_terminal_keys",
+        f"{_BUFFER}:ReplayBufferAsync._select_prompt_uids",
+        f"{_BUFFER}:ReplayBufferAsync._sync_metadata_from_transfer_queue",
+        f"{_BUFFER}:ReplayBufferAsync._terminal_eviction_reasons",
+        "verl.checkpoint_engine.base:CheckpointEngineManager.add_replicas",
+        "verl.checkpoint_engine.base:CheckpointEngineManager.remove_replicas",
+        "verl.workers.engine_workers:TrainingWorker._postprocess_output",
+        "verl.workers.engine_workers:TrainingWorker.infer_batch",
+        "verl.workers.engine_workers:TrainingWorker.train_batch",
+        "verl.workers.utils.padding:response_from_nested",
+        "verl.workers.utils.padding:response_to_nested",
         "verl.experimental.agent_loop.agent_loop:AgentLoopManager._init_agent_loop_workers",
         "verl.experimental.separation.engine_workers:DetachActorWorker",
         "verl.utils.tensordict_utils:maybe_fix_3d_position_ids",

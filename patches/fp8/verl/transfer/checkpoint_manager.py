@@ -25,7 +25,10 @@ patches = Patches("fp8", "verl>=0.9", scope="driver")
 @patches.wrap(
     f"{MANAGER}.update_weights",
     relies_on=(
-        *"self.backend self.actor_wg self.replicas verl.utils.ray_utils:auto_await".split(),
+        "self.backend",
+        "self.actor_wg",
+        "self.replicas",
+        "verl.utils.ray_utils:auto_await",
         "verl.single_controller.ray.base:RayWorkerGroup._init_with_resource_pool",
     ),
     evidence="update",

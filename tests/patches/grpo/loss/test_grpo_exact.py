@@ -1,16 +1,20 @@
-"""The surrogate's formulas and counts; one gradient for every split: tests/patches/grpo/streaming/test_worker.py."""
+"""The loss: one gradient for every split, the surrogate's formulas, and what stock verl's aggregation does
+instead."""
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.grpo.loss.grpo_exact import Clip, Counts, count, grpo_loss
+from flashpatch.patches.grpo.loss.grpo_exact import AGGREGATIONS, Clip, Counts, count, grpo_loss
 
 WIDTH = 9
 
 
 def batch(samples: int, seed: int, empty: bool = True) -> dict[str, torch.Tensor]:
-    """A batch in float64. Lengths differ; some samples have no output token, as padding or after rejection."""
+    """A batch in float64. Lengths differ; some samples have no output token, as padding or after
+    rejection."""
     draw = torch.Generator().manual_seed(seed)
 
     def normal(scale: float) -> torch.Tensor:
@@ -28,7 +32,8 @@ def batch(samples: int, seed: int, empty: bool = True) -> dict[str, torch.Tensor
 
 
 def gradient(rows: dict[str, torch.Tensor], split: list[list[list[int]]], **how) -> torch.Tensor:
-    """What data-parallel training accumulates: ``split`` has a list of micro-batches, as row numbers, per rank."""
+    """What data-parallel training accumulates: ``split`` has a list of micro-batches, as row numbers, per
+    rank."""
     counts = count(rows["mask"])
     logprobs = rows["logprobs"].clone().requires_grad_()
     for rank in split:
@@ -39,6 +44,23 @@ def gradient(rows: dict[str, torch.Tensor], split: list[list[list[int]]], **how)
             # A data-parallel wrapper averages over ranks.
             (found.loss / len(split)).backward()
     return logprobs.grad
+
+
+@settings(max_examples=60)
+@given(data=st.data(), aggregation=st.sampled_from(AGGREGATIONS), seed=st.integers(0, 10_000))
+def test_any_split_gives_the_gradient_of_the_whole_batch(data, aggregation, seed):
+    samples = data.draw(st.integers(1, 12))
+    rows = batch(samples, seed)
+    how = dict(aggregation=aggregation, constant=7.0, clip=Clip(0.2, 0.28, 3.0))
+    whole = gradient(rows, [[list(range(samples))]], **how)
+    ranks = data.draw(st.integers(1, 4))
+    order = data.draw(st.permutations(range(samples)))
+    split: list[list[list[int]]] = [[] for _ in range(ranks)]
+    while order:
+        size = data.draw(st.integers(1, len(order)))
+        split[data.draw(st.integers(0, ranks - 1))].append(list(order[:size]))
+        order = order[size:]
+    assert (gradient(rows, split, **how) - whole).abs().max() < 1e-10
 
 
 def test_each_term_is_its_formula():
@@ -81,6 +103,15 @@ def test_counts_of_padded_and_jagged_masks_agree():
     rows = [torch.tensor(row) for row in ([1, 1], [0, 0, 0], [1, 0, 1])]
     jagged = torch.nested.nested_tensor(rows, layout=torch.jagged)
     assert count(mask) == count(mask.bool()) == count(jagged) == Counts(samples=2, tokens=4)
+
+
+def test_counts_are_summed_over_ranks(ranks):
+    said = ranks("""
+        from flashpatch.patches.grpo.loss.grpo_exact import count
+        mask = torch.tensor([[1, 1], [0, 0]]) if rank == 0 else torch.tensor([[1, 0], [1, 1], [0, 1]])
+        print(count(mask, dist.group.WORLD))
+    """)
+    assert said == ["Counts(samples=4, tokens=6)\n"] * 2
 
 
 @pytest.mark.parametrize(
