@@ -11,6 +11,7 @@ HOW_TO = sorted((DOCS / "how-to").glob("*.md"))
 MEASURED = sorted((DOCS / "measured").glob("*.md"))
 PAGES = sorted(DOCS.glob("*/**/*.md"))
 WHEN = re.compile(r"\*20\d\d-\d\d-\d\d, `[0-9a-f]{7,}`")
+COLUMNS = 88
 PHONE = 40  # characters of code in a window of 390 pixels, as GitHub shows it
 PLACEHOLDER = re.compile(
     r"[A-Z]+_ADDRESS\b(?<!MASTER_ADDRESS)|\bTODO\b|\bTBD\b|\bFIXME\b|\bLorem\b|(?i:your[-_]org)\b|example\.(?:com|org)"
@@ -72,6 +73,11 @@ def test_what_never_ran_is_said_among_the_limits_alone(page):
         return
     said = [line for line in page.read_text().splitlines() if NEVER_RUN.search(line)]
     assert not said
+
+
+def test_no_block_of_code_is_cut_in_a_window_of_a_laptop():
+    shown = [block for block in blocks() if block.language != "mermaid"]
+    assert not [str(block) for block in shown if max(map(len, block.text.splitlines()), default=0) > COLUMNS]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
