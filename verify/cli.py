@@ -154,7 +154,7 @@ def _live(options: argparse.Namespace) -> int:
         else:
             options.names = [options.live, *options.names]
     if options.ledger and not options.ledger.is_dir():
-        raise ValueError(f"{options.ledger} is not a directory")
+        raise ValueError(f"there is no directory {options.ledger}")
     options.ledger = options.ledger or files.directory()
     required = {registry.family_of(name).name: name for name in options.names}
     try:
