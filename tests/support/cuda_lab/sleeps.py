@@ -16,7 +16,6 @@ from felting import models, updates
 
 from cuda_lab import engine, results
 from cuda_lab.sizes import GIB, HERE
-from cuda_lab.updates import sent
 
 
 def main(mode: str, root: str, out: str, name: str) -> None:
@@ -30,7 +29,7 @@ def measured(root: Path, ours: bool, name: str, level: int) -> dict[str, Any]:
     models.MODELS["sleep"] = HERE.dense
     precision = "fp8" if name == "fp8" else "bf16"
     llm = models.opened(root, "sleep", precision, enable_sleep_mode=True)
-    runner, policy = engine.worker(llm).model_runner, sent(HERE.dense, precision) if level == 2 else []
+    runner, policy = engine.worker(llm).model_runner, models.policy("sleep", precision) if level == 2 else []
     load = updates._in_buckets if ours else updates._by_vllm
     parts: dict[str, list[float]] = {"sleep": [], "wake": [], "update": []}
     memory: dict[str, tuple[int, int]] = {}
