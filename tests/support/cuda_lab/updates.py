@@ -24,7 +24,7 @@ def measured(root: Path, ours: bool, model: str, precision: str) -> dict[str, An
     """Say by way of an update its seconds, calls of Python, launches, and the most bytes beside the model."""
     models.MODELS[model] = {"7B": HERE.dense, "30B": HERE.experts}[model]
     updates.BUCKETS = HERE.buckets
-    atomic = os.environ.get("ATOMIC", "vLLM's")
+    atomic = os.environ.get("ATOMIC", "by vLLM")
     found = updates.measured(root / atomic, model, precision, ours)
     del found["sizes"]
     ways = (
