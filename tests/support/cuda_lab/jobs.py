@@ -23,13 +23,12 @@ from cuda_lab.sizes import HERE, JOBS, MIB
 
 MAKE = verl_job.EXAMPLE / "make.py"
 OPENED = {"gsm8k_fp8": "fp8", "flowrl_7b": "bf16", "eagle_7b": "bf16"}
-
-
 # All of the actor in bf16: 61 GB with Adam's, beside an engine on the same card, nothing offloaded.
 SETTINGS = """
 algorithm.adv_estimator=grpo data.max_prompt_length=32 data.dataloader_num_workers=0
 actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.actor.fsdp_config.dtype=bfloat16
-actor_rollout_ref.actor.optim.lr=1e-6 actor_rollout_ref.actor.use_kl_loss=False
+actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16
+actor_rollout_ref.actor.use_kl_loss=False
 actor_rollout_ref.model.use_remove_padding=True actor_rollout_ref.model.enable_gradient_checkpointing=True
 actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192
 actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu=8192
@@ -91,7 +90,7 @@ def step(name: str, world: Path, folder: Path) -> dict[str, Any]:
         f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes={max(HERE.buckets['512 MiB'] // MIB, 1)}"
     ]
     sizes += [f"{rollout}.engine_kwargs.vllm.kv_cache_memory_bytes={HERE.cache // 2}"]
-    sizes += [f"actor_rollout_ref.model.path={model}"]
+    sizes += [f"actor_rollout_ref.model.path={model}", "actor_rollout_ref.actor.optim.lr=1e-6"]
     options = EAGLE if "eagle" in name else ""
     more = dict(fake=device.IS_FAKE, config=options, FLASHPATCH=JOBS[name])
     done = cuda_job.train(world, folder, *sizes, like=SETTINGS, **more)
@@ -113,6 +112,7 @@ def draw(words: Path, folder: Path) -> None:
     for path, shape in HERE.dense.shapes():
         tensor = torch.empty(shape, device="cuda", dtype=torch.bfloat16)
         tensors[path] = (tensor.fill_(1) if "norm" in path else tensor.normal_(0, 0.02)).cpu()
+    torch.cuda.empty_cache()  # for the job
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -80,19 +80,20 @@ class Speed:
 
 
 _PLAIN = {"stock": "", **{name: name for name in ("bf16", "fp8", "fp8_channel", "int8")}, "verl": ""}
-SPEEDS = {
+# They run in this order, the longest doubt first.
+SPEEDS = {"eagle_stock": Speed("", drafts=3), "eagle": Speed("eagle", drafts=3), "capture": Speed("eagle")}
+SPEEDS |= {
     f"{kind}{engine}": Speed(name, kind == "experts_", "fp8" if kind == "kv_" else "auto", engine == "verl")
     for kind in ("", "kv_", "experts_")
     for engine, name in _PLAIN.items()
     if kind != "experts_" or engine != "fp8_channel"
 }
-SPEEDS |= {"capture": Speed("eagle"), "eagle_stock": Speed("", drafts=3), "eagle": Speed("eagle", drafts=3)}
 JOBS = {"bf16": "bf16", "fp8": "fp8", "eagle": "fp8,eagle"}
 MEASURED = {
+    "step": tuple(JOBS),
     "tokens": tuple(SPEEDS),
     "update": ("7B_bf16", "7B_fp8", "7B_int8", "30B_bf16", "30B_fp8"),
     "sleep": tuple(f"{name}_{level}" for name in ("stock", "bf16", "fp8") for level in (1, 2)),
-    "step": tuple(JOBS),
 }
 
 

@@ -7,6 +7,7 @@ After level 2 an engine gets its weights as trainers send them: between waking f
 import statistics
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from felting import models, updates
 
 from cuda_lab import engine, results
 from cuda_lab.sizes import GIB, HERE
-from cuda_lab.updates import sent
 
 
 def main(mode: str, root: str, out: str, name: str) -> None:
@@ -30,9 +30,9 @@ def measured(root: Path, ours: bool, name: str, level: int) -> dict[str, Any]:
     models.MODELS["sleep"] = HERE.dense
     precision = "fp8" if name == "fp8" else "bf16"
     llm = models.opened(root, "sleep", precision, enable_sleep_mode=True)
-    runner, policy = engine.worker(llm).model_runner, sent(HERE.dense, precision) if level == 2 else []
+    runner, policy = engine.worker(llm).model_runner, models.policy("sleep", precision) if level == 2 else []
     load = updates._in_buckets if ours else updates._by_vllm
-    parts: dict[str, list[float]] = {"sleep": [], "wake": [], "update": []}
+    parts: dict[str, list[float]] = defaultdict(list)
     memory: dict[str, tuple[int, int]] = {}
 
     def timed(part: str, work: Any, *arguments: Any, **more: Any) -> None:
@@ -45,13 +45,13 @@ def measured(root: Path, ours: bool, name: str, level: int) -> dict[str, Any]:
         memory["last awake"] = taken()
         timed("sleep", llm.sleep, level=level)
         memory["last asleep"] = taken()
-        timed("wake", llm.wake_up, tags=["weights"])
+        timed("wake weights", llm.wake_up, tags=["weights"])
         if policy:
             timed("update", load, runner, policy, next(iter(HERE.buckets.values())))
-        timed("wake", llm.wake_up, tags=["kv_cache"])
+        timed("wake cache", llm.wake_up, tags=["kv_cache"])
         if not number:
             memory |= {"first awake": memory["last awake"], "first asleep": memory["last asleep"]}
-    seconds = (f"{part} {statistics.median(some):.3f} s" for part, some in parts.items() if some)
+    seconds = (f"{part} {statistics.median(some):.3f} s" for part, some in parts.items())
     held = (f"{when} {device / GIB:.2f}, {host / GIB:.2f}" for when, (device, host) in memory.items())
     return {"said": f"{', '.join(seconds)}; GiB of device and host: {'; '.join(held)}"}
 

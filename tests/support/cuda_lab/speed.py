@@ -70,12 +70,9 @@ def opened(root: Path, what: Speed) -> vllm.LLM:
     size = HERE.experts if what.experts else HERE.dense
     most = max(length + HERE.tokens[length] for length in HERE.batches)
     arguments = {**engine.ENGINE, "max_model_len": most + 8, "max_num_seqs": max(HERE.batches[16])}
-    arguments |= {
-        "max_num_batched_tokens": 8192,
-        "kv_cache_memory_bytes": HERE.cache,
-        "kv_cache_dtype": what.cache,
-    }
-    arguments |= {"compilation_config": engine.GRAPHS} if device.IS_FAKE else {}
+    arguments |= {"kv_cache_memory_bytes": HERE.cache, "kv_cache_dtype": what.cache}
+    # More at once would take the fake device's experts minutes.
+    arguments |= {"compilation_config": engine.GRAPHS} if device.IS_FAKE else {"max_num_batched_tokens": 8192}
     del arguments["max_logprobs"]
     overrides: dict[str, Any] = {"max_position_embeddings": most + 8}
     if what.block:

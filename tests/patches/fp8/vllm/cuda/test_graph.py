@@ -24,14 +24,8 @@ def test_what_needs_a_device() -> None:
     assert "passed" in done.stdout and "skipped" not in done.stdout
 
 
-MEASURED = (
-    "tokens:bf16",
-    "tokens:experts_stock",
-    "tokens:eagle",
-    "update:7B_bf16",
-    "sleep:bf16_2",
-    "step:fp8",
-)
+MEASURED = ("tokens:eagle_stock", "tokens:eagle", "tokens:bf16", "tokens:experts_stock")
+MEASURED += ("update:7B_bf16", "sleep:bf16_2", "step:fp8")
 
 
 def test_what_is_checked_on_a_gpu_runs_here_but_for_speed(tmp_path) -> None:
@@ -42,7 +36,7 @@ def test_what_is_checked_on_a_gpu_runs_here_but_for_speed(tmp_path) -> None:
     assert {case: row.verdict for case, row in found.items()} == wanted, found
     assert " at 4 of 16" in found["tokens:bf16"].detail
     # an exact drafter, and arms that were named
-    assert "drafts right: 1.000 at 1 of 16" in found["tokens:eagle"].detail
+    assert "at 1 of 16, drafts right 1.000" in found["tokens:eagle"].detail
     assert "3_1_4" in found["tokens:eagle"].detail
     assert all(found["update:7B_bf16"].detail.count(word) == 2 for word in ("layer", "model"))
     assert all(f"{part} " in found["step:fp8"].detail for part in ("gen", "update_weights", "step"))
