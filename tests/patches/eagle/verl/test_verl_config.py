@@ -177,6 +177,42 @@ def test_a_trainers_setting_that_is_none_is_refused(text):
     assert "rate" in str(raised.value)
 
 
+class Job:
+    """A job's configuration, read from a mapping."""
+
+    def __init__(self, settings):
+        self.get, self.set_to = reader(settings), {}
+        self.refuse = lambda problems, *texts: list(problems)
+
+    def set(self, path, value, why):
+        self.set_to[path] = value
+
+
+@pytest.mark.parametrize("cotrain", [True, False])
+def test_a_drafter_that_cannot_be_trained_is_refused_by_name_before_the_job(tmp_path, monkeypatch, cotrain):
+    pytest.importorskip("torch")
+    from drafter_lab import make_target, publish
+
+    target = make_target()
+    target.save_pretrained(tmp_path / "target")
+    settings = {**ROLLOUT, "actor_rollout_ref.model.path": str(tmp_path / "target")}
+    published = {
+        kind: publish(tmp_path / kind, target.config, 40, fc_norm=kind == "odd") for kind in ("odd", "plain")
+    }
+    options = {**OFF, "cotrain": cotrain}
+    for kind, folder in published.items():
+        job = Job({**settings, "trainer.default_local_dir": str(tmp_path / "saved")})
+        monkeypatch.setattr(verl_config.JobConfig, "open", lambda config, patch, job=job: job)
+        given = {**options, "drafter": str(folder)}
+        monkeypatch.setattr(verl_config.engine, "options", lambda family, given=given: given)
+        if kind == "odd" and cotrain:
+            with pytest.raises(PatchError, match="odd cannot be trained: fc_norm=True.*cotrain off"):
+                verl_config.validate_config(lambda config: "validated", None)
+        else:
+            assert verl_config.validate_config(lambda config: "validated", None) == "validated"
+            assert job.set_to[SPECULATIVE]["method"] == "eagle3"
+
+
 @pytest.mark.parametrize("mode", ["separate_async", "stream_async", None])
 def test_a_drafter_from_scratch_that_nothing_trains_is_not_drafted_with(tmp_path, monkeypatch, caplog, mode):
     """In a mode without pauses the engine is opened as without the family: a random drafter only costs time."""
@@ -189,15 +225,9 @@ def test_a_drafter_from_scratch_that_nothing_trains_is_not_drafted_with(tmp_path
         "trainer.default_local_dir": str(tmp_path / "saved"),
         "trainer.v1.trainer_mode": mode,
     }
-    set_to = {}
-
-    class Job:
-        get = staticmethod(reader(settings))
-        refuse = staticmethod(lambda problems, *texts: list(problems))
-        set = staticmethod(lambda path, value, why: set_to.update({path: value}))
-
-    monkeypatch.setattr(verl_config.JobConfig, "open", lambda config, patch: Job)
+    job = Job(settings)
+    monkeypatch.setattr(verl_config.JobConfig, "open", lambda config, patch: job)
     monkeypatch.setattr(verl_config.engine, "options", lambda family: {**OFF, "drafter": "new"})
     assert verl_config.validate_config(lambda config: "validated", None) == "validated"
-    assert (SPECULATIVE in set_to) == (mode is None) == (tmp_path / "saved").exists()
+    assert (SPECULATIVE in job.set_to) == (mode is None) == (tmp_path / "saved").exists()
     assert ("eagle drafts nothing" in caplog.text) == (mode is not None)
