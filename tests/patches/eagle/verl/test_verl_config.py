@@ -140,9 +140,7 @@ def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
 @pytest.mark.parametrize(("value", "method"), [("new", "eagle"), ("new-eagle3", "eagle3")])
 def test_a_drafter_from_scratch_is_of_the_kind_that_the_option_names(tmp_path, engine, value, method):
     pytest.importorskip("torch")
-    from flashpatch.patches.eagle.train.drafter import make_drafter
-    from flashpatch.patches.eagle.train.drafter_config import drafter_config
-    from flashpatch.patches.eagle.train.export import load_weights
+    from flashpatch.patches.eagle.train.export import check_round_trip
     from flashpatch.verify.probes.eagle import tiny
 
     target = tiny.target(tmp_path / "target", layers=7)
@@ -151,10 +149,7 @@ def test_a_drafter_from_scratch_is_of_the_kind_that_the_option_names(tmp_path, e
     get, options = reader(settings), {**OFF, "drafter": value}
     found = verl_config._drafter(get, options, speculation.of(get))
     assert found.method == method
-    from transformers import AutoConfig
-
-    trained = make_drafter(drafter_config(AutoConfig.from_pretrained(target), method), seed=1)
-    load_weights(trained, found.model)
+    check_round_trip(found.model, target, method, engine)
 
 
 def test_eagle3_is_refused_for_a_target_without_three_inner_layers(tmp_path):
@@ -195,22 +190,16 @@ def test_a_drafter_that_cannot_be_trained_is_refused_by_name_before_the_job(tmp_
 
     target = make_target()
     target.save_pretrained(tmp_path / "target")
-    settings = {**ROLLOUT, "actor_rollout_ref.model.path": str(tmp_path / "target")}
-    published = {
-        kind: publish(tmp_path / kind, target.config, 40, fc_norm=kind == "odd") for kind in ("odd", "plain")
-    }
-    options = {**OFF, "cotrain": cotrain}
-    for kind, folder in published.items():
-        job = Job({**settings, "trainer.default_local_dir": str(tmp_path / "saved")})
-        monkeypatch.setattr(verl_config.JobConfig, "open", lambda config, patch, job=job: job)
-        given = {**options, "drafter": str(folder)}
-        monkeypatch.setattr(verl_config.engine, "options", lambda family, given=given: given)
-        if kind == "odd" and cotrain:
-            with pytest.raises(PatchError, match="odd cannot be trained: fc_norm=True.*cotrain off"):
-                verl_config.validate_config(lambda config: "validated", None)
-        else:
-            assert verl_config.validate_config(lambda config: "validated", None) == "validated"
-            assert job.set_to[SPECULATIVE]["method"] == "eagle3"
+    odd = publish(tmp_path / "odd", target.config, 40, fc_norm=True)
+    job = Job({**ROLLOUT, "actor_rollout_ref.model.path": str(tmp_path / "target")})
+    monkeypatch.setattr(verl_config.JobConfig, "open", lambda config, patch: job)
+    given = {**OFF, "drafter": str(odd), "cotrain": cotrain}
+    monkeypatch.setattr(verl_config.engine, "options", lambda family: given)
+    if cotrain:
+        with pytest.raises(PatchError, match="odd cannot be trained: fc_norm=True.*cotrain off"):
+            verl_config.validate_config(lambda config: "validated", None)
+    else:
+        assert verl_config.validate_config(lambda config: "validated", None) == "validated"
 
 
 @pytest.mark.parametrize("mode", ["separate_async", "stream_async", None])
