@@ -39,7 +39,7 @@ REFUSED = {
     "grpo": f"{LOSS}=gspo (",
     "flowrl": f"{ACTOR}.strategy=megatron (",
     "fsdp,bf16": "actor_rollout_ref.rollout.checkpoint_engine.backend=mooncake (",
-    "cpu,bf16": "async_training (",
+    "cpu,bf16": "async_training.use_trainer_do_validate=True (",
 }
 CASES = [(names, *ENTRIES[entry], "", SERVED[names]) for entry in ENTRIES for names in SERVED]
 CASES += [(names, FULLY, OWN, said, {}) for names, said in REFUSED.items()]
