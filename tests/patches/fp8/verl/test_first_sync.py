@@ -27,8 +27,7 @@ async def answered(replica):
     except Exception as error:
         return str(error)
 
-async def seen():
-    manager = await LLMServerManager.create(config)
+async def seen(manager):
     [first] = manager.get_replicas()
     yield await answered(first)
     await first.server_handle.set_global_steps.remote(3)
@@ -45,12 +44,12 @@ async def seen():
     again._server_handle = restarted
     yield await answered(again)
 
-async def main():
-    print("FOUND" + json.dumps([one async for one in seen()]))
+async def main(manager):
+    print("FOUND" + json.dumps([one async for one in seen(manager)]))
 
 validate_config(config, False, False)
 ray.init(num_cpus=16, num_gpus=1, include_dashboard=False, object_store_memory=200_000_000)
-asyncio.run(main())
+asyncio.run(main(LLMServerManager.create(config)))  # verl sees by its source whether a caller awaits it
 ray.shutdown()
 """
 OWN = """
