@@ -88,7 +88,6 @@ def test_verls_fully_asynchronous_trainer_goes_on_after_a_kill(wide_world, tmp_p
     output = trained(wide_world, tmp_path / "second", *extra, **names)
     versions = metrics(output, "fully_async/count/current_param_version")
     assert versions[0] >= 1 and versions == sorted(set(versions))
-    assert sum(metrics(output, "fully_async/partial/total_partial_num")) > 0
     assert set(metrics(output, "actor/samples")) == {16} and min(metrics(output, "actor/grad_norm")) > 0
     assert not any(
         note["failed"] or note["not_audited"]

@@ -8,7 +8,7 @@ import cpu_lab
 import pytest
 import warm
 
-pytestmark = pytest.mark.verl
+pytestmark = [pytest.mark.verl, pytest.mark.full]  # over 100 s
 CODE = """
 import asyncio, json, sys
 import ray
