@@ -108,7 +108,9 @@ def _findings(
                     yield _Finding(f"{target} no longer mentions {name}", definition.line)
     for other in _wanted(patch, version):
         found = sources.resolve(other)
-        if not found.definitions and not _is_elsewhere(other, target, sources):
+        package = other.partition(":")[0].partition(".")[0]
+        here = package == target.partition(".")[0] or sources.roots.get(package) is not None
+        if not found.definitions and here:  # what uses another package does not run where it is not at hand
             yield _Finding(f"{other} is gone: no {found.missing}", found.line)
 
 
@@ -125,12 +127,6 @@ def _order(version: str) -> Version:
         return Version(version)
     except InvalidVersion:  # of a source without metadata
         return Version("9999")
-
-
-def _is_elsewhere(other: str, target: str, sources: Sources) -> bool:
-    """Whether ``other`` is of a package that is not at hand, and not the target's, so that whatever uses it does not run here."""
-    package = other.partition(":")[0].partition(".")[0]
-    return package != target.partition(".")[0] and sources.roots.get(package) is None
 
 
 def _accepted(definition: Definition, sources: Sources) -> tuple[set[str], str]:

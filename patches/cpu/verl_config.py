@@ -87,9 +87,11 @@ door(patches)
 
 def refusals(get: Get) -> Iterator[str]:
     """Yield the settings that cannot run without an accelerator, each with the reason."""
+    ranks = (get("trainer.n_gpus_per_node") or 1) * (get("trainer.nnodes") or 1)
+    gathered = get(f"{ACTOR}.strategy") in (None, "fsdp") and ranks > 1
     for name in ADAPTERS:
         path = f"{MODEL}.{name}"
-        if get(path) and not get(f"{MODEL}.lora.merge") and _freed_before_sent(get):
+        if get(path) and not get(f"{MODEL}.lora.merge") and gathered:
             yield f"{path}={get(path)} with {ACTOR}.strategy=fsdp on several ranks (verl sends memory that FSDP1 has freed; use fsdp2)"
         path = f"critic.model.{name}"
         if get(path):
@@ -125,12 +127,6 @@ def refusals(get: Get) -> Iterator[str]:
         )
 
 
-def _freed_before_sent(get: Get) -> bool:
-    """Whether FSDP1 gathers an adapter or its base for verl, which copies nothing that is on the CPU already."""
-    ranks = (get("trainer.n_gpus_per_node") or 1) * (get("trainer.nnodes") or 1)
-    return get(f"{ACTOR}.strategy") in (None, "fsdp") and ranks > 1
-
-
 def separates(get: Get) -> bool:
     """Whether trainer and rollouts are processes of their own."""
     if get("async_training") is not None:  # verl.experimental.fully_async_policy
@@ -159,7 +155,11 @@ def adaptations(get: Get) -> Iterator[tuple[str, Any]]:
         yield ATTENTION, "sdpa"
     if get(f"{ROLLOUT}.name") == "sglang":
         yield from sglang_arguments(get)
-        for name, value in sglang_variables(get(f"{ROLLOUT}.tensor_model_parallel_size", 1)).items():
+        ranks, variables = get(f"{ROLLOUT}.tensor_model_parallel_size", 1), {"SGLANG_USE_CPU_ENGINE": "1"}
+        if ranks > 1:  # they share all cores with the trainer
+            each = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+            variables["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join([each] * ranks)
+        for name, value in variables.items():
             if get(f"{VARIABLES}.{name}") is None:
                 yield f"{VARIABLES}.{name}", value
     if _starts_ray(get):
@@ -190,13 +190,6 @@ def sglang_arguments(get: Get) -> Iterator[tuple[str, Any]]:
     for name, value in wanted.items():
         if get(f"{SGLANG}.{name}") is None:
             yield f"{SGLANG}.{name}", value
-
-
-def sglang_variables(ranks: int) -> dict[str, str]:
-    """Return the environment of SGLang on a CPU: ``ranks`` tensor-parallel ranks share all cores with the trainer."""
-    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    shared = {"SGLANG_CPU_OMP_THREADS_BIND": "|".join([cores] * ranks)} if ranks > 1 else {}
-    return {"SGLANG_USE_CPU_ENGINE": "1", **shared}
 
 
 def _starts_ray(get: Get) -> bool:

@@ -65,7 +65,13 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
     if streaming.asked(job.get):  # after all families have chosen the loss
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-        job.refuse(loss_refusals(job.get, POLICY_LOSS_REGISTRY), *_IN_THAT_MODE)
+        def of_actor(path: str, default: Any = None) -> Any:
+            return job.get(f"{ACTOR}.{path}", default)
+
+        why = divisor.problem(
+            of_actor, POLICY_LOSS_REGISTRY
+        )  # None of a loss that this process does not know
+        job.refuse([] if why is None else [f"{ACTOR}.{why}"], *_IN_THAT_MODE)
     return found
 
 
@@ -139,15 +145,6 @@ def stream_refusals(get: Get) -> Iterator[str]:
     if streaming.asked(get):
         yield from _whole_batch(get)
         yield from _places(get)
-
-
-def loss_refusals(get: Get, registry: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why the actor's loss cannot be streamed, once every family has set what it needs; nothing for other modes,
-    or a loss that verl's ``POLICY_LOSS_REGISTRY`` has not in this process."""
-    if streaming.asked(get):
-        why = divisor.problem(lambda path, default=None: get(f"{ACTOR}.{path}", default), registry)
-        if why is not None:
-            yield f"{ACTOR}.{why}"
 
 
 def _whole_batch(get: Get) -> Iterator[str]:

@@ -67,7 +67,8 @@ class Trainer:
         if not positions[0]:
             return {"positions": 0.0}
         totals = torch.zeros(steps, 3, device=parameter.device, dtype=torch.float64)
-        weights = _step_weights(positions, recipe.ttt_decay)
+        shares = [recipe.ttt_decay**step if count else 0.0 for step, count in enumerate(positions)]
+        weights = [share / sum(shares) for share in shares]
         for row in rows:
             row = row.to(parameter.device, parameter.dtype)
             parts = step_sums(self.drafter, self.target_embeddings, row, steps)
@@ -111,9 +112,3 @@ class Trainer:
         self.drafter.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.count, self.skipped = state["count"]
-
-
-def _step_weights(positions: Sequence[float], decay: float) -> list[float]:
-    """Return the weight of each draft step's loss, 0 if it has no position; they sum to 1."""
-    weights = [decay**step if count else 0.0 for step, count in enumerate(positions)]
-    return [weight / sum(weights) for weight in weights]

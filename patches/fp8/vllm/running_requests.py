@@ -28,8 +28,11 @@ def track(core: Any) -> None:
 def running(runner: Any) -> bool:
     """Whether requests have begun on a model runner, as known in this process; None: on any."""
     reported = any(_reported.values()) if runner is None else _reported.get(runner, False)
+    workers = [(core, getattr(core.model_executor, "driver_worker", None)) for core in list(_cores)]
     return reported or any(
-        begun(core) for core in list(_cores) if runner is None or _driven_by(core) is runner
+        begun(core)
+        for core, worker in workers
+        if runner is None or (worker is not None and worker.model_runner is runner)
     )
 
 
@@ -42,12 +45,6 @@ def begun(core: Any) -> list[str]:
 def report(worker: Any, value: bool) -> None:
     """Store what the engine core reports; run on each worker by the engine core."""
     _reported[worker.model_runner] = value
-
-
-def _driven_by(core: Any) -> Any:
-    """Return the model runner that an engine core drives in its own process, or None."""
-    worker = getattr(core.model_executor, "driver_worker", None)
-    return None if worker is None else worker.model_runner
 
 
 def numbers(core: Any) -> set[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from flashpatch.patches.fp8.lora import check
@@ -31,13 +30,6 @@ def _own(adapter: Any) -> None:
             layer.lora_a, layer.lora_b = (
                 None if one is None else one.clone() for one in (layer.lora_a, layer.lora_b)
             )
-
-
-def cached_under(request: Any) -> str:
-    """Return what vLLM's prefix cache knows the adapter of a request by: its name, from some version on its path too."""
-    from vllm.v1.core.kv_cache_utils import _gen_lora_extra_hash_keys
-
-    return repr(_gen_lora_extra_hash_keys(SimpleNamespace(lora_request=request)))
 
 
 def config(request: Any) -> dict[str, Any]:

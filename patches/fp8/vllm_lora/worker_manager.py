@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine
@@ -116,13 +117,16 @@ def add_adapter(original, self, lora_request: Any) -> bool:
     adapters = _followed.get(self)
     if adapters is None:
         return original(self, lora_request)
+    from vllm.v1.core.kv_cache_utils import _gen_lora_extra_hash_keys
+
     from flashpatch.patches.fp8.vllm_lora import staging
 
     number, staged = lora_request.lora_int_id, []
     if number in adapters.held and not adapters.asked:  # what requests name is never loaded anew
         with _loaded(self, adapters.models[number]), having(lora_request, "load_inplace", False):
             return original(self, lora_request)
-    key = staging.cached_under(lora_request)
+    # What the prefix cache knows the adapter by: its name, from some version of vLLM on its path too.
+    key = repr(_gen_lora_extra_hash_keys(SimpleNamespace(lora_request=lora_request)))
     names = lora_request.lora_name, number, lora_request.lora_path, key
 
     def stage() -> str:

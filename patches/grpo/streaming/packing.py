@@ -68,8 +68,9 @@ class Packer:
                 f"sample {sample!r:.80} has {tokens} tokens.", patch=ID, advice="Count prompt and response."
             )
         done = []
-        at = self._room(tokens)
-        if at is None:
+        # The place in `_gaps` of the rank that takes the sample; one over the budget needs an empty rank.
+        at = bisect_left(self._gaps, min(tokens, self.budget) * self.ranks)
+        if at == self.ranks:
             done.append(self._close())
             at = 0
         gap, rank = divmod(self._gaps.pop(at), self.ranks)
@@ -87,12 +88,6 @@ class Packer:
         self._rows: list[list[tuple[int, Any]]] = [[] for _ in range(self.ranks)]
         # Tokens of room times ranks, plus the rank, ascending: plain numbers are found and moved fastest.
         self._gaps = [self.budget * self.ranks + rank for rank in range(self.ranks)]
-
-    def _room(self, tokens: int) -> int | None:
-        """Return the place in ``_gaps`` of the rank that takes a sample; one over the budget needs an empty rank."""
-        need = min(tokens, self.budget) * self.ranks
-        at = bisect_left(self._gaps, need)
-        return at if at < self.ranks else None
 
     def _close(self) -> Round:
         rows = self._balanced()

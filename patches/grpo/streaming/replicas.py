@@ -84,7 +84,8 @@ class Replicas:
         it. Raises PatchError if none does."""
         if time.monotonic() - self._asked > PING:
             self._asked = time.monotonic()
-            if all(_is_dead(one) for one in self.sync.replicas):
+            actors = ((*replica.servers, *replica.workers) for replica in self.sync.replicas)
+            if all(any(state_of(one.__ray_ready__.remote(), 0.1) is DEAD for one in of) for of in actors):
                 self.prune()
                 self._refuse_none()
 
@@ -207,12 +208,6 @@ def _end(replica: Any) -> None:
             time.sleep(1.0)  # it is not known to be dead yet
     for group in getattr(replica.resource_pool, "pgs", None) or ():
         ray.util.remove_placement_group(group)
-
-
-def _is_dead(replica: Any) -> bool:
-    return any(
-        state_of(actor.__ray_ready__.remote(), 0.1) is DEAD for actor in (*replica.servers, *replica.workers)
-    )
 
 
 def _kill(replica: Any) -> None:
