@@ -1,6 +1,7 @@
 """Make tiny targets, and the samples that a capture of them would give."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from transformers import (
 from flashpatch.patches.eagle.capture.sample import Sample
 from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
 from flashpatch.patches.eagle.train.pack import windows
+from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
 SHAPE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
 SHAPE |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
@@ -80,7 +82,11 @@ def publish(folder: Path, config, vocabulary: int | None = None, layer: str = "m
     plain |= {"hidden_size": size, "intermediate_size": inner, "num_attention_heads": heads}
     plain |= {"num_key_value_heads": heads, "head_dim": size // heads, "hidden_act": "silu"}
     plain |= {"vocab_size": config.vocab_size, "draft_vocab_size": drafted, "rms_norm_eps": 1e-5}
-    plain |= {"rope_theta": 500000.0, "max_position_embeddings": 256, "tie_word_embeddings": False}
+    plain |= {
+        "rope_theta": 500000.0,
+        "max_position_embeddings": config.max_position_embeddings,
+        "tie_word_embeddings": False,
+    }
     plain |= {"torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2}
     (folder / "config.json").write_text(json.dumps({**plain, **entries}))
     return folder
@@ -114,6 +120,30 @@ def capture(
             )
         )
     return samples
+
+
+def random_samples(lengths: Iterable[int], seed: int) -> list[Sample]:
+    """Return requests of random tokens and states for `SHAPE`, of which a fifth of the states was not captured."""
+    noise, found = torch.Generator().manual_seed(seed), []
+    for length in lengths:
+        known = torch.rand(length, generator=noise) < 0.8
+        found.append(
+            Sample(
+                request="r",
+                input_ids=torch.randint(0, 64, (length,), generator=noise),
+                hidden=torch.randn(length, 32, generator=noise) * known[:, None],
+                known=known,
+                response=torch.arange(length) >= length // 4,
+                version=1,
+                auxiliary=torch.randn(length, 96, generator=noise) * known[:, None],
+            )
+        )
+    return found
+
+
+def embeddings_of(target: torch.nn.Module) -> TargetEmbeddings:
+    """Return what a drafter has from its target."""
+    return TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
 
 
 def cut(samples: list[Sample], longest: int = 512, **how) -> list:

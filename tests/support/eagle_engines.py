@@ -6,8 +6,6 @@ from typing import Any
 
 import sglang_lab as lab  # noqa: F401  for the tests, which find it here
 
-HIDDEN, INNER, KV = 256, 512, 128
-
 #: Keywords of an engine that speculates: chains of three drafts.
 SPECULATIVE: dict[str, Any] = dict(
     dtype="float32",
@@ -21,13 +19,14 @@ SPECULATIVE: dict[str, Any] = dict(
     speculative_num_draft_tokens=4,
     disable_radix_cache=True,
 )
+#: The same without speculation.
+PLAIN = {name: value for name, value in SPECULATIVE.items() if not name.startswith("speculative")}
 
 
 def target(root: Path, weight: float, seed: int = 0, sharp: float = 1.0) -> str:
     """Write a Qwen2 in float32 whose layers count for ``weight``; at 0 the next token depends on the last one alone.
 
     ``sharp`` multiplies its logits, which are of standard deviation 1.3: at 3 a few tokens have most of the mass."""
-    import torch
     from safetensors.torch import load_file, save_file
     from vllm_lab import models
 
@@ -45,53 +44,31 @@ def target(root: Path, weight: float, seed: int = 0, sharp: float = 1.0) -> str:
         config["torch_dtype"] = config["dtype"] = "float32"
         (place / "config.json").write_text(json.dumps(config))
         done.touch()
-    assert torch is not None
     return str(place)
 
 
 def drafter(root: Path, of: str, name: str, exact: bool) -> str:
     """Write an EAGLE drafter for a target: ``exact`` for one whose layers count for nothing, else random."""
     import torch
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import load_file
+    from transformers import AutoConfig
+
+    from flashpatch.patches.eagle.train.drafter import make_drafter
+    from flashpatch.patches.eagle.train.drafter_config import drafter_config
+    from flashpatch.patches.eagle.train.export import save_drafter
 
     place = root / name
     if place.exists():
         return str(place)
-    noise = torch.Generator().manual_seed(len(name))
-
-    def random(*shape: int) -> torch.Tensor:
-        return 0.08 * torch.randn(*shape, generator=noise)
-
-    # What the target's head reads is a multiple of its last norm's weight times the token's embedding.
-    norm = load_file(Path(of) / "model.safetensors")["model.norm.weight"].float()
-    quiet = 0.0 if exact else 1.0
-    at = "layers.0"
-    tensors = {
-        "fc.weight": torch.cat([torch.diag(norm), torch.zeros(HIDDEN, HIDDEN)], 1)
-        if exact
-        else random(HIDDEN, 2 * HIDDEN),
-        "fc.bias": torch.zeros(HIDDEN),
-        f"{at}.self_attn.q_proj.weight": random(HIDDEN, HIDDEN),
-        f"{at}.self_attn.k_proj.weight": random(KV, HIDDEN),
-        f"{at}.self_attn.v_proj.weight": random(KV, HIDDEN),
-        f"{at}.self_attn.q_proj.bias": torch.zeros(HIDDEN),
-        f"{at}.self_attn.k_proj.bias": torch.zeros(KV),
-        f"{at}.self_attn.v_proj.bias": torch.zeros(KV),
-        f"{at}.self_attn.o_proj.weight": random(HIDDEN, HIDDEN) * quiet,
-        f"{at}.mlp.gate_proj.weight": random(INNER, HIDDEN),
-        f"{at}.mlp.up_proj.weight": random(INNER, HIDDEN),
-        f"{at}.mlp.down_proj.weight": random(HIDDEN, INNER) * quiet,
-        f"{at}.post_attention_layernorm.weight": torch.ones(HIDDEN),
-    }
-    place.mkdir(parents=True)
-    save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
-    config = json.loads((Path(of) / "config.json").read_text())
-    config |= dict(
-        architectures=["Qwen2ForCausalLMEagle"], num_hidden_layers=1, torch_dtype="float32", dtype="float32"
-    )
-    config.pop("layer_types", None)
-    (place / "config.json").write_text(json.dumps(config))
-    return str(place)
+    config = drafter_config(AutoConfig.from_pretrained(of))
+    weights = make_drafter(config, seed=len(name)).state_dict()
+    if exact:
+        # What the target's head reads is a multiple of its last norm's weight times the token's embedding.
+        norm = load_file(Path(of) / "model.safetensors")["model.norm.weight"].float()
+        weights["fc.weight"] = torch.cat([torch.diag(norm), torch.zeros(len(norm), len(norm))], 1)
+        for part in ("self_attn.o_proj", "mlp.down_proj"):
+            weights[f"layers.0.{part}.weight"].zero_()
+    return str(save_drafter(place, weights, config, "sglang"))
 
 
 #: Layers of `target3`, of which an EAGLE-3 drafter reads the states before the third, the middle and the last but two.
@@ -112,14 +89,15 @@ def drafter3(root: Path, name: str, follows: bool) -> Path:
 
     Where it ``follows``, its projection takes each token's embedding to that of the token after it, and its layer adds
     nothing: its first draft is right where the target is a chain, later ones where tokens repeat. Else it is random."""
-    import tiny_drafters
     import torch
+    from drafter_lab import publish
     from safetensors.torch import load_file, save_file
+    from transformers import AutoConfig
 
     place = root / name
     if place.exists():
         return place
-    tiny_drafters.drafter3(place)
+    publish(place, AutoConfig.from_pretrained(target3(root)))
     if follows:
         own = load_file(target3(root) / "model.safetensors")
         embedding, head = own["model.embed_tokens.weight"], own["lm_head.weight"]

@@ -10,14 +10,7 @@ import eagle_job_history
 import eagle_job_refit
 from vllm_lab import imported
 
-JOBS = {
-    **{
-        name: getattr(eagle_job_capture, name)
-        for name in ("capture", "stock", "ranks", "layers", "plain", "acceptance", "parallel")
-    },
-    **{name: getattr(eagle_job_history, name) for name in ("history", "history_beside")},
-    **{name: getattr(eagle_job_refit, name) for name in ("refit", "adapt")},
-}
+JOBS = {**vars(eagle_job_capture), **vars(eagle_job_history), **vars(eagle_job_refit)}
 
 
 if __name__ == "__main__":

@@ -26,6 +26,32 @@ def states(path: Path, tokens: list[int], layers: tuple[int, ...] = ()) -> tuple
     return found.hidden_states[-1][0], found.logits[0].log_softmax(-1)
 
 
+def logprobs_of(path: Path, prompt: list[int], tokens: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """Return the log-probability of each of these tokens after a prompt."""
+    _, logprobs = states(path, [*prompt, *tokens])
+    after = (logprobs[len(prompt) - 1 : -1] / temperature).log_softmax(-1)
+    return after.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+def check_samples(
+    path: Path, samples: list, answers: dict, shared: int, layers: tuple[int, ...] = ()
+) -> None:
+    """Compare captured tokens with answers by prompt, and states with a forward's; a prefix that was cached is masked."""
+    masked = 0
+    assert len(samples) == len(answers)
+    for sample in samples:
+        count, known, tokens = int((~sample.response).sum()), sample.known, sample.input_ids.tolist()
+        assert tokens[count:] == answers[tuple(tokens[:count])]
+        assert known[count:-1].all() and not known[-1]
+        pairs = [(sample.hidden, states(path, tokens)[0])]
+        pairs += [(sample.auxiliary, states(path, tokens, layers)[0])] if layers else []
+        for found, wanted in pairs:
+            torch.testing.assert_close(found[known], wanted[known], atol=2e-4, rtol=1e-3)
+            assert not found[~known].any()
+        masked += int((~known[:count]).sum())
+    assert 0 < masked <= shared, "the cached prefix was not masked, or more than it was"
+
+
 @torch.no_grad()
 def probabilities(path: Path, prompts: list[list[int]]) -> torch.Tensor:
     """Return float64 [prompts, V], probabilities of the next token, for prompts of one length."""

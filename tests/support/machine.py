@@ -3,6 +3,8 @@
 import functools
 import os
 import subprocess
+import time
+from collections.abc import Callable
 from typing import Any
 
 FACTOR = "TEST_TIME_FACTOR"
@@ -27,3 +29,13 @@ def factor() -> float:
 
     # What runs beside a test may come after the measurement: half as much again is allowed from the start.
     return min(1.5 * jobs.busyness(), jobs.MOST)
+
+
+def until(one: Any, condition: Callable[[], object], seconds: float = 240.0) -> list[dict[str, Any]]:
+    """Poll a coordinator until a condition holds; a poll that waits for its worker is found by the limit."""
+    end, events = time.monotonic() + limit(seconds), []
+    while not condition():
+        assert time.monotonic() < end, (one.state, one.problem, one.figures, list(one._errors), events)
+        events += one.poll()
+        time.sleep(0.005)
+    return events

@@ -12,7 +12,7 @@ import eagle_engines as eagles
 import pytest
 import torch
 from chi_square import chance_of_next
-from eagle_reference import filtered, probabilities, states
+from eagle_reference import filtered, logprobs_of, probabilities
 
 pytestmark = pytest.mark.sglang(least="0.5.21")
 
@@ -86,16 +86,8 @@ def _check_tokens(target: str, answers: list[Any], asked: dict[str, Any]) -> Non
 def _check_logprobs(target: str, answers: list[Any], temperature: float) -> None:
     """SGLang reports them at the request's temperature, before filters."""
     for ids, said in {tuple(one["ids"]): one["logprobs"] for one in answers}.items():
-        _, logprobs = states(target, [*PROMPT, *ids])
-        after = (logprobs[len(PROMPT) - 1 : -1] / temperature).log_softmax(-1)
-        wanted = after.gather(1, torch.tensor(ids)[:, None])[:, 0]
+        wanted = logprobs_of(target, PROMPT, list(ids), temperature)
         assert torch.allclose(torch.tensor(said), wanted, atol=5e-4), ids
-
-
-@pytest.mark.full
-def test_samples_of_a_tree_are_the_targets(sharp: tuple[str, str], tmp_path: Path) -> None:
-    """On SGLang alone."""
-    check(sharp[0], run(tmp_path, sharp))
 
 
 @pytest.mark.full

@@ -15,12 +15,6 @@ CHAINS = ["3_1_4", "2_1_3", "1_1_2", "disable"]
 TREES = ["3_2_6", "3_1_4", "2_1_3", "2_2_4", "1_1_2", "disable"]
 
 
-def plain(**more: Any) -> dict[str, Any]:
-    """The same engine without speculation."""
-    names = [name for name in eagles.SPECULATIVE if name.startswith("speculative")]
-    return {**{k: v for k, v in eagles.SPECULATIVE.items() if k not in names}, **more}
-
-
 def ids(step: list[dict[str, Any]]) -> list[list[int]]:
     return [answer["ids"] for answer in step]
 
@@ -38,13 +32,17 @@ def half(models: Path) -> tuple[str, str]:
 
 
 def test_another_arm_at_every_step_changes_no_token(half: tuple[str, str], tmp_path: Path) -> None:
+    """Log-probabilities are those of a forward then too."""
+    import torch
+    from eagle_reference import logprobs_of
+
     target, drafter = half
-    asks = [["tokens", dict(count=48)], ["tokens", dict(count=30, prompts=[[9, 8, 7]])]]
+    asks = [["tokens", dict(count=48)], ["tokens", dict(count=30, prompts=[[9, 8, 7]])], ["logprobs", {}]]
     common = dict(model=target, steps=asks)
     turning = dict(speculative_draft_model_path=drafter, flashpatch="eagle", env={"JOB_ROTATE": "1"})
     seen = lab.together(
         tmp_path,
-        dict(common, **plain()),
+        dict(common, **eagles.PLAIN),
         dict(common, **turning, **{**eagles.SPECULATIVE, **TREE}, options={"eagle": dict(arms=TREES)}),
         dict(common, **turning, **eagles.SPECULATIVE, options={"eagle": dict(arms=CHAINS)}),
     )
@@ -53,6 +51,10 @@ def test_another_arm_at_every_step_changes_no_token(half: tuple[str, str], tmp_p
     alone, trees, chains = (one.steps for one in seen)
     for number in range(len(asks)):
         assert ids(alone[number]) == ids(chains[number]) == ids(trees[number])
+    for answer in [*trees[2], *chains[2]]:
+        assert len(answer["ids"]) == len(answer["logprobs"]) == 24
+        wanted = logprobs_of(target, answer["prompt"], answer["ids"])
+        assert torch.allclose(torch.tensor(answer["logprobs"]), wanted, atol=2e-4)
     assert any(answer["accept"] > 1.2 for answer in trees[0]), "no draft was ever accepted: nothing is shown"
     for one, arms in ((seen[1], TREES), (seen[2], CHAINS)):
         row = worker(one)
@@ -61,31 +63,9 @@ def test_another_arm_at_every_step_changes_no_token(half: tuple[str, str], tmp_p
     assert worker(seen[1])["patches"]["eagle.sglang.activate_step_by_batch"]["calls"] > 2 * len(TREES)
 
 
-def test_log_probabilities_are_those_of_a_forward(half: tuple[str, str], tmp_path: Path) -> None:
-    """Also where another arm runs at every step."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    target, drafter = half
-    how = dict(steps=[["logprobs", {}]], flashpatch="eagle", env={"JOB_ROTATE": "1"})
-    given = dict(how, speculative_draft_model_path=drafter, options={"eagle": dict(arms=CHAINS)})
-    seen = lab.run(tmp_path, model=target, **given, **eagles.SPECULATIVE)
-    assert seen.done, str(seen)
-    reference = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
-    for answer in seen.steps[0]:
-        prompt, ids = answer["prompt"], answer["ids"]
-        assert len(ids) == len(answer["logprobs"]) == 24
-        with torch.no_grad():
-            logits = reference(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
-        want = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0]
-        assert torch.allclose(torch.tensor(answer["logprobs"]), want, atol=2e-4)
-
-
-@pytest.mark.parametrize("shape", [pytest.param("chain", marks=pytest.mark.full), "tree"])
-def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str], tmp_path: Path) -> None:
+def test_captured_states_are_those_of_a_forward(half: tuple[str, str], tmp_path: Path) -> None:
     """Tokens, positions and states against a Hugging Face forward of the same sequence; cached prefixes are masked."""
-    import torch
-    from transformers import AutoModelForCausalLM
+    from eagle_reference import check_samples
 
     from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 
@@ -96,7 +76,6 @@ def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str
         ["tokens", dict(count=20, prompts=prompts)],
         ["tokens", dict(count=8, prompts=[[*shared, 6, 7]])],
     ]
-    shaped = {**eagles.SPECULATIVE, **(TREE if shape == "tree" else {}), "disable_radix_cache": False}
     seen = lab.run(
         tmp_path,
         model=target,
@@ -105,30 +84,16 @@ def test_captured_states_are_those_of_a_forward(shape: str, half: tuple[str, str
         chunked_prefill_size=16,
         flashpatch="eagle",
         options={"eagle": dict(samples="{where}/queue", adapt=False)},
-        **shaped,
+        **{**eagles.SPECULATIVE, **TREE, "disable_radix_cache": False},
     )
     assert seen.done, str(seen)
-    reference = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     answers = {
         tuple(p): a["ids"]
         for step, asked in zip(seen.steps, steps)
         for p, a in zip(asked[1]["prompts"], step)
     }
     samples = SampleReader(seen.where / "queue").read_samples(10)
-    assert len(samples) == len(answers)
-    masked = 0
-    for sample in samples:
-        count = int((~sample.response).sum())
-        prompt = tuple(sample.input_ids[:count].tolist())
-        assert sample.input_ids[count:].tolist() == answers[prompt]
-        with torch.no_grad():
-            want = reference(sample.input_ids[None], output_hidden_states=True).hidden_states[-1][0]
-        known = sample.known
-        assert known[count:-1].all() and not known[-1]
-        assert torch.allclose(sample.hidden[known], want[known], atol=2e-4, rtol=1e-3)
-        assert not sample.hidden[~known].any()
-        masked += int((~known[:count]).sum())
-    assert 0 < masked <= len(shared), "the cached prefix was not masked, or more than it was"
+    check_samples(target, samples, answers, len(shared))
 
 
 def test_a_drafter_is_updated_and_a_worse_one_is_rolled_back(models: Path, tmp_path: Path) -> None:
@@ -168,7 +133,7 @@ def test_the_bandit_gives_up_a_useless_drafter(models: Path, tmp_path: Path) -> 
     steps = [["tokens", dict(count=150)], ["tokens", dict(count=150)]]
     seen = lab.together(
         tmp_path,
-        dict(model=target, steps=steps, **plain()),
+        dict(model=target, steps=steps, **eagles.PLAIN),
         dict(
             model=target,
             steps=steps,

@@ -15,10 +15,6 @@ def sample(number: int, version: int = 1, length: int = 4) -> Sample:
     )
 
 
-def names(buffer: Buffer) -> set[int]:
-    return {int(one.request) for one in buffer.draw(10**6)}
-
-
 @settings(max_examples=25)
 @given(
     bound=st.integers(1, 8),
@@ -42,16 +38,7 @@ def test_recency_holds_the_newest():
     buffer = Buffer(samples=3)
     for number in range(10):
         buffer.add(sample(number))
-    assert names(buffer) == {7, 8, 9}
-
-
-def test_old_policy_versions_leave():
-    buffer = Buffer(versions=2)
-    for number, version in enumerate((1, 1, 2, 3)):
-        buffer.add(sample(number, version))
-    assert names(buffer) == {2, 3}
-    buffer.add(sample(9, version=1))
-    assert names(buffer) == {2, 3}
+    assert sorted(one.request for one in buffer.draw(9)) == ["7", "8", "9"]
 
 
 @pytest.mark.parametrize("wrong", [{"samples": 0}, {"bytes": 0}, {"versions": -1}])

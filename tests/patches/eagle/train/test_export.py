@@ -2,7 +2,7 @@ import json
 
 import pytest
 import torch
-from drafter_lab import FAMILIES, make_target
+from drafter_lab import FAMILIES, embeddings_of, make_target
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config
 
@@ -21,7 +21,7 @@ def test_a_drafter_is_written_as_the_engine_reads_it_and_read_back(family, kind,
     target = make_target(family)
     config = drafter_config(target.config, kind)
     drafter = make_drafter(config, seed=1)
-    target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
+    target_embeddings = embeddings_of(target)
     folder = save_drafter(tmp_path / "d", drafter.state_dict(), config, engine, target_embeddings)
     written = load_file(folder / "model.safetensors")
     plain = json.loads((folder / "config.json").read_text())

@@ -8,14 +8,13 @@ from importlib.util import find_spec
 import machine
 import pytest
 import torch
-from drafter_lab import FAMILIES, capture, cut, make_target, publish
+from drafter_lab import FAMILIES, capture, cut, embeddings_of, make_target, publish
 from transformers import AutoModelForCausalLM
 
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.export import load_weights, save_drafter
 from flashpatch.patches.eagle.train.pack import pack
-from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full]
@@ -69,7 +68,7 @@ def test_first_drafts_are_accepted_as_often_as_the_trained_drafter_agrees(family
     samples = capture(target, 8)
     own = publish(tmp_path / "own", target.config, 40) if published else ""
     config = drafter_config(target.config, kind, own=own)
-    target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
+    target_embeddings = embeddings_of(target)
     drafter = make_drafter(config)
     if own:
         load_weights(drafter, own)

@@ -2,7 +2,7 @@ import random
 
 import pytest
 import torch
-from drafter_lab import capture, cut, make_target
+from drafter_lab import capture, cut, embeddings_of, make_target, random_samples
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.capture.sample import Sample
@@ -10,20 +10,6 @@ from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.loss import step_sums
 from flashpatch.patches.eagle.train.pack import join, pack, windows
-from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
-
-
-def random_sample(length: int, source: random.Random, hidden: int = 32) -> Sample:
-    known = torch.tensor([source.random() < 0.8 for _ in range(length)])
-    return Sample(
-        request="r",
-        input_ids=torch.tensor([source.randrange(64) for _ in range(length)]),
-        hidden=torch.randn(length, hidden) * known[:, None],
-        known=known,
-        response=torch.arange(length) >= length // 4,
-        version=1,
-        auxiliary=torch.randn(length, 3 * hidden) * known[:, None],
-    )
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
@@ -32,9 +18,8 @@ def test_packed_loss_and_gradients_are_the_sum_of_separate_sequences(family, kin
     torch.manual_seed(0)
     target = make_target(family).double()
     drafter = make_drafter(drafter_config(target.config, kind), dtype=torch.float64)
-    target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
-    source = random.Random(1)
-    samples = [random_sample(length, source) for length in (9, 2, 17, 30, 5)]
+    target_embeddings = embeddings_of(target)
+    samples = random_samples((9, 2, 17, 30, 5), 1)
     parts = [part.to("cpu", torch.float64) for part in cut(samples, 12, auxiliary=kind == "eagle3")]
     assert len(parts) > 5
 
@@ -66,7 +51,7 @@ def test_positions_pair_each_state_with_the_next_token_and_the_next_state():
             parameter.zero_()
         size = target.config.hidden_size
         drafter.fc.weight.copy_(torch.cat((torch.eye(size), torch.zeros(size, size)), dim=1))
-    target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
+    target_embeddings = embeddings_of(target)
     for longest in (512, 7, 1):
         row = join(cut(capture(target, 4), longest))
         found = step_sums(drafter, target_embeddings, row, 1)[0]
@@ -76,9 +61,7 @@ def test_positions_pair_each_state_with_the_next_token_and_the_next_state():
 
 @pytest.mark.parametrize("longest", [1, 3, 8, 100])
 def test_windows_lose_and_repeat_no_target_and_share_none(longest):
-    source = random.Random(2)
-    for _ in range(20):
-        sample = random_sample(source.randrange(1, 25), source)
+    for sample in random_samples(range(1, 25), 2):
         wanted = {
             position
             for position in range(len(sample) - 1)
@@ -93,8 +76,7 @@ def test_windows_lose_and_repeat_no_target_and_share_none(longest):
 
 
 def test_a_row_sees_its_own_known_past_only():
-    source = random.Random(3)
-    parts = cut([random_sample(12, source) for _ in range(3)], 5)
+    parts = cut(random_samples([12] * 3, 3), 5)
     row = join(parts)
     mask, start = row.mask()[0, 0], 0
     for part in parts:
@@ -109,7 +91,7 @@ def test_a_row_sees_its_own_known_past_only():
 
 def test_rows_keep_to_their_budget_and_hold_every_part():
     source = random.Random(4)
-    parts = cut([random_sample(source.randrange(8, 60), source) for _ in range(30)], 20)
+    parts = cut(random_samples([source.randrange(8, 60) for _ in range(30)], 4), 20)
     rows = pack(parts, 50)
     assert all(len(row) <= 50 for row in rows)
     assert sum(int(row.learn.sum()) for row in rows) == sum(int(part.learn.sum()) for part in parts)
@@ -118,7 +100,7 @@ def test_rows_keep_to_their_budget_and_hold_every_part():
 
 
 def test_a_sample_without_auxiliary_states_cannot_teach_eagle3():
-    sample = random_sample(8, random.Random(5))
+    [sample] = random_samples([8], 5)
     bare = Sample(sample.request, sample.input_ids, sample.hidden, sample.known, sample.response, 1)
     with pytest.raises(PatchError, match="no auxiliary states"):
         list(windows(bare, 8, auxiliary=True))

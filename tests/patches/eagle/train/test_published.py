@@ -5,7 +5,7 @@ import queue
 
 import pytest
 import torch
-from drafter_lab import SHAPE, capture, cut, fill, make_target, publish
+from drafter_lab import SHAPE, capture, cut, embeddings_of, fill, make_target, publish
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
@@ -17,7 +17,6 @@ from flashpatch.patches.eagle.train.export import check_round_trip, load_weights
 from flashpatch.patches.eagle.train.loss import step_sums
 from flashpatch.patches.eagle.train.pack import join, pack
 from flashpatch.patches.eagle.train.settings import WorkerSettings
-from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 from flashpatch.patches.eagle.train.worker import Worker
 
 
@@ -71,7 +70,7 @@ def test_the_loss_is_over_the_drafters_vocabulary_where_the_target_stays_in_it(t
     own = publish(tmp_path / "own", target.config, 40)
     drafter = make_drafter(drafter_config(target.config, "eagle3", own=own), dtype=torch.float64)
     load_weights(drafter, own)
-    embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
+    embeddings = embeddings_of(target)
     row = join(cut(capture(make_target(), 6), auxiliary=True)).to("cpu", torch.float64)
     [found] = step_sums(drafter, embeddings, row, 1)
     embedded = embeddings.embed(row.next_ids)[None]

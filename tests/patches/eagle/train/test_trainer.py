@@ -2,13 +2,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from drafter_lab import capture, cut, make_target
+from drafter_lab import capture, cut, embeddings_of, make_target
 
 from flashpatch.patches.eagle.train.checkpoint import Checkpoints
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.pack import join, pack
-from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
 
 
@@ -20,8 +19,7 @@ def lesson():
 
 def make(target, kind="eagle", **recipe):
     drafter = make_drafter(drafter_config(target.config, kind))
-    target_embeddings = TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
-    return Trainer(drafter, target_embeddings, Recipe(**recipe))
+    return Trainer(drafter, embeddings_of(target), Recipe(**recipe))
 
 
 @pytest.mark.parametrize("kind", ["eagle", pytest.param("eagle3", marks=pytest.mark.full)])

@@ -1,49 +1,27 @@
 """Training over several draft steps: equal to drafting place by place, and worth its time."""
 
-import random
-
 import pytest
 import torch
-from drafter_lab import capture, cut, make_target
+from drafter_lab import capture, cut, embeddings_of, make_target, random_samples
 from drafting import accepted, draft
 from torch.nn import functional as F
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.capture.sample import Sample
 from flashpatch.patches.eagle.train import unroll
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.loss import step_sums
 from flashpatch.patches.eagle.train.pack import join, pack
-from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 from flashpatch.patches.eagle.train.trainer import Recipe, Trainer
 
 STEPS = 4
 KINDS = [("llama", "eagle3"), ("llama", "eagle"), ("qwen2", "eagle")]
 
 
-def embeddings_of(target):
-    return TargetEmbeddings(target.model.embed_tokens.weight, target.lm_head.weight)
-
-
 def windows_with_holes(kind):
-    """Windows of three requests in float64; a fifth of the states was not captured."""
-    torch.manual_seed(0)
-    source, found = random.Random(1), []
-    for length in (15, 3, 9):
-        known = torch.tensor([source.random() < 0.8 for _ in range(length)])
-        found.append(
-            Sample(
-                request="r",
-                input_ids=torch.randint(0, 64, (length,)),
-                hidden=torch.randn(length, 32) * known[:, None],
-                known=known,
-                response=torch.arange(length) >= 2,
-                version=1,
-                auxiliary=torch.randn(length, 96) * known[:, None],
-            )
-        )
-    return [part.to("cpu", torch.float64) for part in cut(found, 8, auxiliary=kind == "eagle3")]
+    """Windows of three requests in float64."""
+    parts = cut(random_samples((15, 3, 9), 1), 8, auxiliary=kind == "eagle3")
+    return [part.to("cpu", torch.float64) for part in parts]
 
 
 def naive_losses(drafter, embeddings, parts, regress):

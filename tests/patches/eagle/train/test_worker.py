@@ -6,14 +6,13 @@ import os
 import queue
 import resource
 import signal
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from drafter_lab import capture, fill, make_target
-from machine import limit
+from machine import limit, until
 from private_modes import loose
 from transformers import AutoModelForCausalLM
 
@@ -25,15 +24,6 @@ from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.export import load_weights
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 from flashpatch.patches.eagle.train.worker import Worker
-
-
-def until(one: Coordinator, condition, seconds: float = 240.0) -> list[dict]:
-    end, events = time.monotonic() + limit(seconds), []
-    while not condition():
-        assert time.monotonic() < end, (one.state, one.problem, one.figures, list(one._errors))
-        events += one.poll()
-        time.sleep(0.02)
-    return events
 
 
 @pytest.mark.full

@@ -15,22 +15,38 @@ from tree import SUPPORT
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write tiny checkpoints; return their directory."""
-    import tiny_drafters
+    from drafter_lab import publish
+    from transformers import AutoConfig
 
     from flashpatch.verify.probes.eagle import tiny
 
     at = tmp_path_factory.mktemp("models")
     tiny.target(at / "target", seed=1)
-    tiny_drafters.noisy(at / "noisy", at / "target")
+    _noisy(at / "noisy", at / "target")
     tiny.target(at / "chain", seed=2, adds=0.0)
     tiny.target(at / "chain2", seed=4, adds=0.0)
     tiny.drafter(at / "exact")
     tiny.drafter(at / "exact2", seed=8)
     tiny.drafter(at / "noise", exact=False)
     tiny.target(at / "deep", seed=3, layers=8)
-    tiny_drafters.drafter3(at / "eagle3")
+    publish(at / "eagle3", AutoConfig.from_pretrained(at / "deep"))
     tiny.target(at / "nearly", seed=2, adds=0.02)  # whose states depend on the context, and drafts are right
     return at
+
+
+def _noisy(directory: Path, original: Path) -> None:
+    """Write a copy of a checkpoint with noise, which as a draft model is sometimes right."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    noise = torch.Generator().manual_seed(9)
+    tensors = load_file(original / "model.safetensors")
+    tensors = {
+        name: tensor + 0.02 * torch.randn(tensor.shape, generator=noise) for name, tensor in tensors.items()
+    }
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text((original / "config.json").read_text())
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from eagle_job_common import Cycle, prompts
+from eagle_job_common import Cycle, controller_of, core_of, flush, generate, opened, prompts, tokens_of
 from eagle_reference import states
 from vllm_lab import engines, environment, scenario
 
@@ -28,30 +28,22 @@ NUMBERS = [2, 2, 0, 0, 3, 3, 1, 1]
 HOOKS = ("execute_model", "sample_tokens", "execute_model_v2", "sample_tokens_v2")
 
 
-def speculate(at: str, target: str, asynchronous: bool, adapt: bool, **speculative: Any) -> dict[str, Any]:
+def speculate(
+    at: str, target: str, asynchronous: bool, adapt: bool, method: str, model: str
+) -> dict[str, Any]:
     """Speculate with another number of drafts every other step; then update the drafter, if one is named "exact".
 
     Per step, in the order of their outputs: the number that was chosen for the next one, and how many drafts each
     request verified. Without ``adapt`` the number is always the largest."""
-    from vllm import LLM, SamplingParams
-
     import flashpatch
     from flashpatch.patches.eagle.capture.sample_queue import SampleReader
-    from flashpatch.patches.eagle.vllm import spec_controller
-    from flashpatch.verify.probes.eagle import tiny
 
     if asynchronous:
         engines.schedule_a_step_ahead()
     folder = Path(at)
     flashpatch.enable("eagle", strict=True, samples=f"{at}/queue", rollback=1.0, adapt=adapt)
-    arguments = tiny.engine_arguments(
-        folder / target,
-        max_num_batched_tokens=48,
-        speculative_config=dict(num_speculative_tokens=MOST, **speculative),
-    )
-    llm = LLM(**arguments)
-    core = llm.llm_engine.engine_core.engine_core
-    controller = spec_controller.controller_of(core.scheduler) or SimpleNamespace(drafts=0, accepted=0)
+    llm = opened(folder / target, Path(model), method, MOST, max_num_batched_tokens=48)
+    core, controller = core_of(llm), controller_of(llm) or SimpleNamespace(drafts=0, accepted=0)
     controller.policy = policy = Cycle(NUMBERS)
     steps: list[Any] = []
     update = core.scheduler.update_from_output
@@ -65,28 +57,23 @@ def speculate(at: str, target: str, asynchronous: bool, adapt: bool, **speculati
     core.scheduler.update_from_output = noted
 
     def ask(tokens: int) -> list[list[int]]:
-        found = llm.generate(
-            [{"prompt_token_ids": text} for text in prompts()[:4]],
-            SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False),
-            use_tqdm=False,
-        )
-        return [list(one.outputs[0].token_ids) for one in found]
+        return tokens_of(generate(llm, prompts()[:4], max_tokens=tokens))
 
     found: dict[str, Any] = dict(tokens=ask(30), steps=list(steps), asynchronous=core.async_scheduling)
     found["runner"] = type(engines.inner_runner(llm)).__module__
     found["learned"] = sorted({arm for _, arm, _ in policy.updates})
-    if speculative["model"].endswith("exact"):
+    if model.endswith("exact"):
         found["again"], found["lengths"] = [], []
         controller.policy = Cycle([MOST])
-        for drafter in (None, "noise"):
-            if drafter:
-                llm.collective_rpc("eagle_update_drafter", args=(f"{at}/{drafter}", 1))
+        for other in (None, "noise"):
+            if other:
+                llm.collective_rpc("eagle_update_drafter", args=(f"{at}/{other}", 1))
             drafts, accepted = controller.drafts, controller.accepted
             found["again"].append(ask(AGAIN))
             found["lengths"].append(1 + (controller.accepted - accepted) / max(1, controller.drafts - drafts))
     else:
         ask(1)  # carries the final tokens of the requests before
-    [found["counts"]] = llm.collective_rpc("eagle_flush")
+    found["counts"] = flush(llm, folder)
     found["calls"] = [flashpatch.status()[f"eagle.vllm.{name}"].calls for name in HOOKS]
     for number, sample in enumerate(SampleReader(folder / "queue").read_samples(1000)):
         sample.save(folder / f"sample-{number}.safetensors")
