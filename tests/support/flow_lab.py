@@ -1,7 +1,8 @@
 """What the tests of this folder share: jobs of one or two ranks that step verl's own actor worker."""
 
+import contextlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,23 @@ def stepped(worker: Any, batch: Callable[[], Any], rows: Sequence[Any]) -> dict[
     return {"logs": torch.cat(logs), "step": {name: before[name] - after[name] for name in before}}
 
 
+@contextlib.contextmanager
+def forced(record: torch.Tensor, layers: Iterable[int]) -> Iterator[None]:
+    """Let the model's own code choose as recorded: ``torch.topk`` returns the ids of ``record`` [tokens, layers, experts],
+    layer after layer."""
+    original, calls = torch.topk, iter(layers)
+
+    def topk(values: torch.Tensor, k: int, **how: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = record[:, next(calls)].long()
+        return values.gather(-1, ids), ids
+
+    torch.topk = topk
+    try:
+        yield
+    finally:
+        torch.topk = original
+
+
 def tail(folder: Path, ranks: int = 1) -> str:
     """The ends of the ranks' logs, for a failed assertion."""
     logs = (folder / f"rank-{rank}-of-{ranks}.log" for rank in range(ranks))
@@ -78,6 +96,62 @@ def result(folder: Path, name: str, ranks: int = 1) -> dict[str, Any]:
 def gradient(seen: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     """By how much plain descent at rate 1 moved each weight."""
     return {name: seen["before"][name].double() - seen["after"][name].double() for name in seen["before"]}
+
+
+def paper(
+    seen: dict[str, Any],
+    *,
+    beta: float = 15.0,
+    weight: str = "clip",
+    cap: float | None = None,
+    length: str = "mean",
+    detach: bool = False,
+    factors: list[float] | None = None,
+    layers: int = 3,
+    tied: bool = False,
+) -> tuple[dict[str, torch.Tensor], float, list[float]]:
+    """FlowRL's step from the weights ``seen`` before it, in float64, one response at a time, without verl; ``layers`` of log Z, 0 without it.
+
+    Returns:
+        The gradient by name, the loss, and each response's log Z."""
+    from flashpatch.verify.probes.flowrl import tiny
+
+    torch.manual_seed(0)
+    model = tiny.untrained(tie_word_embeddings=tied, attn_implementation="eager").double()
+    own = {name: value.double() for name, value in seen["before"].items()}
+    model.load_state_dict({n: v for n, v in own.items() if "proj_z" not in n}, strict=not tied)
+    head = {n: v.clone().requires_grad_() for n, v in own.items() if "proj_z" in n}
+    losses, log_zs = [], []
+    for at, row in enumerate(tiny.responses()):
+        ids = torch.tensor([[*row.prompt, *row.answer]])
+        hidden = model.model(ids).last_hidden_state
+        logp = model.lm_head(hidden)[0].log_softmax(-1)
+        answer = logp[len(row.prompt) - 1 : -1].gather(1, torch.tensor(row.answer)[:, None])[:, 0]
+        x = hidden[0, : len(row.prompt)].mean(0)
+        x = x.detach() if detach else x if layers else x.new_zeros(1)
+        for layer in range(layers):
+            x = torch.nn.functional.linear(
+                x, head[f"proj_z.net.{4 * layer}.weight"], head[f"proj_z.net.{4 * layer}.bias"]
+            )
+            if layer < layers - 1:
+                x = torch.nn.functional.gelu(x)
+                norm = f"proj_z.net.{4 * layer + 2}"
+                x = torch.nn.functional.layer_norm(x, x.shape, head[f"{norm}.weight"], head[f"{norm}.bias"])
+        old, ref = torch.tensor([row.old, row.ref], dtype=torch.float32).double()
+        share = len(row.answer) if length == "mean" else 1
+        ratio = (answer.detach() - old).sum().exp()
+        w = {"clip": ratio.clamp(0.8, 1.2), "raw": ratio, "none": torch.ones(())}[weight]
+        w = w if cap is None else w.clamp(max=cap)
+        reward = torch.tensor(row.reward, dtype=torch.float32).double()
+        residual = x.squeeze() + answer.sum() / share - beta * reward - ref.sum() / share
+        losses.append((factors[at] if factors else 1.0) * w * residual.square())
+        log_zs.append(x.item())
+    loss = torch.stack(losses).mean()
+    loss.backward()
+    found = {name: parameter.grad for name, parameter in model.named_parameters()}
+    if tied:
+        found["lm_head.weight"] = found["model.embed_tokens.weight"]
+    return {**found, **{n: v.grad for n, v in head.items()}}, loss.item(), log_zs
 
 
 def furthest(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> float:

@@ -71,20 +71,10 @@ def wanted(folder, rows, recorded):
     plain = AutoModelForCausalLM.from_pretrained(
         folder, attn_implementation="eager", experts_implementation="eager"
     )
-    original, found = torch.topk, []
+    layers, found = [layer for layer in range(LAYERS) if layer != DENSE], []
     for row, ids in zip(rows, recorded, strict=True):
-        layers = iter([layer for layer in range(LAYERS) if layer != DENSE])
-
-        def topk(values, k, layers=layers, ids=ids, **kwargs):
-            chosen = ids[:, next(layers)].long()
-            return values.gather(-1, chosen), chosen
-
-        torch.topk = topk
-        try:
-            with torch.no_grad():
-                logs = plain(torch.tensor([[*row.prompt, *row.answer]])).logits[0].log_softmax(-1)
-        finally:
-            torch.topk = original
+        with flow_lab.forced(ids, layers), torch.no_grad():
+            logs = plain(torch.tensor([[*row.prompt, *row.answer]])).logits[0].log_softmax(-1)
         at = torch.arange(len(row.prompt) - 1, len(row.prompt) + len(row.answer) - 1)
         found.append(logs[at, torch.tensor(row.answer)])
     return torch.cat(found)

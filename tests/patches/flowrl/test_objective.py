@@ -75,13 +75,6 @@ def test_a_long_responses_ratio_does_not_overflow():
     assert got.weight.item() == float("inf")  # as published; verl then skips the step
 
 
-def test_the_weight_has_no_gradient():
-    log_prob, got = one([-1.0, -2.0], [-1.1, -2.0])
-    got.loss.sum().backward()
-    expected = 2 * got.weight * got.residual / 2
-    assert torch.allclose(log_prob.grad, expected.detach().expand(1, 2))
-
-
 def test_masked_tokens_and_responses_without_tokens_weigh_nothing():
     mask = torch.tensor([[True, False]])
     log_prob, got = one([-1.0, float("nan")], [-1.0, float("nan")], mask=mask)

@@ -5,8 +5,7 @@ from typing import Any
 
 import flow_lab
 import pytest
-import torch
-from flow_lab import ACTOR, FSDP2, MODEL, PACKED, gradient
+from flow_lab import ACTOR, FSDP2, MODEL, PACKED, gradient, paper
 
 pytestmark = pytest.mark.verl
 
@@ -18,15 +17,11 @@ def case(name: str, *overrides: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "overrides": overrides, **more}
 
 
-def rows() -> Any:
-    from flashpatch.verify.probes.flowrl import tiny
-
-    return tiny.responses()
-
-
 def correction() -> list[list[float]]:
     """Rollout-correction weights, equal over each response as verl's sequence weights are."""
-    return [[0.5 + 0.25 * (at % 3)] * len(row.answer) for at, row in enumerate(rows())]
+    from flashpatch.verify.probes.flowrl import tiny
+
+    return [[0.5 + 0.25 * (at % 3)] * len(row.answer) for at, row in enumerate(tiny.responses())]
 
 
 HALF = f"{ACTOR}.ppo_micro_batch_size_per_gpu=4"
@@ -36,7 +31,7 @@ ULYSSES = (PACKED, f"{ACTOR}.ulysses_sequence_parallel_size=2")
 
 #: By number of ranks, the cases of `make test`. What the others add repeats it with other settings.
 SHORT = {
-    1: {"plain", "dynamic", "raw", "corrected", "tied", "lora", "fused"},
+    1: {"plain", "dynamic", "raw", "corrected", "detached", "tied", "lora", "fused"},
     2: {"plain", "fsdp2-micro", "tied", "ulysses-fsdp2-micro", "lora-fsdp2"},
 }
 
@@ -126,62 +121,6 @@ def all_cases(ranks: int) -> list[dict[str, Any]]:
         case("root", f"{ACTOR}.fsdp_config.wrap_policy.min_num_params=100000"),
     ]
     return one if ranks == 1 else [{**c, "overrides": [HALF, *c["overrides"]]} for c in two]
-
-
-def paper(
-    seen: dict[str, Any],
-    *,
-    beta: float = 15.0,
-    weight: str = "clip",
-    cap: float | None = None,
-    length: str = "mean",
-    detach: bool = False,
-    factors: list[float] | None = None,
-    layers: int = 3,
-    tied: bool = False,
-) -> tuple[dict[str, torch.Tensor], float, list[float]]:
-    """FlowRL's step from the weights ``seen`` before it, in float64, one response at a time, without verl.
-
-    Returns:
-        The gradient by name, the loss, and each response's log Z."""
-    from flashpatch.verify.probes.flowrl import tiny
-
-    torch.manual_seed(0)
-    model = tiny.untrained(tie_word_embeddings=tied, attn_implementation="eager").double()
-    own = {name: value.double() for name, value in seen["before"].items()}
-    model.load_state_dict({n: v for n, v in own.items() if "proj_z" not in n}, strict=not tied)
-    head = {n: v.clone().requires_grad_() for n, v in own.items() if "proj_z" in n}
-    losses, log_zs = [], []
-    for at, row in enumerate(rows()):
-        ids = torch.tensor([[*row.prompt, *row.answer]])
-        hidden = model.model(ids).last_hidden_state
-        logp = model.lm_head(hidden)[0].log_softmax(-1)
-        answer = logp[len(row.prompt) - 1 : -1].gather(1, torch.tensor(row.answer)[:, None])[:, 0]
-        x = hidden[0, : len(row.prompt)].mean(0)
-        x = x.detach() if detach else x
-        for layer in range(layers):
-            x = torch.nn.functional.linear(
-                x, head[f"proj_z.net.{4 * layer}.weight"], head[f"proj_z.net.{4 * layer}.bias"]
-            )
-            if layer < layers - 1:
-                x = torch.nn.functional.gelu(x)
-                norm = f"proj_z.net.{4 * layer + 2}"
-                x = torch.nn.functional.layer_norm(x, x.shape, head[f"{norm}.weight"], head[f"{norm}.bias"])
-        old, ref = torch.tensor([row.old, row.ref], dtype=torch.float32).double()
-        share = len(row.answer) if length == "mean" else 1
-        ratio = (answer.detach() - old).sum().exp()
-        w = {"clip": ratio.clamp(0.8, 1.2), "raw": ratio, "none": torch.ones(())}[weight]
-        w = w if cap is None else w.clamp(max=cap)
-        reward = torch.tensor(row.reward, dtype=torch.float32).double()
-        residual = x.squeeze() + answer.sum() / share - beta * reward - ref.sum() / share
-        losses.append((factors[at] if factors else 1.0) * w * residual.square())
-        log_zs.append(x.item())
-    loss = torch.stack(losses).mean()
-    loss.backward()
-    found = {name: parameter.grad for name, parameter in model.named_parameters()}
-    if tied:
-        found["lm_head.weight"] = found["model.embed_tokens.weight"]
-    return {**found, **{n: v.grad for n, v in head.items()}}, loss.item(), log_zs
 
 
 @pytest.mark.parametrize(

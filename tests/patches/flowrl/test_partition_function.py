@@ -80,16 +80,6 @@ def test_no_log_z_without_gradient():
         assert model(torch.arange(4).reshape(1, 4)).loss is None and capture._hidden is None
 
 
-def test_detached_the_policy_feels_nothing():
-    for detach in (False, True):
-        model = tiny()
-        capture = Capture(model, detach=detach)
-        capture.prompts = Prompts(torch.tensor([2]), None)
-        model(torch.arange(4).reshape(1, 4)).loss.sum().backward()
-        assert model.proj_z.net[0].weight.grad is not None
-        assert (model.model.embed_tokens.weight.grad is None) is detach
-
-
 def test_a_module_without_backbone_is_refused():
     with pytest.raises(PatchError, match="cannot find the backbone of Linear"):
         Capture(nn.Linear(2, 2), detach=False)

@@ -1,9 +1,8 @@
 """Recorded experts in the routers of Hugging Face models: what they weigh, their gradients, what is refused."""
 
-import contextlib
-
 import pytest
 import torch
+from flow_lab import forced
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 
@@ -70,28 +69,12 @@ def _record(layers, experts=8, width=3, of=3):
 ALL = torch.ones(TOKENS.numel(), dtype=torch.bool)
 
 
-@contextlib.contextmanager
-def _forced(record, layers):
-    """The model's own code with another choice: ``torch.topk`` returns the recorded ids, layer after layer."""
-    original, calls = torch.topk, iter(layers)
-
-    def topk(values, k, **kwargs):
-        ids = record[:, next(calls)].long()
-        return values.gather(-1, ids), ids
-
-    torch.topk = topk
-    try:
-        yield
-    finally:
-        torch.topk = original
-
-
 @pytest.mark.parametrize("kind", ["qwen3_moe", "qwen2_moe", "olmoe", "mixtral", "gpt_oss"])
 def test_values_and_gradients_are_those_of_the_model_s_own_code_on_these_experts(kind):
     model = _model(kind)
     replay = Replay(model)
     record = _record(replay.layers)
-    with _forced(record, replay.layers):
+    with forced(record, replay.layers):
         wanted = _loss(model)
         gradients = torch.autograd.grad(wanted.sum(), list(model.parameters()), allow_unused=True)
     stock = _loss(model)
@@ -133,7 +116,7 @@ def test_gradients_are_differences_of_values_in_float64(kind, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_ratio_is_one_if_an_engine_in_bf16_chose_the_experts(kind):
+def test_the_ratio_is_one_if_an_engine_in_bf16_chose_the_experts(kind, monkeypatch):
     """Equal weights, another precision: without its choice a token gets other experts."""
     model = _model(kind, torch.float32)
     with torch.no_grad():
@@ -141,33 +124,18 @@ def test_the_ratio_is_one_if_an_engine_in_bf16_chose_the_experts(kind):
             if "gate.weight" in name or "router.weight" in name:
                 parameter.mul_(0.02)  # near ties
             parameter.copy_(parameter.bfloat16())
-    chosen = {}
-    replay = Replay(model)
-    hooks, blocks = [], []
-    for layer, name in replay.layers.items():
-        module = model.get_submodule(name)
-        if hasattr(module, "route_tokens_to_experts"):
-            own, module.route_tokens_to_experts = module.route_tokens_to_experts, None
+    replay, chosen, original = Replay(model), [], torch.topk
 
-            def keep(logits, layer=layer, own=own):
-                ids, weights = own(logits)
-                chosen[layer] = ids
-                return ids, weights
+    def topk(values, k, **how):
+        found = original(values, k, **how)
+        chosen.extend([found.indices] * (k == SMALL["num_experts_per_tok"]))  # not of groups of experts
+        return found
 
-            module.route_tokens_to_experts = keep
-            blocks.append((module, own))
-        else:
-            hooks.append(
-                module.register_forward_hook(lambda m, i, out, layer=layer: chosen.__setitem__(layer, out[2]))
-            )
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with monkeypatch.context() as inside, torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        inside.setattr(torch, "topk", topk)
         engine = _loss(model).float()
-    for hook in hooks:
-        hook.remove()
-    for module, own in blocks:
-        module.route_tokens_to_experts = own
     record = _record([])
-    for layer, ids in chosen.items():
+    for layer, ids in zip(replay.layers, chosen, strict=True):
         record[:, layer] = ids.to(torch.int16)
     with torch.no_grad():
         stock = (_loss(model) - engine).exp()
