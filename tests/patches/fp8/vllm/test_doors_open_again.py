@@ -1,11 +1,11 @@
 """After a failure at any of vLLM's doors the sender's ordinary next sync is taken, and nothing else is ever answered."""
 
 import itertools
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import update_doors
 import vllm_updates as updates
 from vllm_lab import engines, models, oracle, scenario
 from vllm_precisions import opened
@@ -13,68 +13,11 @@ from vllm_precisions import opened
 pytestmark = pytest.mark.vllm
 
 VICTIM = "model.layers.1.mlp.down_proj.weight"
-BROKE = "the sender's connection broke"
 
 
-# --- what runs in the engine's process: doors, through which a checkpoint goes in parts, or half of it before the sender dies
+# --- what runs in the engine's process
 
 
-def _parts(path: str, dies: bool) -> Iterator[list[updates.Named]]:
-    items = list(models.weights(path))
-    for number, start in enumerate(range(0, len(items), 4)):
-        if dies and number == 3:
-            raise OSError(BROKE)
-        yield items[start : start + 4]
-
-
-def _one_call(llm: Any, path: str, dies: bool) -> None:
-    engines.inner_model(llm).load_weights(itertools.chain.from_iterable(_parts(path, dies)))
-
-
-def _with_an_end(llm: Any, path: str, dies: bool) -> None:
-    for part in _parts(path, dies):
-        engines.inner_model(llm).load_weights(part)
-    updates.finish(llm)
-
-
-def _reload(llm: Any, path: str, dies: bool) -> None:
-    weights = itertools.chain.from_iterable(_parts(path, dies))
-    llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=weights))
-
-
-def _session(llm: Any, path: str, dies: bool) -> None:
-    llm.start_weight_update()
-    for part in range(7):
-        if dies and part == 4:
-            raise OSError(BROKE)
-        llm.update_weights({"update_info": dict(path=path, part=part, parts=7)})
-    llm.finish_weight_update()
-
-
-def _transfer(llm: Any, path: str, dies: bool) -> None:
-    """A session whose sender dies while the worker receives."""
-    llm.start_weight_update()
-    llm.update_weights({"update_info": dict(path=path, part=0, parts=2)})
-    llm.update_weights({"update_info": dict(path=f"{path}/gone" if dies else path, part=1, parts=2)})
-    llm.finish_weight_update()
-
-
-def _by_name(llm: Any, path: str, dies: bool) -> None:
-    import flashpatch
-
-    with flashpatch.update(llm):
-        for part in _parts(path, dies):
-            engines.inner_model(llm).load_weights(part)
-
-
-DOORS: dict[str, Callable[[Any, str, bool], None]] = {
-    "one call": _one_call,
-    "post-processing": _with_an_end,
-    "reload": _reload,
-    "session": _session,
-    "transfer": _transfer,
-    "flashpatch.update": _by_name,
-}
 FAULTS = ("nan", "missing", "dies")
 
 
@@ -91,7 +34,7 @@ def failures(a: str, sent: dict[str, str], atomic: str) -> dict[str, list[Any]]:
             return updates.error(lambda: answers.append(engines.greedy(llm))) or answers[0]
 
         whole = itertools.cycle(("b", "a"))
-        for (name, door), fault in itertools.product(DOORS.items(), FAULTS):
+        for (name, door), fault in itertools.product(update_doors.DOORS.items(), FAULTS):
             bad = sent.get(fault, sent["c"])
             tries = [(bad, fault == "dies"), (sent[next(whole)], False)]
             found[f"{name}, {fault}"] = [
@@ -107,8 +50,11 @@ def advice(a: str, b: str) -> list[str | None]:
     updates.register_backend()
     with opened("bf16", a, weight_transfer_config=dict(backend="ipc")) as llm:
         llm.init_weight_transfer_engine({"init_info": {}})
-        said = [updates.error(lambda: _session(llm, b, True)), updates.error(llm.finish_weight_update)]
-        return [*said, updates.error(lambda: _session(llm, b, False)), engines.greedy(llm)]
+        said = [
+            updates.error(lambda: update_doors.session(llm, b, True)),
+            updates.error(llm.finish_weight_update),
+        ]
+        return [*said, updates.error(lambda: update_doors.session(llm, b, False)), engines.greedy(llm)]
 
 
 # --- the tests
@@ -147,5 +93,5 @@ def test_the_next_sync_is_taken(runner: scenario.Runner, atomic: str) -> None:
 
 def test_what_vllm_advises_works(runner: scenario.Runner, ab: tuple[str, str]) -> None:
     died, ended, again, answers = runner(advice, *ab)
-    assert BROKE in died and "did not come" in ended
+    assert update_doors.BROKE in died and "did not come" in ended
     assert again is None and answers == oracle.answers(ab[1])["tokens"]

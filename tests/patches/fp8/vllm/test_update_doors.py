@@ -3,12 +3,12 @@
 And the other door: engines opened without a quantization get the family's precision, whoever opens them."""
 
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 import pytest
+import update_doors
 import vllm_updates as updates
-from vllm_lab import engines, models, oracle, scenario
+from vllm_lab import engines, oracle, scenario
 
 pytestmark = pytest.mark.vllm
 
@@ -18,42 +18,11 @@ FP8 = "fp8_per_channel"
 # --- what runs in the engine's process
 
 
-def _session(parts: int) -> Callable[[Any, str], None]:
-    def through(llm: Any, path: str) -> None:
-        llm.start_weight_update()
-        for part in range(parts):
-            llm.update_weights({"update_info": dict(path=path, part=part, parts=parts)})
-        llm.finish_weight_update()
-
-    return through
-
-
-def _one_call(llm: Any, path: str) -> None:
-    engines.inner_model(llm).load_weights(models.weights(path))
-
-
-def _verl(llm: Any, path: str) -> None:
-    items = list(models.weights(path))
-    updates.send(llm, [items[i : i + 4] for i in range(0, len(items), 4)])
-    updates.finish(llm)
-
-
 def _by_path(llm: Any, path: str) -> None:
     llm.collective_rpc("reload_weights", kwargs=dict(weights_path=path))
 
 
-def _by_iterator(llm: Any, path: str) -> None:
-    llm.collective_rpc("reload_weights", kwargs=dict(weights_iterator=models.weights(path)))
-
-
-DOORS: dict[str, Callable[[Any, str], None]] = {
-    "load_weights": _one_call,
-    "verl": _verl,
-    "reload by path": _by_path,
-    "reload by iterator": _by_iterator,
-    "session": _session(1),
-    "session in 7 parts": _session(7),
-}
+DOORS = {**update_doors.DOORS, "reload by path": _by_path}
 
 
 def doors(a: str, b: str, kw: dict[str, Any]) -> dict[str, Any]:
