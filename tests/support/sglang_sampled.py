@@ -40,9 +40,9 @@ def kept(engine: Any, prompt: list[int], settings: list[dict[str, Any]], count: 
         asked = GenerateReqInput(input_ids=prompt, sampling_params=params, return_logprob=True)
         output = await engine.tokenizer_manager.generate_request(asked, None).__anext__()
         return dict(
-            ids=output["output_ids"],
+            tokens=output["output_ids"],
             whole=[one[0] for one in output["meta_info"]["output_token_logprobs"]],
-            over_kept=[float(one) for one in held],
+            logs=[float(one) for one in held],
             kept=[one.kept.tolist() for one in held],
         )
 
