@@ -40,6 +40,12 @@ def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., st
 
 
 @pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where checkpoints are kept for the session."""
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="session")
 def verl_world(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Tokenizer, data and a tiny model for verl, made once for the same settings of `make.py`."""
     import verl_job
