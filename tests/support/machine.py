@@ -3,6 +3,8 @@
 import functools
 import os
 import subprocess
+import time
+from collections.abc import Callable
 from typing import Any
 
 FACTOR = "TEST_TIME_FACTOR"
@@ -16,6 +18,15 @@ def limit(seconds: float) -> float:
 def run(command: list[Any], seconds: float, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run a command with this time-out and keep its output as text; ``more`` goes to `subprocess.run`."""
     return subprocess.run(command, capture_output=True, text=True, timeout=limit(seconds), **more)
+
+
+def until(look: Callable[[], Any], seconds: float = 60) -> Any:
+    """Return what ``look`` gives once it is true."""
+    end = time.monotonic() + limit(seconds)
+    while not (found := look()):
+        assert time.monotonic() < end, f"nothing within {limit(seconds):.0f} s"
+        time.sleep(0.02)
+    return found
 
 
 @functools.cache

@@ -30,10 +30,6 @@ def worker(state: str, patch=LOAD, updates: int = 0, **more) -> Row:
 
 
 FINE = {
-    "live": [
-        row("worker", patches={LOAD.id: entry("live", 3)}, updates=1),
-        row("driver", pid=11, patches={LOAD.id: entry("waiting"), DOOR.id: entry("installed")}),
-    ],
     "the framework is absent": [worker("skipped", detail="toy is not installed")],
     "superseded": [worker("superseded", updates=4)],
     "waiting out of scope": [row("driver", patches={LOAD.id: entry("waiting")}, updates=1)],

@@ -105,10 +105,8 @@ for version in range(1, 4):
     running = subprocess.Popen([sys.executable, "-c", job], env=env, stdin=-1, stdout=-1, text=True)
     assert running.stdout.readline() == "1\n"
     ours, theirs = pty.openpty()
-    command = "import sys; from flashpatch.cli import main; sys.exit(main(sys.argv[1:]))"
-    watch = subprocess.Popen(
-        [sys.executable, "-c", command, "watch", "--every", "0.1"], env=env, stdout=theirs, stderr=theirs
-    )
+    command = [sys.executable, "-m", "flashpatch", "watch", "--every", "0.1"]
+    watch = subprocess.Popen(command, env=env, stdout=theirs, stderr=theirs)
     os.close(theirs)
     seen = _read_until(ours, "1 of 1 process alive, 1 update, ")
     running.stdin.write("\n")

@@ -141,13 +141,6 @@ def test_broken_rows_are_a_problem_and_the_others_are_read(tmp_path: Path) -> No
     assert [found.pid for found in run.rows] == [2] and "one/row-far-3-5.json: no key" in run.problems[0]
 
 
-def test_a_place_whose_name_leads_elsewhere_is_left_out(tmp_path: Path) -> None:
-    place(tmp_path, "one", row("far", 2))
-    found = json.loads((tmp_path / "r" / "nodes" / "nodes.json").read_text())
-    put(tmp_path / "r" / "nodes" / "nodes.json", {"../../x": found["one"]})
-    assert runs.read(tmp_path) == []
-
-
 def test_an_old_run_goes_with_what_was_fetched_into_it(tmp_path: Path) -> None:
     put(tmp_path / "r" / "row-near-1-5.json", row(files.host(), 1, start="never"))
     put(tmp_path / "r" / ".publisher-0123456789ab", "")
