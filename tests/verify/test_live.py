@@ -80,11 +80,6 @@ def test_what_is_for_faults_or_another_path_is_healthy_while_never_called(spare)
         assert problems(row("worker", patches={spare.id: entry(state)}, updates=3, steps=3)) == []
 
 
-def test_waiting_is_no_excuse_once_due():
-    [problem] = problems(worker("waiting", updates=1))
-    assert "still waiting" in problem
-
-
 def expects(pid: int, *roles: str, host: str = "far", start: str = "") -> Expected:
     return Expected(host, pid, start, roles, ("fam",), 1)
 

@@ -23,8 +23,3 @@ def test_runs_are_listed_newest_first_with_their_verdicts(run, tmp_path) -> None
         ("idle", ["toy"], "nothing to prove"),
         ("acted", ["toy"], "proven"),
     ]
-
-
-def test_an_empty_ledger_gives_advice(run, tmp_path) -> None:
-    done = run("-m", "flashpatch", "runs", "--ledger", str(tmp_path))
-    assert (done.returncode, done.stdout) == (1, "") and "Set FLASHPATCH=fp8 for a job" in done.stderr

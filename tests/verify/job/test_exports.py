@@ -130,7 +130,7 @@ def _read_until(file: int, wanted: str) -> str:
 
 
 def test_two_processes_of_one_host_and_pid_are_told_apart(tmp_path) -> None:
-    folder = write_run(tmp_path / "run", 2, 2, metrics=1)
+    folder = write_run(tmp_path / "run", 2)
     [worker] = (path for path in folder.glob("row-*-2-*.json"))
     row = json.loads(worker.read_text())
     row["start"], row["error"] = "77", "it broke"

@@ -123,9 +123,7 @@ def test_events_of_other_nodes_are_read(tmp_path: Path) -> None:
     assert [(one.host, len(one.events)) for one in found] == [("far", 1), ("near", 1)] and problems == []
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", '{"one": 3}', '{"one": {}}', '{"one": {"published": 7, "state": "alive"}}']
-)
+@pytest.mark.parametrize("content", ["", '{"one": {}}'])
 def test_a_broken_file_about_the_nodes_is_a_problem(tmp_path: Path, content: str) -> None:
     put(tmp_path / "r" / "row-near-1-5.json", row("near", 1))
     put(tmp_path / "r" / "nodes" / "nodes.json", content)
