@@ -76,14 +76,6 @@ def test_too_late_in_strict_mode_changes_nothing(world):
     """)
 
 
-def test_enable_adds_to_what_the_environment_switched_on(toys):
-    toys.under(FLASHPATCH="toy")("""
-        import flashpatch
-        assert flashpatch.enable("other").names == ("toy", "other")
-        assert flashpatch.disable("toy").names == ("other",)
-    """)
-
-
 def test_disable_of_what_is_off_is_no_error(toys):
     toys.run("""
         import flashpatch

@@ -47,6 +47,7 @@ def test_forked_child_counts_from_zero_and_writes_its_own_row(toys):
         import os, flashpatch, fakefw.core as core
         from flashpatch import ledger
         flashpatch.enable("toy")
+        ledger.role("driver"), ledger.note(updates=1)
         for _ in range(3):
             core.plain(1)
         pid = os.fork()
@@ -60,7 +61,9 @@ def test_forked_child_counts_from_zero_and_writes_its_own_row(toys):
     """)
     found = rows(toys)
     assert len(found) == 2 and len({row["run"] for row in found}) == 1
-    assert sorted(row["patches"]["toy.fakefw.plain"]["calls"] for row in found) == [1, 3]
+    found.sort(key=lambda row: row["patches"]["toy.fakefw.plain"]["calls"])
+    assert [row["patches"]["toy.fakefw.plain"]["calls"] for row in found] == [1, 3]
+    assert [(row["roles"], row["notes"].get("updates")) for row in found] == [([], None), (["driver"], 1)]
     for row in found:
         assert row["patches"]["toy.fakefw.plain"]["state"] == "live"
         assert row["patches"]["toy.fakefw.plain"]["tested"] is True

@@ -1,13 +1,38 @@
-"""Write the run of a large job that never ran, and open its page in a headless Chromium."""
+"""Write the run of a job that never ran, and open a page in a headless Chromium."""
 
 import json
 import shutil
 import subprocess
 import tempfile
+from html import unescape
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 _BEGAN = 1_750_000_000.0
+
+
+class Reader(HTMLParser):
+    """Collect the texts of a document's body by the section they are in, and its elements."""
+
+    def __init__(self, document: str) -> None:
+        super().__init__()
+        self.section, self.hidden = "", ""
+        self.texts: dict[str, list[str]] = {}
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.feed(document)
+
+    def handle_starttag(self, tag: str, attrs) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag == "section":
+            self.section = dict(attrs)["aria-labelledby"]
+        self.hidden = tag if tag in ("script", "style") else ""
+
+    def handle_data(self, data: str) -> None:
+        if not self.hidden and data.strip():
+            self.texts.setdefault(self.section, []).append(unescape(data))
+
+    def text(self, section: str) -> str:
+        return " | ".join(self.texts.get(section, ()))
 
 
 def find_browser() -> str | None:
@@ -33,60 +58,25 @@ def dump(browser: str, page: Path, *options: str) -> str:
     return done.stdout
 
 
-def write_run(folder: Path, processes: int, updates: int, metrics: int = 200) -> Path:
-    """Write the rows and events of a made-up finished run; return ``folder``.
-
-    ``folder``: the run's directory, to be made; ``processes``: their number: a driver, and replicas of an engine core and 7
-    workers; ``updates``: of all workers together; ``metrics``: number of training steps of which the driver kept metrics."""
-    folder.mkdir(parents=True)
-    workers = [pid for pid in range(2, processes + 1) if (pid - 2) % 8] or [processes]
-    each = max(1, updates // len(workers))
-    steps = [_BEGAN + 20 + 60 * number for number in range(max(each, metrics))]
-    for pid in range(1, processes + 1):
-        core = 2 + (pid - 2) // 8 * 8
-        roles, rank = (["engine-core"], {}) if pid == core else (["worker"], {"rank": (pid - 2) % 8 - 1})
-        events: list[dict[str, Any]] = []
-        if pid == 1:
-            roles, rank, core = ["driver"], {}, 0
-            events = _driver_events(steps[:metrics])
-        elif pid in workers:
-            number = each + (updates - each * len(workers) if pid == workers[-1] else 0)
-            events = [_update(steps[i % len(steps)] + pid % 7, i + 1) for i in range(number)]
-        _write_process(folder, pid, core if pid != core else 1, roles, rank, events)
-    return folder
-
-
-def _driver_events(steps: list[float]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for number, t in enumerate(steps, 1):
-        phases = {"gather": 0.4, "transfer": 0.3, "load": 0.9, "process": 0.2, "total": 1.7}
-        sync = {f"timing_s/sync/{name}": seconds for name, seconds in phases.items()}
-        found.append({"t": t, "event": "sync", "step": number, **sync, "sync/bytes": 1e9})
-        values = {"mismatch/k3": 1e-3 / number, "stream/staleness/mean": 0.5, "timing_s/step": 55.0}
-        values |= {"critic/score/mean": 1 - 1 / number, "rollout/spec_accept_rate": 0.5}
-        found.append({"t": t + 1, "event": "metrics", "sample": True, "step": number, "values": values})
-    return found
-
-
-def _update(t: float, version: int) -> dict[str, Any]:
+def write_run(folder: Path, updates: int) -> Path:
+    """Write the rows of a driver and a worker that are gone, and the events of the worker's updates; return ``folder``."""
+    folder.mkdir()
     took = {"seconds": 1.5, "load_seconds": 0.9, "commit_seconds": 0.2, "buckets": 5, "rss_bytes": 3 << 30}
-    what = {"event": "update", "outcome": "committed", "role": "target", "version": version}
-    return {"t": t, **what, **took}
-
-
-def _write_process(
-    folder: Path, pid: int, ppid: int, roles: list[str], rank: dict[str, int], events: list[dict[str, Any]]
-) -> None:
-    state = {"state": "live", "detail": "", "calls": 3, "target": "vllm:f", "tested": True}
-    versions = [event["version"] for event in events if "version" in event]
-    row = {
-        **{"kind": "row", "run": folder.name, "host": "made-up", "pid": pid, "start": "7", "ppid": ppid},
-        **{"argv0": "python", "roles": roles, "rank": rank, "versions": {"python": "3.11"}, "error": None},
-        "patches": {"fp8.vllm.process_weights_after_loading": state} if "worker" in roles else {},
-        "notes": {"policy_version": versions[-1]} if versions else {},
-        **{"first_written": _BEGAN + pid % 11, "written": "2025-06-15T16:00:00+0000"},
-    }
-    (folder / f"row-made-up-{pid}-7.json").write_text(json.dumps(row))
-    if events:
-        lines = (json.dumps({"n": number, **event}) for number, event in enumerate(events, 1))
-        (folder / f"events-made-up-{pid}-7.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    what = {"event": "update", "outcome": "committed", "role": "target", **took}
+    lines = (json.dumps({"n": n, "t": _BEGAN + 60 * n, "version": n, **what}) for n in range(1, updates + 1))
+    (folder / "events-made-up-2-7.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    for pid, role, notes in ((1, "driver", {}), (2, "worker", {"policy_version": updates})):
+        row = {
+            **{
+                "kind": "row",
+                "run": folder.name,
+                "host": "made-up",
+                "pid": pid,
+                "start": "7",
+                "ppid": pid - 1,
+            },
+            **{"argv0": "python", "roles": [role], "rank": {}, "versions": {"python": "3.11"}, "error": None},
+            **{"patches": {}, "notes": notes, "first_written": _BEGAN, "written": "2025-06-15T16:00:00+0000"},
+        }
+        (folder / f"row-made-up-{pid}-7.json").write_text(json.dumps(row))
+    return folder

@@ -20,6 +20,15 @@ def run(command: list[Any], seconds: float, **more: Any) -> subprocess.Completed
     return subprocess.run(command, capture_output=True, text=True, timeout=limit(seconds), **more)
 
 
+def until(look: Callable[[], Any], seconds: float = 60) -> Any:
+    """Return what ``look`` gives once it is true."""
+    end = time.monotonic() + limit(seconds)
+    while not (found := look()):
+        assert time.monotonic() < end, f"nothing within {limit(seconds):.0f} s"
+        time.sleep(0.02)
+    return found
+
+
 @functools.cache
 def factor() -> float:
     """Measure once per process how much longer things take here, from 1 to 8; $TEST_TIME_FACTOR overrides it."""

@@ -9,8 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -159,15 +157,6 @@ class Job:
     def end(self) -> int:
         self._process.communicate(timeout=limit(60))
         return self._process.returncode
-
-
-def until(look: Callable[[], Any], seconds: float = 30) -> Any:
-    """Return what ``look`` gives once it is true."""
-    end = time.monotonic() + limit(seconds)
-    while not (found := look()):
-        assert time.monotonic() < end, f"nothing within {limit(seconds):.0f} s"
-        time.sleep(0.2)
-    return found
 
 
 def _main(folder: Path) -> None:

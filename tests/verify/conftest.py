@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import toy_sources
 import warm
 from machine import limit
 
@@ -57,24 +58,16 @@ FAMILY = Family("toy", "adds one", (
 '''
 
 
-def _distribution(site: Path, name: str, version: str, record: str, entry_points: str = "") -> None:
-    info = site / f"{name}-{version}.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (info / "RECORD").write_text(record)
-    (info / "entry_points.txt").write_text(entry_points)
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """A directory for PYTHONPATH with framework ``toyfw`` 1.0 and family ``toy``."""
-    site = tmp_path / "site"
-    (site / "toyfw").mkdir(parents=True)
-    (site / "toyfw" / "__init__.py").touch()
-    (site / "toyfw" / "engine.py").write_text(ENGINE)
+    site = toy_sources.site(tmp_path / "site", "1.0", ENGINE)
+    (site / "toyfw" / "__init__.py").write_text("")  # it is imported here
     (site / "toyfamily.py").write_text(FAMILY)
-    _distribution(site, "toyfw", "1.0", "toyfw/__init__.py,,\n")
-    _distribution(site, "toyfamily", "0", "", "[flashpatch.patches]\ntoy = toyfamily:FAMILY\n")
+    info = site / "toyfamily-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toyfamily\nVersion: 0\n")
+    (info / "entry_points.txt").write_text("[flashpatch.patches]\ntoy = toyfamily:FAMILY\n")
     return site
 
 

@@ -70,6 +70,8 @@ def test_an_absent_framework(verify, site):
     (site / "toyfw").rename(site / "elsewhere")
     named = verify("toy")
     assert named.returncode == 1 and "toyfw: not installed, 2 patches wait" in named.stdout
+    [family] = json.loads(verify("toy", "--json").stdout)["families"]
+    assert [one["state"]["detail"] for one in family["patches"]] == ["toyfw is not installed"] * 2
     assert verify(FLASHPATCH="toy").returncode == 0
 
 
@@ -291,22 +293,3 @@ def test_no_report_imports_torch(run, site, arguments):
     program = "import sys; from flashpatch.verify.cli import main; main(sys.argv[1:]);"
     done = run("-c", f"{program} print('torch' in sys.modules)", *arguments, FLASHPATCH="toy")
     assert done.stdout.endswith("False\n"), done.stderr
-
-
-def test_an_absent_framework_takes_one_line_and_json_stays_complete(verify, site):
-    source = (site / "toyfamily.py").read_text()
-    more = (
-        'family_patches = tuple(Patch(id=f"toy.ghost.{n}", targets=("ghost.engine:run",), requires="ghost",'
-        ' why="", how="", remove_when="", wrapper=print, evidence="fault") for n in "abc")\n\nFAMILY = '
-    )
-    source = source.replace("FAMILY = ", more, 1).replace(
-        "), probe=probe)", ") + family_patches, probe=probe)"
-    )
-    (site / "toyfamily.py").write_text(source)
-    done = verify("toy")
-    assert done.returncode == 0, done.stdout
-    ghosts = [line for line in done.stdout.splitlines() if "ghost" in line]
-    assert ghosts == ["ghost: not installed, 3 patches wait"]
-    [family] = json.loads(verify("toy", "--json").stdout)["families"]
-    ghosts = [patch for patch in family["patches"] if patch["id"].startswith("toy.ghost.")]
-    assert [patch["state"]["detail"] for patch in ghosts] == ["ghost is not installed"] * 3

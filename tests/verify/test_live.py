@@ -30,10 +30,6 @@ def worker(state: str, patch=LOAD, updates: int = 0, **more) -> Row:
 
 
 FINE = {
-    "live": [
-        row("worker", patches={LOAD.id: entry("live", 3)}, updates=1),
-        row("driver", pid=11, patches={LOAD.id: entry("waiting"), DOOR.id: entry("installed")}),
-    ],
     "the framework is absent": [worker("skipped", detail="toy is not installed")],
     "superseded": [worker("superseded", updates=4)],
     "waiting out of scope": [row("driver", patches={LOAD.id: entry("waiting")}, updates=1)],
@@ -82,11 +78,6 @@ def test_install_evidence_is_due_at_boot():
 def test_what_is_for_faults_or_another_path_is_healthy_while_never_called(spare):
     for state in ("installed", "waiting"):
         assert problems(row("worker", patches={spare.id: entry(state)}, updates=3, steps=3)) == []
-
-
-def test_waiting_is_no_excuse_once_due():
-    [problem] = problems(worker("waiting", updates=1))
-    assert "still waiting" in problem
 
 
 def expects(pid: int, *roles: str, host: str = "far", start: str = "") -> Expected:

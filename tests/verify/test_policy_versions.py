@@ -37,6 +37,13 @@ def test_ranks_on_two_versions_and_engines_sent_different_steps_are_named() -> N
     )
 
 
+def test_ranks_of_one_engine_are_found_on_any_host() -> None:
+    one, other = replace(worker(0, 3), engine="x"), replace(worker(1, 2, ppid=8), host="there", engine="x")
+    [problem] = problems(one, other)
+    assert problem.startswith("the ranks of one engine hold several policy versions:")
+    assert problems(one, replace(other, host="far", engine="y")) == ()
+
+
 def test_an_engine_that_takes_steps_and_was_sent_none_is_behind() -> None:
     sent = worker(0, 3, sync_step=3, policy_since=300.0)
     for notes in ({"policy_version": 0, "policy_since": 100.0}, {}):

@@ -3,12 +3,11 @@
 import json
 import re
 
-COMMAND = "import sys; from flashpatch.cli import main; sys.exit(main(sys.argv[1:]))"
 JOB = "from toyfw.engine import Engine; Engine().update(41)"
 
 
 def test_runs_are_listed_newest_first_with_their_verdicts(run, tmp_path) -> None:
-    listing = ("-c", COMMAND, "runs", "--ledger", str(tmp_path / "ledger"))
+    listing = ("-m", "flashpatch", "runs", "--ledger", str(tmp_path / "ledger"))
     run("-c", JOB, FLASHPATCH="toy", FLASHPATCH_RUN="acted")
     run("-c", "import toyfw.engine", FLASHPATCH="toy", FLASHPATCH_RUN="idle")
     shown = run(*listing)
@@ -24,8 +23,3 @@ def test_runs_are_listed_newest_first_with_their_verdicts(run, tmp_path) -> None
         ("idle", ["toy"], "nothing to prove"),
         ("acted", ["toy"], "proven"),
     ]
-
-
-def test_an_empty_ledger_gives_advice(run, tmp_path) -> None:
-    done = run("-c", COMMAND, "runs", "--ledger", str(tmp_path))
-    assert (done.returncode, done.stdout) == (1, "") and "Set FLASHPATCH=fp8 for a job" in done.stderr

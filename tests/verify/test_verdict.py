@@ -41,10 +41,9 @@ def job(site: Path, home: Path, code: str, names: str = "toy") -> None:
 @pytest.mark.parametrize(("end", "said"), ENDS.items(), ids=[how for how, _ in ENDS.values()])
 def test_the_five_commands_say_the_same_of_how_a_job_ended(site, tmp_path, verify, run, end, said):
     job(site, tmp_path / "ledger", JOB + end)
-    command = "import sys; from flashpatch.cli import main; sys.exit(main(sys.argv[1:]))"
     where = ("--ledger", str(tmp_path / "ledger"), "--json")
     names = ("report", "watch", "metrics", "runs")
-    told = {name: json.loads(run("-c", command, name, *where).stdout) for name in names}
+    told = {name: json.loads(run("-m", "flashpatch", name, *where).stdout) for name in names}
     told["runs"] = told["runs"][0]
     live = verify("--live", "--json")
     told["live"] = json.loads(live.stdout)
@@ -109,25 +108,6 @@ def test_what_families_state_names_patches_and_options_that_there_are():
                 assert term.key in ("noted", "anywhere") or term.key in known[family].options, term
                 assert term.key != "anywhere" or set(term.values) <= set(registry.patches()), term
     assert statements.table().keys() == known.keys()
-
-
-def test_ranks_of_one_engine_are_found_on_any_host():
-    def rank(number: int, host: str, engine: str, version: int):
-        one = row(
-            "worker",
-            pid=number + 5,
-            ppid=number + 50,
-            host=host,
-            policy_version=version,
-            policy_state="ready",
-        )
-        return replace(one, rank={"tp": number}, engine=engine)
-
-    split = judge(Run("r", [rank(0, "a", "x", 3), rank(1, "b", "x", 2)]), {}).problems
-    assert [problem.partition(":")[0] for problem in split] == [
-        "the ranks of one engine hold several policy versions"
-    ]
-    assert judge(Run("r", [rank(0, "a", "x", 3), rank(1, "a", "y", 2)]), {}).problems == ()
 
 
 def test_a_job_is_over_when_its_first_process_is_though_actors_of_others_still_close():

@@ -37,30 +37,6 @@ def test_a_module_still_executing_waits_until_it_has_finished(toys):
     """)
 
 
-def test_a_module_whose_import_fails_half_way_can_be_imported_again(toys):
-    toys.module(
-        "fakefw/half.py",
-        """
-        import os, flashpatch
-        flashpatch.enable("half")
-        if os.environ.pop("BREAK", ""):
-            raise OSError("first time")
-        def late():
-            return 1
-    """,
-    )
-    toys.family('"half.fakefw.late", "fakefw.half:late"', name="half")
-    toys.under(BREAK="1")("""
-        try:
-            import fakefw.half
-        except OSError:
-            import fakefw.half
-        import flashpatch
-        assert flashpatch.status()["half.fakefw.late"].state.word == "installed"
-        assert fakefw.half.late() == ("patched", 1)
-    """)
-
-
 def test_hook_never_breaks_the_import(toys):
     done = toys.run("""
         import flashpatch
@@ -165,24 +141,4 @@ wait("fakefw.core", "ours")
 wrapt.register_post_import_hook(lambda module: seen.append("theirs"), "fakefw.core")
 import fakefw.core
 assert seen == ["ours", "theirs"], seen
-""")
-
-
-def test_threads_wait_for_the_callbacks_of_an_import(waiting):
-    waiting("""
-import time
-from concurrent.futures import ThreadPoolExecutor
-done = []
-def slow(module):
-    time.sleep(0.2)
-    done.append(module)
-hooks.when_ready("fakefw.core", slow)
-wrong = []
-def load():
-    import fakefw.core
-    if not done:
-        wrong.append(1)
-with ThreadPoolExecutor() as pool:
-    list(pool.map(lambda _: load(), range(4)))
-assert not wrong and len(done) == 1
 """)

@@ -72,10 +72,6 @@ def test_children_are_told_what_the_engine_would_tell(world, env):
     assert light == full and light["FLASHPATCH_RESOLVED"]
 
 
-def resolved(**changed):
-    return json.dumps({"from": "fp8", "names": ["fp8"], "options": {}, "strict": False, **changed})
-
-
 @pytest.mark.parametrize(
     ("env", "says"),
     [
@@ -85,11 +81,6 @@ def resolved(**changed):
         ({"FLASHPATCH": "fp8", "FLASHPATCH_STRICT": "maybe"}, "FLASHPATCH_STRICT is 'maybe'"),
         ({"FLASHPATCH": "fp8", "FLASHPATCH_CONFIG": "nowhere.toml"}, "cannot read config"),
         ({"FLASHPATCH": "fp8", "FLASHPATCH_RESOLVED": "{"}, "FLASHPATCH_RESOLVED is not what"),
-        ({"FLASHPATCH": "fp8", "FLASHPATCH_RESOLVED": resolved(names=3)}, "FLASHPATCH_RESOLVED is not what"),
-        (
-            {"FLASHPATCH": "fp8", "FLASHPATCH_RESOLVED": resolved(options={"fp8": {"partial": 3}})},
-            "option 'partial' in FLASHPATCH_RESOLVED is 3",
-        ),
     ],
     ids=str,
 )

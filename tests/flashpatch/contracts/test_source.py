@@ -175,9 +175,3 @@ def test_a_file_that_is_not_python_is_drift(write, checked):
     assert not result.ok
     assert result.line == "toy/broken.py:2"
     assert "cannot be read as Python" in result.drift
-
-
-def test_a_changed_file_is_read_again(write, checked):
-    assert checked("toy.base:helper").ok
-    write(toy={"base": "# emptied"})
-    assert not checked("toy.base:helper").ok

@@ -162,11 +162,7 @@ def lie(path: Path, **changes) -> str:
 
 DAMAGE = {
     "truncated": lambda path: path.read_text()[:-7],
-    "not json": lambda path: "{",
-    "not text": lambda path: "\udcff\udcfe",
-    "nested": lambda path: "[" * 100_000,
     "a flipped bit": lambda path: path.read_text().replace("true", "fals", 1),
-    "another verdict, old sum": lambda path: path.read_text().replace("Engine.load", "Engine.lo4d"),
     "a verdict of wrong types": lambda path: lie(path, verdict=[1, 2, 3, 4]),
     "stamps of a wrong type": lambda path: lie(path, files={"/": "x"}),
     "another key": lambda path: lie(path, key="0"),
@@ -177,41 +173,18 @@ DAMAGE = {
 def test_damage_is_not_believed_and_written_over(toy, folder, read, damage):
     honest = toy()
     path = kept(folder)
-    path.write_bytes(damage(path).encode(errors="surrogateescape"))
+    path.write_text(damage(path))
     assert toy() == honest
     read.clear()
     assert toy() == honest and read == []
 
 
-OPENED = [lambda path, mode=mode: path.chmod(mode) for mode in (0o620, 0o602, 0o666)]
-GIVEN = pytest.param(
-    lambda path: os.chown(path, 65534, -1),
-    marks=pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file away"),
-)
-
-
-@pytest.mark.parametrize("change", [*OPENED, GIVEN])
-def test_a_file_that_is_anothers_or_that_others_may_write_is_not_believed(toy, folder, change):
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_a_file_that_others_may_write_is_not_believed(toy, folder, mode):
     honest = toy()
     path = kept(folder)
     path.write_text(lie(path))
-    change(path)
-    assert toy() == honest
-
-
-def test_links_pipes_and_huge_files_are_not_read(toy, folder, tmp_path):
-    honest = toy()
-    path = kept(folder)
-    elsewhere = tmp_path / "elsewhere.json"
-    elsewhere.write_text(lie(path))
-    path.unlink()
-    path.symlink_to(elsewhere)
-    assert toy() == honest and not path.is_symlink()
-    path.unlink()
-    os.mkfifo(path)
-    assert toy() == honest
-    with open(path, "r+b") as file:
-        file.truncate(1 << 30)
+    path.chmod(mode)
     assert toy() == honest
 
 

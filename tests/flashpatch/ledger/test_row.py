@@ -3,10 +3,9 @@
 import os
 import subprocess
 import sys
-import time
 
 import pytest
-from machine import limit
+from machine import limit, until
 
 from flashpatch import ledger
 from flashpatch.ledger import files
@@ -22,12 +21,6 @@ def only_row(home) -> Row:
 
 def calls(row: Row) -> int:
     return row.patches["toy.toy.f"]["calls"]
-
-
-def wait_for_calls(home, number: int) -> None:
-    deadline = time.monotonic() + limit(60)
-    while calls(only_row(home)) < number and time.monotonic() < deadline:
-        time.sleep(0.02)
 
 
 def wait_for(process, word: str) -> None:
@@ -101,7 +94,7 @@ def test_a_killed_process_has_counted_what_its_events_say(home, start):
         sys.stdin.read()
     """)
     wait_for(process, "sent")
-    wait_for_calls(home, 7)
+    until(lambda: calls(only_row(home)) == 7)
     process.kill()
     process.communicate()
     assert calls(only_row(home)) == 7
@@ -110,8 +103,7 @@ def test_a_killed_process_has_counted_what_its_events_say(home, start):
 def test_an_idle_process_loses_no_call(home, start):
     process = start('ledger.boot(); call(7); print("called", flush=True); sys.stdin.read()')
     wait_for(process, "called")
-    wait_for_calls(home, 7)
-    assert calls(only_row(home)) == 7
+    until(lambda: calls(only_row(home)) == 7)
     assert only_row(home).alive is True
     process.kill()
     process.communicate()
@@ -181,25 +173,6 @@ def test_each_multiprocessing_child_writes_its_own_row(home, finish, method):
     assert calls(by_role["driver",]) == 5
     assert calls(by_role["worker",]) == 5
     assert by_role["worker",].pid != by_role["driver",].pid
-
-
-def test_a_plain_fork_does_not_touch_the_parents_row(home, finish):
-    finish("""
-        ledger.boot()
-        ledger.role("driver"); ledger.note(updates=1)
-        call(3)
-        import warnings; warnings.simplefilter("ignore", DeprecationWarning)  # from 3.12 on: threads run, as in jobs
-        pid = os.fork()
-        if pid == 0:
-            call(1)
-            sys.exit()
-        os.waitpid(pid, 0)
-    """)
-    [run] = ledger.read(home)
-    assert {(row.roles, calls(row), row.notes.get("updates")) for row in run.rows} == {
-        (("driver",), 3, 1),
-        ((), 1, None),
-    }
 
 
 def test_a_forked_child_in_which_nothing_happens_leaves_no_row(home, finish):

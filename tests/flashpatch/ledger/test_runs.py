@@ -54,10 +54,6 @@ def test_one_choice_of_the_newest_job(tmp_path):
         runs.choose(tmp_path, "gone")
 
 
-def test_no_directory_is_no_run(tmp_path):
-    assert ledger.read(tmp_path / "absent") == []
-
-
 def test_expected_minus_present(tmp_path):
     put(tmp_path, "r", "row-h-1-5", row(1, "5"))
     put(tmp_path, "r", "expect-h-1-5", expectation(1, "5"))

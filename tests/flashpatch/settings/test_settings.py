@@ -54,9 +54,9 @@ def test_environment_and_config_name_patches_and_nothing_else(toys, value):
     toys.run(code, FLASHPATCH="x", FLASHPATCH_RESOLVED=resolved)
 
 
-@pytest.mark.parametrize("text", ["enable = []", "enable = []\\nstrict = true"])
+@pytest.mark.parametrize("text", ["enable = []", "enable = []\nstrict = true"])
 def test_a_config_may_name_nothing(toys, text):
-    toys.module("../cwd/flashpatch.toml", text.replace("\\n", "\n"))
+    toys.module("../cwd/flashpatch.toml", text)
     code = "import flashpatch.bootstrap as b; b.start(); import flashpatch; print(flashpatch.status().names)"
     assert toys.run(code, FLASHPATCH="1").stdout == "()\n"
     assert toys.run("import flashpatch; print(flashpatch.enable().names)").stdout == "()\n"

@@ -53,7 +53,7 @@ def test_measurements_and_what_is_missing(found: dict) -> None:
 
 
 def test_a_run_without_events_says_what_is_not_known(tmp_path) -> None:
-    folder = write_run(tmp_path / "run", processes=2, updates=1)
+    folder = write_run(tmp_path / "run", updates=1)
     for path in folder.glob("events-*"):
         path.unlink()
     found = collect.job(source.load(folder), registry.patches())
@@ -66,19 +66,19 @@ def test_a_run_without_events_says_what_is_not_known(tmp_path) -> None:
 
 
 def test_what_a_file_had_no_room_for_is_said(tmp_path) -> None:
-    folder = write_run(tmp_path / "run", processes=2, updates=1)
+    folder = write_run(tmp_path / "run", updates=1)
     path = folder / "events-made-up-2-7.jsonl"
     dropped = {"n": 0, "t": 1.0, "event": "dropped", "events": 7, "samples": 2, "by": {"update/committed": 7}}
     path.write_text(json.dumps(dropped) + "\n" + path.read_text() + '{"n": 3, "t')
     found = collect.job(source.load(folder), registry.patches())
-    counts = {"processes": 2, "dropped": 7, "dropped_samples": 2, "lost": 0, "unreadable": 1}
+    counts = {"processes": 1, "dropped": 7, "dropped_samples": 2, "lost": 0, "unreadable": 1}
     assert found["recorded"] | {"events": 0} == {"events": 0, **counts}
     said = [one for one in found["not_recorded"] if one.startswith(("7 old", "2 old samples", "1 lines"))]
     assert len(said) == 3
 
 
 def test_thousands_of_versions_are_joined_and_none_is_lost(tmp_path) -> None:
-    folder = write_run(tmp_path / "run", processes=2, updates=10_000)
+    folder = write_run(tmp_path / "run", updates=10_000)
     found = collect.job(source.load(folder), registry.patches())
     [lane] = found["lanes"]
     assert len(lane["segments"]) <= 401 and lane["segments"][-1][3] == 10_000

@@ -2,7 +2,6 @@
 
 import json
 import random
-from html.parser import HTMLParser
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -11,23 +10,12 @@ from hypothesis import strategies as st
 pytest.importorskip("rich")
 
 import damaged_ledger as damaged
+from job_page import Reader
 
 from flashpatch.verify.job import page
 
 ROWS = 20
 """Rows and events of one run."""
-
-
-class Tags(HTMLParser):
-    """Collect the names of a page's elements."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.seen: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs) -> None:
-        self.seen.append(tag)
 
 
 @pytest.fixture(scope="module")
@@ -46,21 +34,16 @@ def check(places, seed: int) -> None:
         assert "Traceback" not in text, f"{name}: {text}"
     for name in ("report --json", "trace file", "--live --json"):
         json.loads(found[name], parse_constant=lambda word: pytest.fail(f"{name} holds {word}"))
-    tags = Tags(found["page"]).seen
-    assert tags == Tags(page.asset("page.html")).seen, "the page has its own elements alone"
+    shown, own = (
+        [tag for tag, _ in Reader(text).elements] for text in (found["page"], page.asset("page.html"))
+    )
+    assert shown == own, "the page has its own elements alone"
 
 
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=15, phases=(Phase.generate,))
-def test_a_few_hundred(places, seed) -> None:
-    check(places, seed)
-
-
-@pytest.mark.full
-@given(seed=st.integers(0, 2**32))
-@settings(max_examples=500, phases=(Phase.generate,))
-def test_ten_thousand(places, seed) -> None:
-    check(places, seed)
+@pytest.mark.parametrize("runs", [15, pytest.param(500, marks=pytest.mark.full)])
+def test_every_command_bears_damaged_runs(places, runs) -> None:
+    seeds = given(seed=st.integers(0, 2**32))
+    settings(max_examples=runs, phases=(Phase.generate,))(seeds(lambda seed: check(places, seed)))()
 
 
 def test_a_table_shows_markup_as_text() -> None:

@@ -105,10 +105,8 @@ for version in range(1, 4):
     running = subprocess.Popen([sys.executable, "-c", job], env=env, stdin=-1, stdout=-1, text=True)
     assert running.stdout.readline() == "1\n"
     ours, theirs = pty.openpty()
-    command = "import sys; from flashpatch.cli import main; sys.exit(main(sys.argv[1:]))"
-    watch = subprocess.Popen(
-        [sys.executable, "-c", command, "watch", "--every", "0.1"], env=env, stdout=theirs, stderr=theirs
-    )
+    command = [sys.executable, "-m", "flashpatch", "watch", "--every", "0.1"]
+    watch = subprocess.Popen(command, env=env, stdout=theirs, stderr=theirs)
     os.close(theirs)
     seen = _read_until(ours, "1 of 1 process alive, 1 update, ")
     running.stdin.write("\n")
@@ -132,7 +130,7 @@ def _read_until(file: int, wanted: str) -> str:
 
 
 def test_two_processes_of_one_host_and_pid_are_told_apart(tmp_path) -> None:
-    folder = write_run(tmp_path / "run", 2, 2, metrics=1)
+    folder = write_run(tmp_path / "run", 2)
     [worker] = (path for path in folder.glob("row-*-2-*.json"))
     row = json.loads(worker.read_text())
     row["start"], row["error"] = "77", "it broke"

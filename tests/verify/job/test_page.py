@@ -1,12 +1,10 @@
 """The page of a job, read back from a real headless browser."""
 
 import re
-from html import unescape
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from job_page import dump, find_browser
+from job_page import Reader, dump, find_browser
 
 BROWSER = find_browser()
 needs_browser = pytest.mark.skipif(
@@ -17,30 +15,6 @@ SECTIONS = (
     *("training", "incidents", "names", "syncs", "versions", "updates"),
     *("measurements", "processes", "patches", "missing"),
 )
-
-
-class Reader(HTMLParser):
-    """Collect the texts of a document's body by the section they are in, and its elements."""
-
-    def __init__(self, document: str) -> None:
-        super().__init__()
-        self.section, self.hidden = "", ""
-        self.texts: dict[str, list[str]] = {}
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.feed(document)
-
-    def handle_starttag(self, tag: str, attrs) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag == "section":
-            self.section = dict(attrs)["aria-labelledby"]
-        self.hidden = tag if tag in ("script", "style") else ""
-
-    def handle_data(self, data: str) -> None:
-        if not self.hidden and data.strip():
-            self.texts.setdefault(self.section, []).append(unescape(data))
-
-    def text(self, section: str) -> str:
-        return " | ".join(self.texts.get(section, ()))
 
 
 @pytest.fixture

@@ -1,13 +1,12 @@
 """The frame around the processes of all probes, on real ones: what they tell, why one failed, and that nothing is left."""
 
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from machine import limit
+from machine import limit, until
 
+from flashpatch.ledger.files import process_start
 from flashpatch.verify.probes import jobs
 from flashpatch.verify.probes.jobs import Command, busyness, run
 
@@ -17,21 +16,6 @@ QUICK = limit(60)  # seconds that no process here takes
 
 def python(name: str, code: str, **fields) -> Command:
     return Command(name, ["-c", code], **fields)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and is not reaped yet does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_for(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + QUICK
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return condition()
 
 
 @pytest.mark.slow
@@ -86,14 +70,14 @@ def test_a_time_out_kills_the_whole_process_group(tmp_path: Path, monkeypatch) -
     monkeypatch.undo()
     child = int(log.read_text())
     assert ended.problem == f"stuck did not end within 5 s: ...{child}"
-    assert wait_for(lambda: not is_alive(child))
+    until(lambda: process_start(child) is None)
 
 
 def test_what_an_ended_process_left_behind_is_killed(tmp_path: Path) -> None:
     parent = f"import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', {SLEEP!r}], stdout=subprocess.DEVNULL).pid)"
     assert not run([python("parent", parent)], tmp_path, QUICK).problem
     child = int((tmp_path / "parent.log").read_text())
-    assert wait_for(lambda: not is_alive(child))
+    until(lambda: process_start(child) is None)
 
 
 def test_the_number_of_an_ended_process_is_used_once(tmp_path: Path, monkeypatch) -> None:
@@ -143,7 +127,7 @@ def test_processes_are_killed_when_the_probe_is_interrupted(tmp_path: Path, monk
     code = f"import os; print(os.getpid(), flush=True); {SLEEP}"
     with pytest.raises(KeyboardInterrupt):
         run([python("stuck", code)], tmp_path, QUICK)
-    assert not is_alive(int(log.read_text()))
+    assert process_start(int(log.read_text())) is None
 
 
 def test_the_environment_is_clean(tmp_path: Path, monkeypatch) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import machine
 import pytest
-from ray_nodes import Nodes, until
+from machine import until
+from ray_nodes import Nodes
 
 pytestmark = pytest.mark.verl
 

@@ -4,7 +4,6 @@ import json
 import os
 import time
 import uuid
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -172,20 +171,9 @@ def spoiled(change: Callable[[dict[str, Any]], object]) -> Callable[[Here], None
     "spoil, problem",
     [
         (spoiled(lambda found: found["rows"].update({"row-../../../../x-1-2.json": "{}"})), "no key"),
-        (spoiled(lambda found: found["rows"].update({"nodes.json": "{}", ".publisher-0": ""})), ""),
-        (spoiled(lambda found: found["rows"].update({"row-h-1-2.json": 3})), "row-h-1-2.json"),
-        (spoiled(lambda found: found.update(rows=[3])), "cannot be read"),
-        (spoiled(lambda found: found.update(alive=3)), "cannot be read"),
         (spoiled(lambda found: found.pop("node")), "'node'"),
         (spoiled(lambda found: found.update(left_out=3)), "3 rows of"),
         (lambda here: here.store.put(here.store.keys("v3/places/")[0], b"rubbish"), "cannot be read"),
-        (
-            lambda here: here.store.put(
-                here.store.keys("v3/places/")[0], zlib.compress(b" " * (4 * keys.MOST_BYTES))
-            ),
-            "more than",
-        ),
-        (spoiled(lambda found: found["events"].update({"events-h-1-2.jsonl": 3})), ""),
     ],
 )
 def test_what_is_in_the_store_is_not_trusted(here: Here, spoil, problem: str) -> None:
@@ -194,8 +182,7 @@ def test_what_is_in_the_store_is_not_trusted(here: Here, spoil, problem: str) ->
     spoil(here)
     node.fetch(here.store, here.run, here.copy)
     run = runs.read_run(here.copy)
-    problems = run.problems if run is not None else []
-    assert problem in " ".join(problems) if problem else problems == []
+    assert run is not None and problem in " ".join(run.problems)
     read_events.read(here.copy)
     outside = here.copy.parents[1].rglob("*")
     written = {path for path in outside if path.is_file() and here.folder not in path.parents}
