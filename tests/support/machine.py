@@ -40,7 +40,7 @@ def factor() -> float:
     return min(1.5 * jobs.busyness(), jobs.MOST)
 
 
-def until(one: Any, condition: Callable[[], object], seconds: float = 240.0) -> list[dict[str, Any]]:
+def polled(one: Any, condition: Callable[[], object], seconds: float = 240.0) -> list[dict[str, Any]]:
     """Poll a coordinator until a condition holds; a poll that waits for its worker is found by the limit."""
     end, events = time.monotonic() + limit(seconds), []
     while not condition():

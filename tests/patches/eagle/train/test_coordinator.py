@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from machine import limit, until
+from machine import limit, polled
 from tree import SUPPORT
 
 from flashpatch.errors import PatchError
@@ -37,7 +37,7 @@ def run(tmp_path, monkeypatch):
 def test_a_slice_gives_a_drafter_and_the_worker_exits_on_command(run):
     one = run()
     assert one.train(5.0)  # started on the way
-    until(one, lambda: one.counts["drafters"] == 1 and one.state == "idle")
+    polled(one, lambda: one.counts["drafters"] == 1 and one.state == "idle")
     assert one.drafter == Path("/some/drafter-1")
     assert one.figures["step"] == 1
     pid = one.pid
@@ -60,24 +60,24 @@ def test_the_log_says_where_a_drafter_is_trained_if_no_device_is_named(run, capl
 def test_a_killed_worker_is_noticed_and_started_again(run):
     one = run("hang")
     one.train(60.0)
-    until(one, lambda: one.state == "training")
+    polled(one, lambda: one.state == "training")
     os.kill(one.pid, signal.SIGKILL)
-    until(one, lambda: one.state == "down")
+    polled(one, lambda: one.state == "down")
     assert one.counts["died"] == 1 and "exit -9" in one.problem
     assert one.train(60.0) in (True, False)
-    until(one, lambda: one.train(60.0) or one.state == "training")
-    until(one, lambda: one.state == "training")
+    polled(one, lambda: one.train(60.0) or one.state == "training")
+    polled(one, lambda: one.state == "training")
     assert one.counts["started"] == 2
 
 
 def test_figures_are_those_of_the_worker_that_runs(run):
     one = run()
     one.train(1.0)
-    until(one, lambda: one.counts["drafters"] == 1 and one.state == "idle")
+    polled(one, lambda: one.counts["drafters"] == 1 and one.state == "idle")
     os.kill(one.pid, signal.SIGKILL)
-    until(one, lambda: one.state == "down")
+    polled(one, lambda: one.state == "down")
     one.start()
-    until(one, lambda: one.state == "idle")
+    polled(one, lambda: one.state == "idle")
     assert one.figures["event"] == "ready" and one.figures["step"] == 0
 
 
@@ -90,19 +90,19 @@ def test_orders_reach_a_worker_that_starts_and_one_that_starts_again_and_a_rollb
     for expected in ("/good", None):
         got.clear()
         one.train(1.0)
-        until(one, lambda: one.train(1.0) or one.state == "training")
-        until(one, lambda: one.state == "idle" and one.counts["drafters"])
+        polled(one, lambda: one.train(1.0) or one.state == "training")
+        polled(one, lambda: one.state == "idle" and one.counts["drafters"])
         commands = [event for event in got if event["event"] == "got"]
         assert {event["target"] for event in commands} == {"/shared-2"}
         assert commands[0].get("load") == expected
         os.kill(one.pid, signal.SIGKILL)
-        until(one, lambda: one.state == "down")
+        polled(one, lambda: one.state == "down")
 
 
 def test_an_idle_worker_gets_orders_at_once(run):
     one = run()
     one.start()
-    until(one, lambda: one.state == "idle")
+    polled(one, lambda: one.state == "idle")
     one.order(keep=["/a"])
     events = []
     while not events:
@@ -113,7 +113,7 @@ def test_an_idle_worker_gets_orders_at_once(run):
 def test_a_worker_that_keeps_dying_is_given_up(run):
     one = run("crash", restarts=1)
     one.train(1.0)
-    until(one, lambda: one.train(1.0) is False and one.state == "given up")
+    polled(one, lambda: one.train(1.0) is False and one.state == "given up")
     assert one.counts["died"] == 2 and "the reason" in one.problem
     assert one.train(1.0) is False and one.stop() is False
 
@@ -121,7 +121,7 @@ def test_a_worker_that_keeps_dying_is_given_up(run):
 def test_refused_settings_are_not_tried_again(run):
     one = run("refuse")
     one.start()
-    until(one, lambda: one.state == "given up")
+    polled(one, lambda: one.state == "given up")
     assert "no target at /nowhere" in one.problem and one.counts["started"] == 1
 
 
@@ -145,14 +145,14 @@ def test_what_a_worker_said_last_is_heard_after_its_end(run, monkeypatch):
 def test_a_worker_over_its_time_limit_is_killed(run, faults, limits, says):
     one = run(faults, **limits)
     one.train(0.1 if "stop_limit" in limits else 60.0)
-    until(one, lambda: one.counts["killed"] == 1)
+    polled(one, lambda: one.counts["killed"] == 1)
     assert says in one.problem and one.pid is None and one.state == "down"
 
 
 def test_waiting_for_idleness_ends_in_time(run):
     one = run("hang")
     one.train(60.0)
-    until(one, lambda: one.state == "training")
+    polled(one, lambda: one.state == "training")
     began = time.monotonic()
     assert one.wait_idle(0.3) is False
     assert time.monotonic() - began < HANGS
@@ -163,7 +163,7 @@ def test_waiting_for_idleness_ends_in_time(run):
 def test_closing_ends_in_time_too(run):
     one = run("stay")
     one.start()
-    until(one, lambda: one.state == "idle")
+    polled(one, lambda: one.state == "idle")
     began = time.monotonic()
     one.close(0.3)
     assert time.monotonic() - began < HANGS and one.counts["killed"] == 1
@@ -172,7 +172,7 @@ def test_closing_ends_in_time_too(run):
 def test_commands_to_a_worker_that_does_not_read_are_dropped_at_once(run):
     one = run("deaf")
     one.start()
-    until(one, lambda: one.state == "idle")
+    polled(one, lambda: one.state == "idle")
     began = time.monotonic()
     for _ in range(3000):  # more than a pipe holds
         one.order(load="/some/drafter-with-a-long-name")
@@ -183,7 +183,7 @@ def test_commands_to_a_worker_that_does_not_read_are_dropped_at_once(run):
 def test_an_error_of_the_worker_is_reported_and_it_goes_on(run):
     one = run("error")
     one.train(1.0)
-    until(one, lambda: one.counts["errors"] == 1 and one.state == "idle")
+    polled(one, lambda: one.counts["errors"] == 1 and one.state == "idle")
     assert "No space left" in one.problem and one.drafter is None
     assert one.train(1.0) is True
 

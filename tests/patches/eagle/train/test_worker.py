@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from drafter_lab import capture, fill, make_target
-from machine import limit, until
+from machine import limit, polled
 from private_modes import loose
 from transformers import AutoModelForCausalLM
 
@@ -43,34 +43,34 @@ def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
     try:
         # From scratch, with a corrupt file among the samples.
         one.train(300.0)
-        until(one, lambda: one.figures.get("step", 0) >= 12)
+        polled(one, lambda: one.figures.get("step", 0) >= 12)
         assert one.figures["corrupt"] == 1 and one.figures["read"] == 9
         # Killed in the middle of a slice: noticed, started again, its checkpoint read up.
         os.kill(one.pid, signal.SIGKILL)
-        until(one, lambda: one.counts["died"] == 1)
+        polled(one, lambda: one.counts["died"] == 1)
         fill(queue, capture(model, 10, seed=1))
-        until(one, lambda: one.train(300.0))
-        events = until(one, lambda: one.state == "training" and one.figures.get("event") == "training")
+        polled(one, lambda: one.train(300.0))
+        events = polled(one, lambda: one.state == "training" and one.figures.get("event") == "training")
         ready = next(event for event in events if event["event"] == "ready")
         assert ready["device"] == "cpu" and ready["resumed"] and ready["step"] >= 5 and ready["step"] % 5 == 0
         # A disk that takes nothing any more: the drafter is lost, the worker goes on.
-        until(one, lambda: one.figures["step"] > ready["step"] + 3)
+        polled(one, lambda: one.figures["step"] > ready["step"] + 3)
         resource.prlimit(one.pid, resource.RLIMIT_FSIZE, (512, resource.RLIM_INFINITY))
         one.stop()
-        until(one, lambda: one.counts["errors"] == 1 and one.state == "idle")
+        polled(one, lambda: one.counts["errors"] == 1 and one.state == "idle")
         assert "OSError" in one.problem and one.drafter is None
         resource.prlimit(one.pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         # Room again: the next slice gives a drafter that an engine can load.
         one.train(1.0)
-        until(one, lambda: one.counts["drafters"] == 1 and one.state == "idle")
+        polled(one, lambda: one.counts["drafters"] == 1 and one.state == "idle")
         drafter = make_drafter(drafter_config(model.config))
         load_weights(drafter, one.drafter)
         assert json.loads((one.drafter / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
         assert all(torch.isfinite(weight).all() for weight in drafter.parameters())
         # A rollback and a moved policy are read in.
         one.order(load=str(one.drafter), target=str(target))
-        one.train(1.0) or until(one, lambda: one.train(1.0))
-        until(one, lambda: one.counts["drafters"] == 2 and one.state == "idle")
+        one.train(1.0) or polled(one, lambda: one.train(1.0))
+        polled(one, lambda: one.counts["drafters"] == 2 and one.state == "idle")
         assert one.counts["errors"] == 1
         pid = one.pid
     finally:
@@ -88,7 +88,7 @@ def test_a_worker_without_a_target_says_why(tmp_path):
     )
     try:
         one.start()
-        until(one, lambda: one.state == "given up")
+        polled(one, lambda: one.state == "given up")
     finally:
         one.close()
     assert "none" in one.problem and one.counts["started"] == 1
