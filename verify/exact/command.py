@@ -1,4 +1,5 @@
-"""Run ``flashpatch-verify exact MODEL``: exit 0 if engine and trainer agree, 1 if not, 2 on wrong use, 3 if they do in part."""
+"""Run ``flashpatch-verify exact MODEL``: exit 0 if engine and trainer agree to rounding, 1 if not, 2 on wrong use, 3 if they do as far
+as they were compared, and something was not."""
 
 from __future__ import annotations
 
@@ -33,6 +34,8 @@ TEXT = (
     "the capital of France is Paris. def add(a, b): return a + b"
 )
 RANDOM_TOKENS, DISTINCT = 48, 16
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+"""Names that a model's config may have for how many experts a layer has."""
 WIDEST_WINDOW = 1024  # tokens; a wider sliding window is not reached
 SHOWN = 12
 
@@ -138,13 +141,14 @@ def certify(
         return Certificate([], problem=f"cannot compare here: {wanted} is not installed")
     rollout = importlib.import_module(f"flashpatch.verify.exact.{ENGINES[kind]}")
     begun = time.monotonic()
-    from flashpatch.verify.exact.engine import first_changed
+    from flashpatch.verify.exact.engine import STEPS, first_changed
     from flashpatch.verify.exact.rows import changed
     from flashpatch.verify.exact.trainer import certified
 
     try:
         ids, compared = tokens(model, prompt or TEXT, bool((engine or {}).get("trust_remote_code")))
-        settings = {**rollout.defaults(model, max(len(ids) + 8, 64)), **(engine or {})}
+        more = for_experts(model, bool((engine or {}).get("trust_remote_code")))
+        settings = {**rollout.defaults(model, max(len(more), len(ids)) + 2 * STEPS), **(engine or {})}
         problem = rollout.refusal(settings)
     except (OSError, ImportError):
         raise
@@ -152,20 +156,21 @@ def certify(
         return Certificate([], problem=because(error), engine=kind)
     if problem:
         return Certificate([], problem=f"cannot compare here: {problem}")
-    room = (settings[rollout.LENGTH] or len(ids) + 1) - 1
-    if len(ids) > room:
-        ids, compared = ids[:room], f"the first {room} of {compared}, as {rollout.LENGTH} is {room + 1}"
+    if most := settings[rollout.LENGTH]:
+        room, more = most - 1 - STEPS, more[: most - 1]
+        if len(ids) > room:
+            ids, compared = ids[:room], f"the first {room} of {compared}, as {rollout.LENGTH} is {most}"
     adapter = settings.pop("adapter", "")
     try:
         with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
-            seen = rollout.prefill(llm, ids, adapter, read)
+            seen = rollout.prefill(llm, ids, adapter, read, more)
             changes = []
             for _ in range(syncs):
                 rollout.reload(llm, model)
                 again = rollout.prefill(llm, ids, adapter, read)
                 changes.append(first_changed(seen.ranks, again.ranks) or changed(seen.rows, again.rows))
         done = time.monotonic()
-        asked = model, bool(settings.get("trust_remote_code")), ids, pickle.dumps(seen), trainer
+        asked = model, bool(settings.get("trust_remote_code")), seen.ids, pickle.dumps(seen), trainer
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             found = pool.submit(certified, *asked).result()
     except Exception as error:  # whatever an engine or a model's own code raises
@@ -206,6 +211,15 @@ def at_random(size: int, count: int) -> list[int]:
     return torch.randint(size, (count,), generator=torch.Generator().manual_seed(0)).tolist()
 
 
+def for_experts(model: str, trusted: bool) -> list[int]:
+    """Return random tokens, at least as many as a layer of the model has experts: each has its turn at one."""
+    from transformers import AutoConfig
+
+    config = AutoConfig.from_pretrained(model, trust_remote_code=trusted).get_text_config()
+    experts = [getattr(config, name, None) or 0 for name in EXPERTS]
+    return at_random(config.vocab_size, max(RANDOM_TOKENS, *experts))
+
+
 def tables(certificate: Certificate) -> list[Table]:
     """Return what is printed: the verdict, and the places that differ or, if none does, those that come nearest to it."""
     if certificate.problem:
@@ -217,12 +231,13 @@ def tables(certificate: Certificate) -> list[Table]:
         for place in shown
     ]
     first = certificate.first
-    agreed = "compared in part, and that agrees" if certificate.not_compared else "engine and trainer agree"
-    verdict = f"first differs: {first}" if first else f"{agreed} to rounding"
+    verdict = f"first differs: {first}" if first else "engine and trainer agree to rounding"
+    if certificate.not_compared and certificate.agrees:
+        verdict = "compared in part, and that agrees to rounding"
     numbers = [("mean KL, nats", f"{certificate.kl:.1e}", f"{certificate.kl_rounding:.1e}")]
     notes = [f"compared on {certificate.prompt}"] if certificate.prompt else []
-    parts = {"not compared": certificate.not_compared, "left out": certificate.left_out}
-    notes += [f"{how}: {one}" for how, part in parts.items() for one in part]
+    notes += [f"not compared: {what}" for what in certificate.not_compared]
+    notes += [f"left out: {what}" for what in certificate.left_out]
     took = ", ".join(f"{part} {seconds:.1f}" for part, seconds in certificate.seconds.items())
     notes += [f"seconds: {took}"] if took else []
     synced = [(str(at), change or "nothing") for at, change in enumerate(certificate.syncs, 1)]
@@ -247,7 +262,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flashpatch-verify exact",
         description="Compare vLLM or SGLang with the Hugging Face model that a trainer trains, and name the first module that differs.",
-        epilog="Exit status: 0 they agree to rounding, 1 they differ or cannot be compared, 2 wrong use, 3 some was not compared.",
+        epilog="Exit status: 0 they agree to rounding, 1 they differ or cannot be compared, 2 wrong use, 3 what was compared agrees, and "
+        "some of the model was not.",
     )
     types = {"int": int, "float": float}
     for name, given in tomllib.loads(Path(__file__).with_name("options.toml").read_text()).items():

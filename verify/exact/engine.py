@@ -11,16 +11,23 @@ from typing import Any
 
 import torch
 
+from flashpatch.verify import sampled
 from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
 from flashpatch.verify.exact.certificate import Place
-from flashpatch.verify.exact.rows import Rows, Turns, of_model, turns_of
+from flashpatch.verify.exact.forced import WHOLE, Part
+from flashpatch.verify.exact.routers import taking_turns
+from flashpatch.verify.exact.rows import Rows, farthest, of_model, spread
 from flashpatch.verify.exact.shards import HEAD, Pair, join, layouts_of, some
 
 LENGTH = "max_model_len"
 PARALLEL = tuple(
     f"{kind}_parallel_size" for kind in ("pipeline", "data", "prefill_context", "decode_context")
 )
+STEPS = 8
+"""Decode steps after the prompt that are compared."""
+CLOSE = 2.0**-8
+"""By how much a log-probability that an engine returns may be off that of its own logits, nats."""
 _open = ExitStack()
 _calls: list[Call] = []
 
@@ -35,7 +42,9 @@ class Pass:
         quantization: how the engine's weights are quantized, "" if they are not.
         problem: why it is none that was asked for, "" if it is.
         apart: where ranks that hold the same disagree; ``left`` are modules that cannot be joined.
-        turns: what the first rank turns queries and keys by, and ``rows`` what is kept of its tables' rows."""
+        rows: what is kept of its tables' rows.
+        part: how the tokens were read, and ``ids`` which these are: with those that the engine answered in decode steps.
+        far: a second one, at positions far beyond the prompt, each expert in turn; ``unasked`` is what else was not."""
 
     calls: list[Call]
     logits: torch.Tensor
@@ -44,8 +53,11 @@ class Pass:
     ranks: list[list[Call]] = field(default_factory=list)
     apart: list[Place] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
-    turns: Turns = field(default_factory=dict)
     rows: Rows = field(default_factory=dict)
+    part: Part = WHOLE
+    ids: list[int] = field(default_factory=list)
+    far: Pass | None = None
+    unasked: tuple[str, ...] = ()
 
 
 def defaults(model: str, length: int) -> dict[str, Any]:
@@ -87,52 +99,122 @@ def opened(**arguments: Any) -> Iterator[Any]:
         cleanup_dist_env_and_memory()
 
 
-def prefill(llm: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> Pass:
+def prefill(
+    llm: Any, ids: list[int], adapter: str = "", read: str = ALONE, more: list[int] | None = None
+) -> Pass:
     """Let a `vllm.LLM` that was `opened` read the tokens ``ids``, in one of `causes.WAYS`, under the LoRA adapter of a folder
-    if one is named; return what its modules did."""
-    from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
-
-    plain = dict(temperature=0, max_tokens=1, detokenize=False)
-    asked = SamplingParams(prompt_logprobs=0, skip_reading_prefix_cache=read != CACHED, **plain)
-    under = LoRARequest("exact", 1, adapter) if adapter else None
-
-    def calls_of(*prompts: list[int]) -> list[list[Call]]:
-        sampling = [asked, *[SamplingParams(**plain)] * (len(prompts) - 1)]
-        llm.collective_rpc(_start)
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        llm.generate(inputs, sampling, use_tqdm=False, lora_request=under)
-        return llm.collective_rpc(_stop)
-
-    config, length = llm.llm_engine.vllm_config.model_config, len(ids)
-    problem = ""
+    if one is named; return what its modules did. With the tokens ``more`` it answers sampled requests before, and reads these."""
+    reader, length = _Reader(llm, adapter, read == CACHED), len(ids)
     if read == BESIDE:
-        others = [ids[at:] + ids[:at] for at in range(1, 1 + OTHERS)]
-        calls = calls_of(ids, *others)
-        if calls[0][0].returned.shape[0] != length * (1 + OTHERS):
-            problem = f"the engine does not read {1 + OTHERS} sequences of {length} tokens in one step"
-        calls = [rows_of(rank, length * (1 + OTHERS), length) for rank in calls]
-    elif read == CACHED:
+        calls, _ = reader.calls(ids, *[ids[at:] + ids[:at] for at in range(1, 1 + OTHERS)])
+        problem = f"the engine does not read {1 + OTHERS} sequences of {length} tokens in one step"
+        problem *= calls[0][0].returned.shape[0] != length * (1 + OTHERS)
+        return reader.passed(
+            [rows_of(rank, length * (1 + OTHERS), length) for rank in calls], ids, WHOLE, problem
+        )
+    if read == CACHED:
         llm.reset_prefix_cache()
-        before = [rows_of(rank, BLOCK + 1, BLOCK) for rank in calls_of(ids[: BLOCK + 1])]
-        after = calls_of(ids)
-        if after[0][0].returned.shape[0] != length - BLOCK:
-            problem = f"the engine does not read {BLOCK} tokens from its prefix cache"
-        calls = [[*early, *late] for early, late in zip(before, after, strict=True)]
-    else:
-        calls = calls_of(ids)
-    steps = [joined(rank) for rank in calls]
-    ranks = [modules for modules, _ in steps]
-    logits = steps[0][1] if len(steps[0][1]) == length - 1 else torch.empty(0)
-    layouts, turns, rows = llm.collective_rpc(_described)[0]
-    whole, how = join(ranks, layouts), config.quantization or ""
-    return Pass(whole.calls, logits, how, problem, ranks, whole.apart, whole.left, turns, rows)
+        before = [rows_of(rank, BLOCK + 1, BLOCK) for rank in reader.calls(ids[: BLOCK + 1])[0]]
+        after, _ = reader.calls(ids)
+        problem = f"the engine does not read {BLOCK} tokens from its prefix cache"
+        problem *= after[0][0].returned.shape[0] != length - BLOCK
+        return reader.passed(
+            [[*early, *late] for early, late in zip(before, after, strict=True)], ids, WHOLE, problem
+        )
+    tally = reader.sampled(ids[: sampled.PROMPT]) if more else None
+    far = reader.far(more) if more else None
+    # What fails after some calls shows, as these come last.
+    calls, answer = reader.calls(ids, prompt_logprobs=0, max_tokens=STEPS + 1, logprobs=0)
+    is_compiled = all(call.name == HEAD for call in calls[0])
+    drawn, scores = _answered(answer)
+    fed = [*ids, *drawn[: 0 if is_compiled else -1]]
+    found = reader.passed(calls, fed, Part(steps=len(fed) - length))
+    if not tally:
+        return found
+    scores = [*(row[token].logprob for token, row in zip(ids[1:], answer.prompt_logprobs[1:])), *scores]
+    if not tally.missed:
+        tally.compare(found.logits.log_softmax(-1), fed[1:], scores[: len(fed) - 1])
+    places = [*found.apart, *of_sampler(tally)]
+    return replace(found, apart=places, unasked=tuple(tally.missed), far=None if is_compiled else far)
 
 
-def _start(worker: Any) -> None:
-    """In a worker: record from here on the calls of the modules of its model."""
+class _Reader:
+    """Let a `vllm.LLM` read sequences, under an adapter if one is named, and return what its modules did."""
+
+    def __init__(self, llm: Any, adapter: str, cached: bool) -> None:
+        from vllm.lora.request import LoRARequest
+
+        self._llm, self._skips = llm, not cached
+        self._under = LoRARequest("exact", 1, adapter) if adapter else None
+        self._config = llm.llm_engine.vllm_config.model_config
+        self._layouts, self._farthest, self._rows = llm.collective_rpc(_described)[0]
+
+    def calls(
+        self, *prompts: list[int], part: Part | None = None, **asked: Any
+    ) -> tuple[list[list[Call]], Any]:
+        """Return what each rank's modules did, and what the first prompt was answered."""
+        from vllm import SamplingParams
+
+        plain = dict(temperature=0, max_tokens=1, detokenize=False, ignore_eos=True)
+        first = SamplingParams(
+            **plain | {"skip_reading_prefix_cache": self._skips} | (asked or {"prompt_logprobs": 0})
+        )
+        self._llm.collective_rpc(_start, args=(part, len(prompts[0])))
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        each = [first, *[SamplingParams(**plain)] * (len(prompts) - 1)]
+        answers = self._llm.generate(inputs, each, use_tqdm=False, lora_request=self._under)
+        return self._llm.collective_rpc(_stop), answers[0]
+
+    def passed(self, calls: list[list[Call]], ids: list[int], part: Part, problem: str = "") -> Pass:
+        """Return what each rank's model did with these tokens, as one process would have done it."""
+        steps = [joined(rank) for rank in calls]
+        ranks, whole = [modules for modules, _ in steps], steps[0][1]
+        one, logits = join(ranks, self._layouts), whole if len(whole) == len(ids) - 1 else torch.empty(0)
+        how = self._config.quantization or ""
+        return Pass(one.calls, logits, how, problem, ranks, one.apart, one.left, self._rows, part, ids)
+
+    def far(self, ids: list[int]) -> Pass:
+        part = Part(max(self._farthest // max(len(ids) - 1, 1), 1), turns=True)
+        return self.passed(self.calls(ids, part=part)[0], ids, part)
+
+    def sampled(self, prompt: list[int]) -> sampled.Tally:
+        tally, returned = sampled.Tally(CLOSE), self._config.logprobs_mode.removesuffix("_logprobs")
+        for asked in sampled.ALONE:
+            calls, answer = self.calls(prompt, logprobs=0, max_tokens=sampled.TOKENS, **asked)
+            tokens, scores = _answered(answer)
+            tally.add(last_logits(calls[0], len(tokens)), prompt, asked, tokens, scores, returned)
+        return tally
+
+
+def _answered(answer: Any) -> tuple[list[int], list[float]]:
+    """The tokens of an answer, and the log-probability that the engine returned for each."""
+    found = answer.outputs[0]
+    return list(found.token_ids), [row[token].logprob for token, row in zip(found.token_ids, found.logprobs)]
+
+
+def of_sampler(tally: sampled.Tally) -> Iterator[Place]:
+    """Yield the places of what a sampler did."""
+    if tally.tokens:
+        outside, off = "tokens outside what it draws from", "likelihood of its tokens, in standard deviations"
+        yield Place("the sampler", tally.outside / tally.tokens, 1e-9, "", outside)
+        yield Place("the sampler", tally.off, sampled.SURE, "", off)
+    yield Place("log-probabilities that are returned", tally.worst, CLOSE)
+
+
+def last_logits(calls: list[Call], count: int) -> torch.Tensor:
+    """Return the logits that the last ``count`` tokens were drawn with."""
+    heads = [_in_rows(call, None).returned[-1:] for call in calls if call.name == HEAD]
+    return torch.cat(heads[-count:]) if heads else torch.empty(0)
+
+
+def _start(worker: Any, part: Part | None, count: int) -> None:
+    """In a worker: record from here on the calls of the modules of its model, which reads ``count`` tokens in that way."""
     global _calls
-    _calls = _open.enter_context(recorded(worker.get_model()))
+    model = worker.get_model()
+    if part:
+        _open.enter_context(taking_turns(model))
+        _open.enter_context(spread(model, part.stride, count))
+    _calls = _open.enter_context(recorded(model))
 
 
 def _stop(worker: Any) -> list[Call]:
@@ -141,10 +223,10 @@ def _stop(worker: Any) -> list[Call]:
     return _calls
 
 
-def _described(worker: Any) -> tuple[dict[str, Pair], Turns, Rows]:
-    """In a worker: return how tensors lie on the ranks, by what queries and keys are turned, and what is kept of tables' rows."""
+def _described(worker: Any) -> tuple[dict[str, Pair], int, Rows]:
+    """In a worker: return how tensors lie on the ranks, the last position that it knows, and what is kept of tables' rows."""
     model = worker.get_model()
-    return layouts_of(model), turns_of(model), of_model(model)
+    return layouts_of(model), farthest(model), of_model(model)
 
 
 def rows_of(calls: list[Call], of: int, count: int) -> list[Call]:
@@ -157,9 +239,11 @@ def rows_of(calls: list[Call], of: int, count: int) -> list[Call]:
 
 
 def joined(calls: list[Call]) -> tuple[list[Call], torch.Tensor]:
-    """Return the modules' calls and the prompt's logits of a prefill that the engine did in one step or in several, each of
-    which begins with the same module."""
+    """Return the modules' calls and the logits, at each position but the last, of tokens that the engine read in one step or in several,
+    each of which begins with the same module."""
     starts = [at for at, call in enumerate(calls) if call.name == calls[0].name]
+    first = {call.name: call for call in calls[: starts[1] if len(starts) > 1 else None] if call.name != HEAD}
+    calls = [_in_rows(call, first.get(call.name)) for call in calls]
     steps = [calls[begin:end] for begin, end in pairwise([*starts, len(calls)])]
     modules = [[call for call in step if call.name != HEAD] for step in steps]
     if not any(modules):  # compiled: modules are called in no way that shows
@@ -168,14 +252,32 @@ def joined(calls: list[Call]) -> tuple[list[Call], torch.Tensor]:
         return [Call(HEAD, torch.empty(0), whole)], whole
     logits = []
     for step, own in zip(steps, modules, strict=True):
-        tokens = own[0].returned.shape[0]  # the last step has no logits after its last token
+        tokens = own[0].returned.shape[0]
         heads = [call.returned for call in step if call.name == HEAD and call.returned.dim() == 2]
-        logits += [head for head in heads if tokens - 1 <= len(head) <= tokens][-1:]
+        found = [head for head in heads if tokens - 1 <= len(head) <= tokens][-1:]
+        if (
+            found and len(found[0]) < tokens
+        ):  # those after its last token come from the call that draws the next
+            found += [head for head in heads if len(head) == 1][:1]
+        logits += found
     if len({tuple(call.name for call in own) for own in modules}) > 1:
         return calls, torch.empty(0)
-    whole = torch.cat(logits) if logits else torch.empty(0)
+    whole = (
+        torch.cat(logits)[: sum(len(own[0].returned) for own in modules) - 1] if logits else torch.empty(0)
+    )
     same = [_one(list(parts)) for parts in zip(*modules, strict=True)]
     return [*same, Call(HEAD, torch.empty(0), whole)], whole
+
+
+def _in_rows(call: Call, like: Call | None) -> Call:
+    """A call whose tensors have a row per token, in a step of one token too, as in the step before, or as logits have."""
+
+    def rows(tensor: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
+        wanted = 2 if other is None else other.dim()
+        return tensor[None] if tensor.dim() == wanted - 1 and tensor.numel() else tensor
+
+    mine = replace(call, returned=rows(call.returned, like and like.returned))
+    return mine if like is None else replace(mine, given=rows(call.given, like.given))
 
 
 def _one(parts: list[Call]) -> Call:

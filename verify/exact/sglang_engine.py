@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -18,10 +18,13 @@ from unittest import mock
 import torch
 
 from flashpatch.patches.cpu import platform
+from flashpatch.verify import sampled
 from flashpatch.verify.exact.calls import Call, hooked, recorded
 from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
-from flashpatch.verify.exact.engine import Pass, joined, rows_of
-from flashpatch.verify.exact.rows import of_model, turns_of
+from flashpatch.verify.exact.engine import CLOSE, STEPS, Pass, joined, last_logits, of_sampler, rows_of
+from flashpatch.verify.exact.forced import WHOLE, Part
+from flashpatch.verify.exact.routers import taking_turns
+from flashpatch.verify.exact.rows import farthest, of_model, spread
 from flashpatch.verify.exact.shards import HEAD
 from flashpatch.verify.probes.sglang_engine import ADAPTED
 
@@ -114,8 +117,12 @@ def _configure(bench: Any, args: Any) -> None:
     bench.initialize_fp4_gemm_config(*given)
 
 
-def prefill(runner: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> Pass:
+def prefill(
+    runner: Any, ids: list[int], adapter: str = "", read: str = ALONE, more: list[int] | None = None
+) -> Pass:
     """Let the engine read the tokens ``ids``; see `flashpatch.verify.exact.engine.prefill`."""
+    from sglang.srt.sampling.sampling_params import SamplingParams
+
     bench, length, under = _bench(), len(ids), _loaded(runner, adapter) if adapter else None
     if read == CACHED and length <= BLOCK:
         problem = f"the prompt has {length} tokens, and {BLOCK} are to come before others"
@@ -129,30 +136,57 @@ def prefill(runner: Any, ids: list[int], adapter: str = "", read: str = ALONE) -
             request.lora_id = under
         return requests
 
-    def calls_of(requests: list[Any]) -> list[Call]:
-        with redirect_stdout(sys.stderr), _whole(runner.torch_runner.model) as calls:
-            runner.extend(requests)
-        return calls
-
+    model, how = runner.torch_runner.model, runner.torch_runner.model_config.quantization or ""
+    part, rows, tally, far = WHOLE, of_model(model), sampled.Tally(CLOSE), None
     if read == BESIDE:
         others = [ids[at:] + ids[:at] for at in range(1, 1 + OTHERS)]
-        calls = rows_of(calls_of(asked(ids, *others)), length * (1 + OTHERS), length)
+        calls = rows_of(_read(runner, asked(ids, *others))[0], length * (1 + OTHERS), length)
     elif read == CACHED:
         requests = asked(ids[:BLOCK])
-        calls = calls_of(requests)
+        calls, _ = _read(runner, requests)
         cut = bench.BenchArgs(cut_len=BLOCK)
-        more = bench.prepare_extend_inputs_for_correctness_test(cut, [ids], requests, runner.torch_runner)
-        row = getattr(more[0], "req_pool_idx", None)
+        cached = bench.prepare_extend_inputs_for_correctness_test(cut, [ids], requests, runner.torch_runner)
+        row = getattr(cached[0], "req_pool_idx", None)
         if row is not None:  # 0.5.12, which reads row 0 of its table
             slots = runner.torch_runner.req_to_token_pool.req_to_token[row, :BLOCK]
-            more[0].prefix_indices = slots.to(more[0].prefix_indices.dtype)
-        calls += calls_of(more)
+            cached[0].prefix_indices = slots.to(cached[0].prefix_indices.dtype)
+        calls += _read(runner, cached)[0]
     else:
-        calls = calls_of(asked(ids))
+        prompt = ids[: sampled.PROMPT]
+        for settings in (sampled.ASKED[0], sampled.NUCLEUS, sampled.ASKED[2]) if more else ():
+            (request,) = asked(prompt)
+            request.sampling_params = SamplingParams(**settings, max_new_tokens=sampled.TOKENS)
+            request.sampling_params.normalize(None)
+            calls, answer = _read(runner, [request], sampled.TOKENS - 1)
+            tally.add(last_logits(calls, sampled.TOKENS), prompt, settings, *answer, "asked")
+        if more:
+            there = Part(max(farthest(model) // max(len(more) - 1, 1), 1), turns=True)
+            modules, logits = joined(_read(runner, asked(more), part=there)[0])
+            far = Pass(modules, logits, how, part=there, ids=more)
+        calls, answer = _read(runner, asked(ids), STEPS)
+        ids, part = [*ids, *answer[0][:-1]], Part(steps=STEPS)
     modules, logits = joined(calls)
-    whole = logits[:-1] if len(logits) == length else torch.empty(0)
-    model, how = runner.torch_runner.model, runner.torch_runner.model_config.quantization or ""
-    return Pass(modules, whole, how, ranks=[modules], turns=turns_of(model), rows=of_model(model))
+    found = Pass(modules, logits, how, ranks=[modules], rows=rows, part=part, ids=ids, far=far)
+    return replace(found, apart=[*of_sampler(tally)], unasked=tuple(tally.missed)) if more else found
+
+
+def _read(
+    runner: Any, requests: list[Any], steps: int = 0, part: Part | None = None
+) -> tuple[list[Call], tuple[list[int], list[float]]]:
+    """What the modules do, and the first request's answer with its log-probabilities, in one step and ``steps`` of decoding."""
+    model = runner.torch_runner.model
+    with ExitStack() as stack:
+        stack.enter_context(redirect_stdout(sys.stderr))
+        if part:
+            stack.enter_context(taking_turns(model))
+            stack.enter_context(spread(model, part.stride, len(requests[0].origin_input_ids)))
+        calls = stack.enter_context(_whole(model))
+        scores = stack.enter_context(_scored(runner.torch_runner.sampler))
+        drawn, _, batch = runner.extend(requests)
+        answer = [drawn]
+        for _ in range(steps):
+            answer.append(runner.decode(answer[-1], batch)[0])
+    return calls, ([int(one[0]) for one in answer], scores)
 
 
 def _loaded(runner: Any, folder: str) -> str:
@@ -165,6 +199,26 @@ def _loaded(runner: Any, folder: str) -> str:
         if not found.success:
             raise RuntimeError(f"SGLang does not load the adapter {folder}: {found.error_message}")
     return folder
+
+
+@contextmanager
+def _scored(sampler: torch.nn.Module) -> Iterator[list[float]]:
+    """Within, append the log-probability of each token that is drawn for the first request, as a sampler returns it."""
+    scores: list[float] = []
+
+    def before(_: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        given = inspect.signature(sampler.forward).bind(*args, **kwargs)
+        count = len(args[0].next_token_logits)
+        asked = dict(return_logprob=True, top_logprobs_nums=[0] * count, token_ids_logprobs=[None] * count)
+        given.arguments.update(asked)
+        return given.args, given.kwargs
+
+    def after(_: Any, args: tuple, kwargs: dict, returned: Any) -> None:
+        scores.append(float(args[0].next_token_logprobs[0]))
+
+    hooks = [sampler.register_forward_pre_hook(before, with_kwargs=True)]
+    with hooked([*hooks, sampler.register_forward_hook(after, with_kwargs=True)]):
+        yield scores
 
 
 @contextmanager
