@@ -110,4 +110,4 @@ class Certificate:
 
     def as_json(self) -> dict[str, Any]:
         first = self.first
-        return {**asdict(self), "ok": self.ok, "first": first.name if first else None}
+        return {**asdict(self), "ok": self.ok, "agrees": self.agrees, "first": first.name if first else None}

@@ -61,7 +61,7 @@ def run():
 def test_an_honest_engine_agrees(run, tmp_path, family: str) -> None:
     model = models.checkpoint(tmp_path, family, **HONEST[family])
     found = run(certified, str(model), timeout=300)
-    assert found["ok"] and len(found["places"]) >= 30, (found["first"], found["problem"])
+    assert found["agrees"] and len(found["places"]) >= 30, (found["first"], found["problem"])
 
 
 @pytest.mark.full
@@ -69,7 +69,7 @@ def test_an_honest_engine_agrees(run, tmp_path, family: str) -> None:
 def test_however_the_prompt_is_read_it_agrees(run, tmp_path, read: str, engine: dict) -> None:
     model = models.checkpoint(tmp_path, "llama")
     found = run(certified, str(model), read=read, timeout=300, **engine)
-    assert found["ok"] and len(found["places"]) >= 30, (found["first"], found["problem"])
+    assert found["agrees"] and len(found["places"]) >= 30, (found["first"], found["problem"])
 
 
 @pytest.mark.full
@@ -80,7 +80,7 @@ def test_an_adapter_counts_once(run, tmp_path) -> None:
         pytest.skip("vLLM 0.24's product of an adapter on two CPU ranks does not fit: einsum()")
     served = dict(model=str(base), adapter=str(adapter), max_lora_rank=8, max_loras=1)
     found = run(certified, str(lora_lab.merged(str(base), 1)), timeout=300, **served)
-    assert found["ok"], (found["first"], found["problem"])
+    assert found["agrees"], (found["first"], found["problem"])
 
 
 @pytest.mark.full
@@ -88,7 +88,7 @@ def test_eight_bits_are_no_fault(tmp_path) -> None:
     model = models.checkpoint(tmp_path, "llama")
     env = {**ENV, "FLASHPATCH": "int8", "FLASHPATCH_LEDGER": str(tmp_path)}
     found = scenario.run(certified, str(model), syncs=1, env=env, timeout=300)
-    assert found["ok"] and found["quantization"] and found["syncs"] == [""], (
+    assert found["agrees"] and found["quantization"] and found["syncs"] == [""], (
         found["first"],
         found["problem"],
     )

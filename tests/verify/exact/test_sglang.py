@@ -66,7 +66,7 @@ def test_an_honest_engine_agrees(tmp_path: Path, family: str) -> None:
     seed = family == "gpt-oss"  # 0: for some of its tokens two experts are equally likely but for rounding
     model = lab.checkpoint(tmp_path, family, int(seed), **CHANGED.get(family, {}))
     found = certify(tmp_path, model, syncs=2 * (family in SOON), amx=family in AMX)
-    assert found["ok"] and len(found["places"]) >= 15, (found["first"], found["problem"], found["syncs"])
+    assert found["agrees"] and len(found["places"]) >= 15, (found["first"], found["problem"], found["syncs"])
     bounds = [place["bound"] for place in found["places"] if place["name"] != "the sampler"]
     assert max(bounds) < 0.1  # nothing agrees for want of a bound
     assert found["engine"] == "sglang" and found["syncs"] == ["", ""] * (family in SOON)
@@ -125,7 +125,7 @@ def test_what_sglang_computes_otherwise_is_named(tmp_path: Path, family: str) ->
 @pytest.mark.parametrize("read", WAYS)
 def test_however_the_prompt_is_read_it_agrees(tmp_path: Path, read: str) -> None:
     found = certify(tmp_path, lab.checkpoint(tmp_path, "llama", 0), syncs=1, read=read)
-    assert found["ok"] and len(found["places"]) >= 15 and found["syncs"] == [""], found
+    assert found["agrees"] and len(found["places"]) >= 15 and found["syncs"] == [""], found
 
 
 @pytest.mark.full
@@ -161,7 +161,7 @@ def test_a_precision_is_no_fault(tmp_path: Path, family: str, precision: str) ->
     seen = lab.bare(tmp_path / "job", ["certify", dict(model=model, engine=engine, syncs=2)], **on)
     assert seen.done, str(seen)
     (found,) = seen.steps
-    assert found["ok"] and found["syncs"] == ["", ""], found["first"]
+    assert found["agrees"] and found["syncs"] == ["", ""], found["first"]
     assert not is_rounded or (precision in found["quantization"] and found["kl_rounding"] > 1e-3)
 
 
