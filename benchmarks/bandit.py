@@ -13,8 +13,7 @@ that include it. Columns:
                on a busy machine are those it was taken away from
 
 ``fastrl_eg`` and ``fastrl_beg`` are FastRL's rules as published (`bandit_fastrl.py`). Without ``--trace`` the
-traces are made up (`bandit_traces.py` says how, and what a recorded file looks like) and labelled SYNTHETIC.
-"""
+traces are made up (`bandit_traces.py` says how, and what a recorded file looks like) and labelled SYNTHETIC."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """FastRL's rules as published, written anew from a reading of them, to compare with. Not for use.
 
 Their reward is tokens per second of a step, the value of an arm the median of its last 300. There is no
-warm-up: an arm never tried has value 0 and is met by chance only. Speculation is on up to batch 32.
-"""
+warm-up: an arm never tried has value 0 and is met by chance only. Speculation is on up to batch 32."""
 
 from __future__ import annotations
 

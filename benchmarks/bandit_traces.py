@@ -14,8 +14,7 @@ The pair is the tokens that the step gave over the batch (accepted drafts and th
 its seconds. A step that gives 9 tokens to 4 rows moves a replay 2.25 lines on: an arm that gives more gets
 through the job in fewer steps, as in an engine. A recorder gets all arms by running the same job (greedy,
 same prompts, same lengths) once per fixed arm and lining the steps up by the tokens per row generated so far;
-between two steps of an arm the later lines repeat the step that spans them.
-"""
+between two steps of an arm the later lines repeat the step that spans them."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ def read(path: str | Path) -> Trace:
     """Read a trace.
 
     Raises:
-        PatchError: a line is no step, or lacks an arm; the message has the line.
-    """
+        PatchError: a line is no step, or lacks an arm; the message has the line."""
     steps: list[Step] = []
     head: dict = {}
     with (gzip.open if str(path).endswith(".gz") else open)(path, "rt") as file:
@@ -85,8 +83,7 @@ def made_up(name: str, seed: int, rollouts: int = 8, length: int = 2000) -> Trac
         ageing     falls from 0.8 to 0.3 within each pair of rollouts, back at once after a sync
         cold       0.02 for three rollouts, then learns up to 0.85
         collapse   0.85, 0.05 for two rollouts in the middle, 0.85
-        wave       0.55 and 0.35 up and down, twice over the job
-    """
+        wave       0.55 and 0.35 up and down, twice over the job"""
     source = random.Random(f"{name}-{seed}")
     arms = [Arm.parse(arm) for arm in ARMS]
     total, steps = rollouts * length, []

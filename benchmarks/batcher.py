@@ -11,8 +11,7 @@ number on all ranks, as ``rearrange_micro_batches`` does. Columns:
     idle        share of rank time lost to waiting for the fullest rank, over all forwards
     padding     tokens wasted if every batch of a round is padded to the fullest
     first       share of the samples that must have come before the first batch can leave
-    worse       rounds in which verl's algorithm on the same samples has a lower fullest rank
-"""
+    worse       rounds in which verl's algorithm on the same samples has a lower fullest rank"""
 
 from __future__ import annotations
 

@@ -7,8 +7,7 @@ matrices of 4 million and norms), the other takes them until it holds all of the
 random positions. share is bytes over those of everything, time seconds over those of everything, both medians over rounds with
 the smallest and largest. Find and check are the seconds in which the sender looks for changes and computes fingerprints and
 the receiver compares fingerprints; pays below is the bandwidth, in Gbit/s, under which the bytes that were saved take longer
-than that.
-"""
+than that."""
 
 from __future__ import annotations
 

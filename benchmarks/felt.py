@@ -6,8 +6,7 @@ Needs vLLM's CUDA wheel, on a GPU or on the fake device of tests/support/fake_cu
 is an engine with random weights. Counted are calls of Python, operators launched on the device, host waits, and bytes asked of
 torch's allocators; they are the same in every run. The time of the engine's thread in FlashPatch's own code (Python 3.12) is the
 median over the steps, by the clock: other work on the machine lengthens it, and on the fake device what operators take. An update's
-passes are the bytes that operators were given or gave, over those of the weights that came.
-"""
+passes are the bytes that operators were given or gave, over those of the weights that came."""
 
 from __future__ import annotations
 
@@ -125,8 +124,7 @@ def measured(folder: Path, arguments: list[str]) -> dict[str, dict[str, Any]]:
 
     Args:
         folder: for what the process writes.
-        arguments: of this command.
-    """
+        arguments: of this command."""
     from cuda_lab import runs
 
     env = runs.environment(90 if runs.is_built() else 0, FAKE_CUDA_MIB="12288")

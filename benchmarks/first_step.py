@@ -9,8 +9,7 @@ A GRPO job of two steps of a two-layer model, `verl.trainer.main_ppo` under `FLA
 
 Printed are the seconds and the processor seconds (user and system, all of the job's processes) until the first
 step was reported, and how many processes there had been. Processor seconds tell the same on a busy machine.
-Aim: 90 s on two quiet cores.
-"""
+Aim: 90 s on two quiet cores."""
 
 from __future__ import annotations
 
@@ -123,8 +122,7 @@ def first_step(world: Path, precision: str, settings: list[str]) -> Usage:
     """Run a job to its end; returns its usage when it reported its first step.
 
     Raises:
-        SystemExit: the job failed; the message names its log.
-    """
+        SystemExit: the job failed; the message names its log."""
     folder = Path(tempfile.mkdtemp(prefix="first-step-"))
     files = [
         f"data.{kind}_files={world}/{name}.parquet" for kind, name in (("train", "train"), ("val", "test"))

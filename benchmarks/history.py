@@ -17,8 +17,7 @@ Ratios are stock's seconds per token over an engine's, the median over the round
 median in 95 of 100 such runs (the range, for few rounds). Above 1 the engine is faster than stock. Where answers are short
 most of a token's time is its prompt's, and ratios go with how many tokens an engine happened to draw: ``--full-length`` lets
 every answer go on to ``--tokens``. On a machine that others
-use, ``--clock cpu`` counts the processor time of each engine's process instead of the time that passed.
-"""
+use, ``--clock cpu`` counts the processor time of each engine's process instead of the time that passed."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 Log-normal with median 500 and 99th percentile 5,000 tokens (sigma = ln 10 / 2.326 = 0.99), cut off at 16,384:
 the distribution that https://jiahuanglin.xyz/all_lessons/RL/lessons/22b_longtail_rollouts.html gives for a
-typical run; arXiv 2605.30859 describes the same shape. Prompts are uniform between 50 and 400 tokens.
-"""
+typical run; arXiv 2605.30859 describes the same shape. Prompts are uniform between 50 and 400 tokens."""
 
 from __future__ import annotations
 

@@ -132,8 +132,7 @@ def configure(size: Size, folder: Path) -> None:
 class Policies:
     """Two policies out of one checkpoint: as it is, and with the order of its layers reversed.
 
-    The file is mapped, so several processes share its memory; `resident` brings all of it in.
-    """
+    The file is mapped, so several processes share its memory; `resident` brings all of it in."""
 
     def __init__(self, size: Size, folder: Path) -> None:
         from safetensors.torch import load_file

@@ -9,8 +9,7 @@ which are in memory. Medians over the rounds are compared; the first round is no
 highest resident size during the update above that before it. A row of its own has what flashpatch.checksum
 takes, which the option verify_commit adds to an update. On a machine that others use, --threads 1 is
 steadier, as several threads wait for the slowest, and with --clock cpu the processor time of each process is
-compared instead of the time that passed.
-"""
+compared instead of the time that passed."""
 
 from __future__ import annotations
 
@@ -143,8 +142,7 @@ def _apart(one: list[float], other: list[float]) -> float:
 def _same_policy(workers: dict[str, Worker], title: str, first: dict[str, list[float]]) -> list[str]:
     """Both engines must have been updated, and back: what does nothing is quick. Notes where vLLM's own was not.
 
-    In fp8 the two run on other kernels, so that their answers are near to each other, not the same.
-    """
+    In fp8 the two run on other kernels, so that their answers are near to each other, not the same."""
     there, back = ({}, {})
     for answers, policy in ((there, 1), (back, 0)):
         for kind, way in (("ours", "buckets"), ("native", "native")):

@@ -19,8 +19,7 @@ reward of the first and of the last quarter of the steps, seconds of a step and 
 the first step), and reward gained per minute. Then int8 over bf16 in seconds, and k3 over that of "nothing".
 
 FOLDER keeps each job's log and metrics; a job whose metrics are there is not run again. --picture draws k3 and weights,
---curves the reward by seconds of training. OMP_NUM_THREADS is the trainer's threads, 1 if it is not set.
-"""
+--curves the reward by seconds of training. OMP_NUM_THREADS is the trainer's threads, 1 if it is not set."""
 
 from __future__ import annotations
 
@@ -102,8 +101,7 @@ class Job:
         """Run it, unless its metrics are there; return them.
 
         Raises:
-            SystemExit: the job failed; the message names its log.
-        """
+            SystemExit: the job failed; the message names its log."""
         if len(found := self.rows(folder)) >= steps:
             return found[:steps]
         (folder / f"{self}.jsonl").unlink(missing_ok=True)

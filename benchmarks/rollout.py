@@ -15,8 +15,7 @@ already, at temperature 1, on one thread each:
 Ratios are of tokens per second over stock bf16's, the median of the rounds and their range. An engine with less than an
 eighth of stock bf16's pace is timed once, with four tokens, and not at larger batches. ``--profile`` prints where an engine
 spends the time of a batch of one. On a machine that others use, ``--clock cpu`` counts the processor time of each engine's
-process instead of the time that passed.
-"""
+process instead of the time that passed."""
 
 from __future__ import annotations
 

@@ -17,8 +17,7 @@ alone. Routers:
 Ours have a threshold of 17/16 of the slots, so that what waits goes where there is room. Scenarios: all workers
 equal; one worker at a third of the speed; conversations of four turns. Columns: ``us``: processor microseconds per
 decision, of which a request needs two (it comes, it ends); ``shared``: requests that went to a worker which had had
-their prompt. Aim: makespan within 10% of the bound with predicted lengths and equal workers, decisions under 20 us.
-"""
+their prompt. Aim: makespan within 10% of the bound with predicted lengths and equal workers, decisions under 20 us."""
 
 from __future__ import annotations
 

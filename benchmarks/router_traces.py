@@ -6,8 +6,7 @@
     epoch         the same prompts an epoch later: other responses, all of them a tenth longer
     recorded      what a job of verl's did: a JSON line per response with step, prompt, prompt_tokens and tokens
 
-A trace is a list of requests in the order in which they are submitted.
-"""
+A trace is a list of requests in the order in which they are submitted."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class Request:
     Attributes:
         prompt: what siblings share.
         tokens: length of the prompt.
-        turns: lengths of its responses.
-    """
+        turns: lengths of its responses."""
 
     prompt: Hashable
     tokens: int

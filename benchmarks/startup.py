@@ -10,8 +10,7 @@ the time in its import hooks is taken within the process as well, and is what th
 that the hooks bring forward count as theirs. Needs pip and setuptools in the running environment.
 
 Aims: less than 0.5 ms where FLASHPATCH is unset and 15 ms where it is set; 10 % of a worker's imports without
-kept verdicts, 2 % with them.
-"""
+kept verdicts, 2 % with them."""
 
 import argparse
 import os

@@ -11,8 +11,7 @@ audited (audit_every=2), so that both kinds meet the same conditions; the first 
 share is the time that an audited sync takes longer, over that of one without; the columns of seconds are:
 gather, spent in exporting; load, in the rollout engine's load and post-processing; transfer, all the rest;
 trainer and rollout, what the fingerprints took on either side's second thread, which overlaps the other
-columns.
-"""
+columns."""
 
 from __future__ import annotations
 

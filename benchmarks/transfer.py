@@ -8,8 +8,7 @@ nothing: `ray.put` per bucket, one actor with the references, two buckets under 
 the same run, one after the other in each round. Printed per model and number of rollouts, for each way: seconds of a sync (median,
 least to most), the peak of the memory of all processes over what they held before, the object store included (each shared page once),
 and what of it is still held after the sync. Then how many seconds after a rollout is killed in the middle of a sync the trainer has
-an error. --store is the size of the object store, --directory where its memory is mapped: Ray takes /tmp if /dev/shm has no room.
-"""
+an error. --store is the size of the object store, --directory where its memory is mapped: Ray takes /tmp if /dev/shm has no room."""
 
 from __future__ import annotations
 

@@ -26,8 +26,7 @@ class Engine:
     """Run this script's command line again with ``--engine NAME``, and talk to it in lines of JSON.
 
     Raises:
-        SystemExit: the engine ended, instead of answering.
-    """
+        SystemExit: the engine ended, instead of answering."""
 
     def __init__(self, name: str) -> None:
         command = [sys.executable, *sys.argv, "--engine", name]
@@ -51,8 +50,7 @@ class Engine:
 
 def middle(values: list[float]) -> dict[str, float]:
     """Return the median as ``ratio``, and ``low`` and ``high``: the interval that holds the true median in 95 of 100 such
-    runs, the range for few values.
-    """
+    runs, the range for few values."""
     values, count = sorted(values), len(values)
     reach = 0.98 * math.sqrt(count)
     low, high = max(0, math.floor(count / 2 - reach)), min(count - 1, math.ceil(count / 2 + reach))

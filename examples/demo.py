@@ -172,7 +172,7 @@ def _engine(name: str, home: Path, quantization: str) -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
-    ledger.flush()
+    ledger.ending()
     os._exit(0)  # vLLM's shutdown takes seconds
 
 

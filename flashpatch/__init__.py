@@ -4,8 +4,7 @@
 >>> flashpatch.enable("fp8")        # or FLASHPATCH=fp8 in the environment
 >>> print(flashpatch.status())
 
-Importing this package imports nothing else, not even ``typing``; each name below is loaded when first used.
-"""
+Importing this package imports nothing else, not even ``typing``; each name below is loaded when first used."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

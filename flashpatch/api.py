@@ -29,8 +29,7 @@ _environments = Group(Family("flashpatch", "", ()), "environment", ())
 def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
     """Switch patches on, here and in processes started from now on.
 
-    Before or after the framework is imported, and as often as one likes. What the environment switched on
-    stays on.
+    Before or after the framework is imported, and as often as one likes. What the environment switched on stays on.
 
     Args:
         names: as in ``FLASHPATCH``; without any, those of the config's ``enable``, else fp8.
@@ -43,8 +42,7 @@ def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
 
     Raises:
         PatchError: an unknown name or option, or two names of one family. In strict mode also when it is too
-            late. Nothing has changed then.
-    """
+            late. Nothing has changed then."""
     standby.wake()
     with engine.switching:
         start()
@@ -71,8 +69,7 @@ def checksum(llm: Any) -> Any:
         Per rank, the role of a model (``target``, ``drafter``) to 16 hexadecimal digits.
 
     Raises:
-        PatchError: FlashPatch does not follow the weights of this engine: fp8, int8 or bf16 was off when it opened.
-    """
+        PatchError: FlashPatch does not follow the weights of this engine: fp8, int8 or bf16 was off when it opened."""
     try:
         return llm.collective_rpc(CHECKSUM)
     except Exception as error:
@@ -91,8 +88,7 @@ def disable(*names: str) -> Status:
     ``displaced``.
 
     Raises:
-        PatchError: an unknown name; nothing has changed then.
-    """
+        PatchError: an unknown name; nothing has changed then."""
     standby.wake()
     with engine.switching:
         _activate(selections.reduce(engine.manager.selection, names))
@@ -136,8 +132,7 @@ def adopt(environment: tuple[str | None, str | None]) -> None:
     """Switch on what `flashpatch.arming.standby` exported, whatever the environment has become since.
 
     Modules that are loaded are not armed here. Names and options were checked; if something is wrong with
-    them nevertheless, it is logged, and raised by the first engine, in strict mode by the next front door.
-    """
+    them nevertheless, it is logged, and raised by the first engine, in strict mode by the next front door."""
     global _obeyed
     _obeyed = (os.getpid(), *environment)
     asked, resolved = environment
@@ -185,6 +180,7 @@ def _guard_all(error: PatchError) -> None:
 
 def _guard(target: str, module: ModuleType) -> None:
     if _environments.refusal is not None:
+        ledger.boot()  # a framework is at work: its row has the reason
         _environments.guard(target, module)
 
 

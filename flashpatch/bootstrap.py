@@ -2,8 +2,7 @@
 
 It runs before anything else is imported, often twice in a process, and in processes that have nothing to do
 with any framework; so it looks at one variable first and imports nothing when that says no, and next to
-nothing until a framework is imported (`flashpatch.arming.standby`).
-"""
+nothing until a framework is imported (`flashpatch.arming.standby`)."""
 
 import os
 
@@ -19,8 +18,7 @@ def start() -> None:
     trainer raises it.
 
     Raises:
-        PatchError: the setting cannot be obeyed and ``FLASHPATCH_STRICT`` is on.
-    """
+        PatchError: the setting cannot be obeyed and ``FLASHPATCH_STRICT`` is on."""
     if os.environ.get("FLASHPATCH", "") in ("", "0"):
         return
     from flashpatch.arming import standby

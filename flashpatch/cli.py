@@ -5,8 +5,7 @@ takes; and ``run(args)``, which prints through `flashpatch.commands.report` and 
 ``--json``, and none imports a framework or torch when it is imported. The built-in ones are those of
 `flashpatch.registry.BUILT_IN_COMMANDS`; families bring more, see `flashpatch.record.Family.commands`.
 
-Exit codes: 0 all well, 1 something that was asked for is not, 2 wrong usage.
-"""
+Exit codes: 0 all well, 1 something that was asked for is not, 2 wrong usage."""
 
 from __future__ import annotations
 

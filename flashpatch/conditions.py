@@ -1,14 +1,13 @@
 """Read the conditions of a patch's evidence, such as ``"precision=int8 called=fp8.vllm.worker_sleep"``.
 
-A condition is a list of terms that must all hold, each ``KEY=VALUE`` or ``KEY!=VALUE``; ``VALUE`` may be several, joined
-by ``|``, of which one must match. These keys ask for what a process or its job did, any other is an option of the
-patch's family:
+A condition is a list of terms that must all hold, each ``KEY=VALUE`` or ``KEY!=VALUE``; ``VALUE`` may be several, joined by
+``|``, of which one must match. These keys ask for what a process or its job did, any other is an option of the patch's family:
 
 - ``called``: a patch that was called in this process;
 - ``anywhere``: a patch that was called in some process of the job. What is due by such a term is due once in the job;
 - ``child``: a role of a process that this one started, e.g. ``engine-core``;
-- ``uses``: a framework of which a patch was called in this process.
-"""
+- ``uses``: a framework of which a patch was called in this process;
+- ``noted``: a note that some process of the job wrote, or ``note.key`` of one, that is neither 0 nor empty."""
 
 from __future__ import annotations
 
@@ -27,6 +26,7 @@ _CLAUSES = {
     JOB: ("{} was called in this job", "{} was not called in this job"),
     "child": ("it started a process of role {}", "it started no process of role {}"),
     "uses": ("it used {}", "it did not use {}"),
+    "noted": ("{} was noted", "{} was not noted"),
 }
 """What a term says, and what it says negated, by its key; others are options."""
 
@@ -50,13 +50,14 @@ class Facts:
         anywhere: ids of patches that were called in some process of the job.
         child: roles of processes that the process started.
         uses: frameworks of which a patch was called in the process.
-    """
+        noted: names of notes of the job."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     called: Collection[str] = ()
     anywhere: Collection[str] = ()
     child: Collection[str] = ()
     uses: Collection[str] = ()
+    noted: Collection[str] = ()
 
 
 @functools.cache

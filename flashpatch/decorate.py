@@ -11,8 +11,7 @@
         return original(self, f"{os.getpid()}:", *objects, **keywords)
 
 
-    FAMILY = Family("whoami", "rich prints the process id", tuple(patches))
-"""
+    FAMILY = Family("whoami", "rich prints the process id", tuple(patches))"""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ class Own(Shared, total=False):
             colon, that the target's body must contain, such as ``"self.model_runner"``.
         since: definitions that older supported versions have not, see `Contract`.
         params: parameters that the target must have, if not those that the function names.
-        undo: called with the site in place of its ``unwrap``, which it calls, to leave nothing else behind either.
-    """
+        undo: called with the site in place of its ``unwrap``, which it calls, to leave nothing else behind either."""
 
     id: str
     requires: str
@@ -81,8 +79,7 @@ class Patches:
         family: first part of their ids.
         requires: requirement on the framework, such as ``"verl>=0.9"``.
         framework: second part of their ids; the distribution that ``requires`` names, if empty.
-        shared: see `Shared`.
-    """
+        shared: see `Shared`."""
 
     def __init__(self, family: str, requires: str, *, framework: str = "", **shared: Unpack[Shared]) -> None:
         self._prefix = f"{family}.{framework or re.split('[^A-Za-z0-9_]', requires)[0]}"
@@ -101,8 +98,7 @@ class Patches:
 
         Args:
             targets: candidates, newest first, as ``"package.module:Qual.name"``; the first one found is used.
-            own: see `Own`.
-        """
+            own: see `Own`."""
 
         def collect(function: F) -> F:
             self._add(function, targets, {"params": _parameters(function)[1:], **own}, wrapper=function)
@@ -114,8 +110,7 @@ class Patches:
         """Call the decorated function once, as ``function(site)``: it puts something through a door of the framework
         and returns what takes it away again.
 
-        Other than with `wrap` its parameters say nothing of the target's.
-        """
+        Other than with `wrap` its parameters say nothing of the target's."""
 
         def collect(function: F) -> F:
             take_away: dict[Site, Callable[[], None]] = {}
@@ -168,8 +163,7 @@ class Patches:
 def collected(*modules: ModuleType) -> tuple[Patch, ...]:
     """Return the patches of modules, in the order of the modules and, within one, of its `Patches` and its functions.
 
-    A patch that is alone in its module needs no name for its `Patches`: ``@Patches("grpo", "verl>=0.9").wrap(...)``.
-    """
+    A patch that is alone in its module needs no name for its `Patches`: ``@Patches("grpo", "verl>=0.9").wrap(...)``."""
     found: dict[Patches, None] = {}
     for module in modules:
         for value in vars(module).values():

@@ -46,15 +46,13 @@ def options(family: str) -> Mapping[str, Any]:
 def require(name: str) -> None:
     """Raise unless a family can act; call it where the family's capability is first needed.
 
-    What is not imported yet does not count against it. In strict mode neither may another tool sit on top of
-    one of its patches.
+    What is not imported yet does not count against it. In strict mode neither may another tool sit on top of one of its patches.
 
     Args:
         name: a family, or a name that stands for one.
 
     Raises:
-        PatchError: the name is unknown or not enabled, or the family was refused; the message says why.
-    """
+        PatchError: the name is unknown or not enabled, or the family was refused; the message says why."""
     family = registry.family_of(name).name
     if not enabled(family):
         raise PatchError(
@@ -96,10 +94,9 @@ def snapshot() -> dict[str, Any]:
 
     Returns:
         ``patches``: id to ``state``, ``detail``, ``calls``, ``target``, ``tested``, of all patches that are
-        not disabled; ``versions``: distribution to version, of frameworks that were looked at; ``on``: family to
-        ``name``, as the user typed it, and ``options``, those that differ from their defaults; ``error``: the last
-        error, or None.
-    """
+        not disabled or were called; ``versions``: distribution to version, of frameworks that were looked at; ``on``: family
+        to ``name``, as the user typed it, ``options``, those that differ from their defaults, and ``off`` if it is off
+        again; ``error``: the last error, or None."""
     call_counter.changes.settle()
     rows = _statuses()
     seen = (member.installed for _, member in list(manager.members.values()))
@@ -114,12 +111,13 @@ def snapshot() -> dict[str, Any]:
                 "tested": row.tested,
             }
             for row in rows
-            if row.state.word != "disabled"
+            if row.state.word != "disabled" or row.calls
         },
         "versions": {found.distribution: found.version for found in seen if found is not None},
         "on": {
             family: {"name": one.name, "options": options_of.changed(registry.family(family), one.options)}
-            for family, one in manager.selection.choices.items()
+            | ({} if family in manager.selection.choices else {"off": True})
+            for family, one in manager.chosen.items()
         },
         "error": errors[-1] if errors else problem,
     }

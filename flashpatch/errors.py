@@ -18,8 +18,7 @@ class PatchError(RuntimeError):
         patch: id of the patch or name of the family concerned.
         target: ``"package.module:Qual.name"`` of the patched object, if any.
         version: ``"distribution version"`` of the framework found, if any.
-        advice: what the user can do.
-    """
+        advice: what the user can do."""
 
     def __init__(
         self,

@@ -29,8 +29,7 @@ class Due:
         patch: its record.
         alternatives: ids of which one must have been called; the patch itself is the first.
         reason: why, as the clause behind "though": ``there were updates and precision is int8``.
-        in_job: whether one process of the job is enough.
-    """
+        in_job: whether one process of the job is enough."""
 
     patch: Patch
     alternatives: tuple[str, ...]
@@ -55,8 +54,7 @@ def due(
     """Yield what must have been observed in a process that carries these patches.
 
     Without roles it is not known what the process is for, so nothing of it is due; `Due.in_job` concerns the job, whatever
-    the roles are. Each family's options are filled into ``facts``; ``happened`` are kinds of `EVERYTHING`.
-    """
+    the roles are. Each family's options are filled into ``facts``; ``happened`` are kinds of `EVERYTHING`."""
     for patch in records:
         in_job = any(term.key == conditions.JOB for term in conditions.parse(patch.when))  # due once in it
         acts_here = in_job or (set(roles) & patch.scope if patch.scope else roles)

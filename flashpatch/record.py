@@ -18,8 +18,7 @@ class TestedVersions:
     """The field ``tested`` of a `Patch`: what its record gives, else the family's versions from the file.
 
     The file is read when a record without versions of its own is first asked for them. A record that gives an empty
-    tuple was tested on none, whatever its family was.
-    """
+    tuple was tested on none, whatever its family was."""
 
     __test__ = False  # for pytest: not a class of tests
 
@@ -82,8 +81,7 @@ class Contract:
         since: the same for definitions that older supported versions have not: the first version that must have
             them to their names. The patch does without them before.
         mentions: names or dotted attributes the body of the target must still contain, such as
-            ``"self.model_runner"``: evidence that the hooked place still does what the patch assumes.
-    """
+            ``"self.model_runner"``: evidence that the hooked place still does what the patch assumes."""
 
     params: tuple[str, ...] = ()
     exists: tuple[str, ...] = ()
@@ -124,8 +122,7 @@ class Patch:
         why, how, upstream, remove_when: the documentation, as data.
         apply, undo: install and restore.
         native: answers "does the framework already do this, correctly?" with the name of what does,
-            or None; then the patch is not applied and its state is ``superseded``. An exception counts as None.
-    """
+            or None; then the patch is not applied and its state is ``superseded``. An exception counts as None."""
 
     id: str
     targets: tuple[str, ...]
@@ -200,8 +197,7 @@ class Family:
         not_on: package to those of the names that are refused there.
         commands: subcommands of ``flashpatch`` that the family brings: name to the module that holds one, as
             `flashpatch.cli` describes it. Importing that module must import neither torch nor a framework.
-        about: name to a line for lists, for those of which ``summary`` does not say enough.
-    """
+        about: name to a line for lists, for those of which ``summary`` does not say enough."""
 
     name: str
     summary: str

@@ -4,8 +4,7 @@ A package joins through the entry-point group ``flashpatch.patches``; the entry 
 that has one as ``FAMILY``. Code comes from installed packages only, never from the environment or a config.
 
 A built-in family that is asked for by name is imported alone, one of another package with all that packages bring;
-all families are imported for lists of records, and to say what may have been meant by an unknown name.
-"""
+all families are imported for lists of records, and to say what may have been meant by an unknown name."""
 
 from __future__ import annotations
 
@@ -190,8 +189,7 @@ def _built_in() -> Iterator[tuple[str, Callable[[], Any]]]:
 def _admit(candidate: Any, found: dict[str, Family], *, built_in: bool = False) -> None:
     """Add a family to ``found``; ValueError says why it cannot be added.
 
-    What built-in families have is taken, whether or not they are imported.
-    """
+    What built-in families have is taken, whether or not they are imported."""
     family = candidate if isinstance(candidate, Family) else getattr(candidate, "FAMILY", None)
     if not isinstance(family, Family):
         raise ValueError(f"{candidate!r} is no Family and has no FAMILY")

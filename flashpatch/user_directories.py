@@ -2,8 +2,7 @@
 
 Containers run processes under a uid that the system does not know: ``HOME`` is unset or leads to a directory that
 they may not write to. Then one private directory per uid beside other temporary files takes its place. Processes
-that never import a framework need this at their start, so it imports little.
-"""
+that never import a framework need this at their start, so it imports little."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ def check(path: str) -> None:
 def check_private(folder: str, forbidden: int = 0o077) -> None:
     """Raise PermissionError unless ``folder`` is a directory of this user, no link, without ``forbidden`` bits of mode.
 
-    By default others may not even read it; 0o022 forbids them to write.
-    """
+    By default others may not even read it; 0o022 forbids them to write."""
     found = os.lstat(folder)
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & forbidden:
         return

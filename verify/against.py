@@ -63,22 +63,25 @@ def _cell(patch: Patch, tree: Tree) -> Cell:
 
 @dataclass(frozen=True)
 class DriftReport:
-    """What became of every contract, and each path that could not be checked with what is wrong with it, to be read as one
-    sentence."""
+    """What became of every contract; each path that cannot be read, and each that holds nothing of what is patched, with what
+    is wrong with it, to be read as one sentence."""
 
     cells: tuple[Cell, ...]
     unreadable: tuple[tuple[str, str], ...] = ()
+    empty: tuple[tuple[str, str], ...] = ()
 
     @property
     def exit_status(self) -> int:
-        """0 if every contract holds, 1 if one drifted, 2 if a path could not be checked."""
-        return 2 if self.unreadable else int(any(cell.verdict == "drifted" for cell in self.cells))
+        """2 if a path cannot be read, else 1 if a contract drifted, else 3 if a path holds nothing of it, else 0."""
+        drifted = any(cell.verdict == "drifted" for cell in self.cells)
+        return 2 if self.unreadable else 1 if drifted else 3 * bool(self.empty)
 
     def as_json(self) -> dict[str, Any]:
         return {
             "ok": not self.exit_status,
             "cells": [asdict(cell) for cell in self.cells],
             "unreadable": [{"path": path, "reason": reason} for path, reason in self.unreadable],
+            "empty": [path for path, _ in self.empty],
         }
 
 
@@ -86,14 +89,15 @@ def survey(paths: Sequence[Path], patches: Sequence[Patch]) -> DriftReport:
     """Check every patch against every version found in ``paths``; a path that cannot be read stops no other."""
     wanted = {package for patch in patches for package in packages(patch)}
     cells: list[Cell] = []
-    unreadable: list[tuple[str, str]] = []
+    unreadable, empty = list[tuple[str, str]](), list[tuple[str, str]]()
     for path in paths:
         try:
             with opened(path, wanted) as trees:
                 cells += [_cell(p, tree) for tree in trees for p in patches if tree.package in packages(p)]
+                empty += [] if trees else [(str(path), f"holds none of {', '.join(sorted(wanted))}")]
         except (OSError, ValueError) as error:
             unreadable.append((str(path), str(error).removeprefix(f"{path} ")))
-    return DriftReport(tuple(cells), tuple(unreadable))
+    return DriftReport(tuple(cells), tuple(unreadable), tuple(empty))
 
 
 @dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Tree:
 def opened(path: Path, packages: Collection[str]) -> Iterator[list[Tree]]:
     """Yield the sources of ``packages`` that ``path`` holds; those of archives exist inside the context only.
 
-    Raises ValueError if it is neither an archive nor a directory, or holds none of the packages."""
+    Raises ValueError if it is neither an archive nor a directory."""
     with contextlib.ExitStack() as stack:
         folder = path
         if path.is_file():
@@ -118,10 +122,7 @@ def opened(path: Path, packages: Collection[str]) -> Iterator[list[Tree]]:
             _unpack(path, folder)
         elif not path.is_dir():
             raise ValueError(f"{path} is neither a wheel, an sdist nor a directory")
-        trees = [tree for package in sorted(packages) for tree in _find(folder, package)]
-        if not trees:
-            raise ValueError(f"{path} holds none of {', '.join(sorted(packages))}")
-        yield trees
+        yield [tree for package in sorted(packages) for tree in _find(folder, package)]
 
 
 def _unpack(archive: Path, folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Run ``flashpatch-verify``: exit 0 when all that is required is live, 1 when not, 2 on wrong use.
 
-With ``--against``: 0 when every contract holds, 1 when one drifted, 2 when a path cannot be read."""
+With ``--against``: 0 when every contract holds, 1 when one drifted, 2 when a path cannot be read, 3 when one holds nothing of it."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from flashpatch.commands.report import Table, counted, emit, reader_left
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
 from flashpatch.patch_status import absent_frameworks, is_absent
+from flashpatch.verify import ends
 from flashpatch.verify.job import source
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="flashpatch-verify",
         description="Prove by observed behaviour that patches are live.",
         epilog="exact MODEL compares an engine with the trainer's model: see exact --help. Exit status: 0 every required patch is live, 1 some are not, 2 wrong use. With --against: 0 no drift, "
-        "1 drift, 2 wrong use or a path that cannot be read.",
+        "1 drift, 2 wrong use or a path that cannot be read, 3 a path that holds nothing of what is patched.",
     )
     parser.add_argument(
         "names", nargs="*", help="names to verify, such as fp8, eagle or lora (default: those in FLASHPATCH)"
@@ -162,22 +163,17 @@ def _live(options: argparse.Namespace) -> int:
         print(f"flashpatch-verify: {error}", file=sys.stderr)
         return NOT_LIVE
     report = live.judge(chosen, registry.patches(), required)
-    names = live.typed_names(chosen.rows, report)
-    nothing = (
-        []
-        if names or report.problems
-        else ["nothing is on in this run, or it was switched off: nothing is proven"]
-    )
-    problems = (*report.problems, *live.idle(names), *nothing)
-    rows, notes = [name.cells() for name in names], _about(report, chosen, options.all)
+    rows, notes = [name.cells() for name in report.names], _about(report, chosen, options.all)
     tables = [Table(_which(chosen), live.COLUMNS, rows, notes=notes)]
-    if problems:
-        tables.append(Table("Not proven", ("problem",), [(problem,) for problem in problems]))
+    if report.stated:
+        said = [(report.typed[one.family], one.what, one.seen or live.NOT_SEEN) for one in report.stated]
+        tables.append(Table("What each did", ("name", "statement", "seen"), said, notes=report.remarks))
+    if report.lines:
+        tables.append(Table(report.verdict.capitalize(), ("problem",), [(line,) for line in report.lines]))
     if options.all:
         tables.append(_processes(report))
-    said = report.as_json() | {"ok": not problems, "problems": problems}
-    emit(said | {"names": [asdict(name) for name in names]}, tables, options.json)
-    return NOT_LIVE if problems else OK
+    emit(report.as_json(), tables, options.json)
+    return OK if report.ok else NOT_LIVE
 
 
 def _which(run: runs.Run) -> str:
@@ -211,41 +207,31 @@ def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
     alive = Counter(one.alive for one in report.processes)
     there = [one for one in report.processes if one.present]
     acted, missing = sum(one.calls > 0 for one in there), len(report.processes) - len(there)
-    over = "" if alive[True] or alive[None] else ": it has ended"
+    how = "" if report.ended == ends.RUNNING or alive[None] else report.ended or "how, no row says"
+    over = f": it has ended ({how})" if how else ""
     said = f"{alive[True]} of {counted(len(report.processes), 'process', 'processes')} alive{over}; "
     said += f"patches acted in {acted}, {len(there) - acted} called none"
     said += f", {missing} are missing" if missing else ""
     nodes = sorted({process.node for process in report.processes if process.node})
     lines = [said + ("" if all else " (--all shows each)")]
-    if left := [f"{row.pid} ({', '.join(row.roles) or row.argv0})" for row in run.left_behind]:
+    left = [f"{row.pid} ({', '.join(row.roles) or row.argv0})" for row in run.rows if row.alive]
+    if left and report.ended not in (ends.RUNNING, ""):
         lines.append(f"left behind by this job, still alive: {', '.join(left)}")
     return lines + ([f"nodes: {', '.join(nodes)}"] if nodes else [])
 
 
 def _processes(report: LiveReport) -> Table:
-    columns = ("process", "what", "rank", "alive", "names", "patches", "calls", "verdict")
     rows = []
     for process in report.processes:
-        words = Counter(
-            str(patch["state"])
-            for patch in process.patches.values()
-            if not is_absent(patch["state"], patch.get("detail") or "")
+        there = (
+            one for one in process.patches.values() if not is_absent(one["state"], one.get("detail") or "")
         )
-        cells = (
-            f"{process.host}:{process.pid}",
-            ", ".join(filter(None, (*process.roles, process.title))),
-            ", ".join(f"{key}={value}" for key, value in process.rank.items()),
-            process.lives,
-            ", ".join(process.names),
-            ", ".join(f"{count} {word}" for word, count in words.items()),
-            str(process.calls),
-            process.verdict,
-        )
-        rows.append(cells)
-    if any(process.node for process in report.processes):
-        columns = ("node", *columns)
-        rows = [(process.node or "-", *row) for process, row in zip(report.processes, rows, strict=True)]
-    return Table("Processes", columns, rows)
+        words = Counter(str(patch["state"]) for patch in there)
+        rank = ", ".join(f"{key}={value}" for key, value in process.rank.items())
+        patches = ", ".join(f"{count} {word}" for word, count in words.items())
+        told = process.ended or process.lives, ", ".join(process.names), patches, str(process.calls)
+        rows.append((process.name, rank, *told, process.verdict))
+    return Table("Processes", ("process", "rank", "ended", "names", "patches", "calls", "verdict"), rows)
 
 
 def _against(options: argparse.Namespace) -> int:
@@ -256,7 +242,7 @@ def _against(options: argparse.Namespace) -> int:
     if not patches:
         raise ValueError("there is no patch to check")
     report = survey(options.against, patches)
-    for path, reason in report.unreadable:
+    for path, reason in (*report.unreadable, *report.empty):
         print(f"flashpatch-verify: {path} {reason}", file=sys.stderr)
     if not (report.cells or options.json):
         return report.exit_status

@@ -11,6 +11,7 @@ from flashpatch.conditions import Facts
 from flashpatch.evidence import Due
 from flashpatch.ledger.runs import Row
 from flashpatch.record import Patch
+from flashpatch.verify import ends
 
 _ARRIVED = frozenset({"installed", "live", "displaced", "failed", "superseded"})
 
@@ -39,24 +40,31 @@ def situations(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[Situat
     known = registry.families()
     defaults = {
         name: {option: one.default for option, one in known[name].options.items()} if name in known else {}
-        for name in {id.partition(".")[0] for row in rows for id in row.patches}
+        for name in carried(rows)
     }
     # A process that wrote nothing of a family got the same as another.
     shared = {family: choice for row in rows for family, choice in row.on.items()}
+    told: dict[str, Mapping[str, Mapping[str, Any]]] = {}
     found = []
     for row in rows:
         here = (row.host, row.pid)
         near = here in theirs or here in parents or (row.host, row.ppid) in theirs
         happened = {"install", *["step"] * near, *["update"] * (updated and here not in fresh)}
-        mine, child = called(row), started.get(here, set())
-        uses = {id.split(".")[1] for id in mine}
-        facts = Facts(called=mine, anywhere=anywhere, child=child, uses=uses)
-        options = {
-            family: {**values, **(row.on.get(family) or shared.get(family) or {}).get("options", {})}
-            for family, values in defaults.items()
-        }
-        found.append(Situation(frozenset(happened), facts, options))
+        mine, child = called(row), frozenset(started.get(here, ()))
+        facts = Facts(called=mine, anywhere=anywhere, child=child, uses={id.split(".")[1] for id in mine})
+        if (chosen := repr(row.on)) not in told:
+            told[chosen] = {
+                family: {**values, **(row.on.get(family) or shared.get(family) or {}).get("options", {})}
+                for family, values in defaults.items()
+            }
+        found.append(Situation(frozenset(happened), facts, told[chosen]))
     return found
+
+
+def carried(rows: Sequence[Row]) -> set[str]:
+    """Return the families of which some process wrote a patch."""
+    parts = {id(part): part for row in rows for part in row.parts}
+    return {id.partition(".")[0] for part in parts.values() for id in part}
 
 
 def opened_since(rows: Sequence[Row]) -> set[tuple[str, int]]:
@@ -70,43 +78,29 @@ def opened_since(rows: Sequence[Row]) -> set[tuple[str, int]]:
 
 def called(row: Row) -> frozenset[str]:
     """Return the ids of the patches that were called in a process."""
-    return frozenset(id for id, patch in row.patches.items() if patch["calls"])
+    return frozenset(id for id, patch in row.parts[0].items() if patch["calls"])
 
 
-def not_seen(
+def owed(
     row: Row,
     carried: Mapping[str, Mapping[str, Any]],
     roles: set[str],
     at: Situation,
     patches: Mapping[str, Patch],
-) -> Iterator[str]:
-    """Yield a sentence per thing that is due in a process, of the patches that are asked about, and was not observed there."""
+) -> Iterator[tuple[Due, str]]:
+    """Yield each thing that is due because of a process, of the patches that are asked about, with a sentence if it was not
+    observed there; of several that show the same one has it. For what is due once in the job the sentence says so."""
     known = [patches[id] for id in sorted(carried) if id in patches]
     told: set[frozenset[str]] = set()
     for one in evidence.due(known, roles, at.options, at.happened, at.facts):
-        group = frozenset(one.alternatives)
-        if one.in_job or group in told or one.shown_by(at.facts.called):
-            continue
-        problem = _problem(one, row, carried)
-        if problem:
-            told.add(group)
-            yield problem
-
-
-def not_seen_anywhere(
-    rows: Sequence[Row], found: Sequence[Situation], families: set[str], patches: Mapping[str, Patch]
-) -> Iterator[str]:
-    """Yield a sentence per thing that is due once in the job and was observed in no process."""
-    anywhere: set[str] = set().union(*(at.facts.anywhere for at in found[:1]))
-    missed: dict[str, Due] = {}
-    for row, at in zip(rows, found, strict=True):
-        known = [patches[id] for id in row.patches if id in patches and patches[id].family in families]
-        for one in evidence.due(known, row.roles, at.options, at.happened, at.facts):
-            is_idle = row.patches[one.patch.id]["state"] == "installed"
-            if one.in_job and is_idle and not one.shown_by(anywhere):
-                missed.setdefault(one.patch.id, one)
-    for _, one in sorted(missed.items()):
-        yield f"{one} was called in no process, though {one.reason}"
+        group, problem = frozenset(one.alternatives), ""
+        if one.in_job:
+            if carried[one.patch.id]["state"] == "installed" and not one.shown_by(at.facts.anywhere):
+                problem = f"{one} was called in no process, though {one.reason}"
+        elif group not in told and not one.shown_by(at.facts.called):
+            problem = _problem(one, row, carried)
+            told |= {group} if problem else set()
+        yield one, problem
 
 
 def _problem(one: Due, row: Row, carried: Mapping[str, Mapping[str, Any]]) -> str:
@@ -130,8 +124,10 @@ def children(rows: Sequence[Row]) -> dict[tuple[str, int], set[str]]:
 
 
 def has_stepped(row: Row, patches: Mapping[str, Patch]) -> bool:
-    """Whether a process noted steps, or had a patch called that is called on steps."""
-    found = (patches[id] for id in called(row) if id in patches)
+    """Whether a process finished a step: it noted some, or had a patch called that is called on steps, twice unless the process
+    returned, since the last step may never have ended."""
+    least = 1 if row.ended in (None, ends.RETURNED) else 2
+    found = (patches[id] for id in called(row) if id in patches and row.parts[0][id]["calls"] >= least)
     steps = any(patch.evidence == "step" and patch.scope != {"driver"} for patch in found)
     return steps or bool(row.notes.get("steps"))
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from flashpatch import registry
 from flashpatch.ledger.runs import Expected, Row, Run
 from flashpatch.patch_status import is_absent
 from flashpatch.record import Patch
-from flashpatch.verify import due, policy_versions
+from flashpatch.verify import due, ends, policy_versions, statements
 from flashpatch.verify.due import Situation
+from flashpatch.verify.statements import Stated
 
 _OWN_ROLES = ("trainer", "engine-core", "worker")
 """Roles that say more of a process than the class of its actor."""
 COLUMNS = ("name", "acted in", "calls", "last version", "precision", "verdict")
+PROVEN, NOT_PROVEN, NOT_YET = "proven", "not proven", "not yet"
+NOTHING_DUE, NOTHING_ON, NOT_SEEN = "nothing to prove", "nothing on", "not seen"
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class Process:
     ``patches`` maps ids to ``{"state", "detail", "calls", ...}`` as the process wrote them. ``problems``
     holds one sentence per thing that is required here and not live. ``node`` names the node of Ray that its row
     was published on, ``title`` the class of the actor of Ray that it is; each is empty if there is none. ``names`` are what
-    the user typed for ``families``; ``version`` is that of the policy that it holds."""
+    the user typed for ``families``; ``version`` is that of the policy that it holds, ``ended`` how it ended, see
+    `ends`, ``by_family`` the calls of each family's patches."""
 
     host: str
     pid: int
@@ -42,6 +46,8 @@ class Process:
     names: tuple[str, ...] = ()
     version: int | None = None
     start: str = ""
+    ended: str = ""
+    by_family: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -54,148 +60,228 @@ class Process:
 
     @property
     def lives(self) -> str:
-        return {True: "yes", False: "no", None: "unknown"}[self.alive]
+        is_over = self.ended not in (ends.RUNNING, ends.LOST, "")
+        return "no" if is_over else {True: "yes", False: "no", None: "unknown"}[self.alive]
 
     @property
     def calls(self) -> int:
-        return sum(patch["calls"] for patch in self.patches.values())
+        return sum(self.by_family.values())
 
 
 @dataclass(frozen=True)
 class LiveReport:
-    """The verdict on one run, with what the user typed for each family that is asked about, and the problems that are its own."""
+    """The verdict on one run: all that shows it is told, by every command that asks.
+
+    ``typed`` has what the user typed for each family that is asked about, ``by_family`` the problems that are its own,
+    ``stated`` what the names did, ``remarks`` what processes noted as off, refused or a problem, ``ended`` how the job ended."""
 
     run: str
     processes: tuple[Process, ...]
     problems: tuple[str, ...]
     typed: Mapping[str, str] = field(default_factory=dict)
     by_family: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    stated: tuple[Stated, ...] = ()
+    remarks: tuple[str, ...] = ()
+    ended: str = ""
+    names: tuple[TypedName, ...] = ()
 
     @property
     def ok(self) -> bool:
-        return not self.problems
+        return self.verdict == PROVEN
+
+    @property
+    def verdict(self) -> str:
+        """What all commands say of the run: `PROVEN` if each name is, else the worst of them."""
+        words = {self.of(family) for family in self.typed} | ({NOT_PROVEN} if self.problems else set())
+        order = NOT_PROVEN, NOT_YET, NOTHING_DUE, PROVEN
+        return next((word for word in order if word in words), NOTHING_ON)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What keeps the run from being proven: its problems, and each name of which nothing was due."""
+        idle = [family for family in self.typed if self.of(family) == NOTHING_DUE]
+        said = [f"{self.typed[family]}: {NOTHING_DUE}: nothing of it was due in this job" for family in idle]
+        none = "nothing on in this run: no name was switched on, so nothing is proven"
+        return (*self.problems, *said, *([none] if self.verdict == NOTHING_ON else []))
+
+    def of(self, family: str) -> str:
+        """Return the verdict on one family. In a ledger of a FlashPatch that noted less, what was not seen is no word."""
+        mine = [one for one in self.stated if one.family == family]
+        if self.by_family.get(family) or not mine:
+            return NOT_PROVEN if self.by_family.get(family) else NOTHING_DUE
+        if not self.ended or all(one.seen for one in mine):
+            return PROVEN
+        return NOT_YET if self.ended in (ends.RUNNING, ends.LOST) else NOT_PROVEN
 
     def as_json(self) -> dict[str, Any]:
-        """Return what there is as JSON has it. Patches are not copied: of a thousand processes that takes a second."""
-        return {"ok": self.ok, **vars(self), "processes": [dict(vars(process)) for process in self.processes]}
-
-
-@dataclass(frozen=True)
-class Acted:
-    """Hold in how many processes of one kind a name acted, of how many there are."""
-
-    kind: str
-    acted: int
-    of: int
-
-    def __str__(self) -> str:
-        plural = "s" if self.of > 1 and self.kind.islower() else ""
-        return f"{self.acted} of {self.of} {self.kind.replace('-', ' ')}{plural}"
+        """Return what there is as JSON has it."""
+        processes = [vars(one) | {"patches": dict(one.patches)} for one in self.processes]
+        told = {"verdict": self.verdict, "problems": self.lines, "stated": [vars(one) for one in self.stated]}
+        names = [asdict(name) for name in self.names]
+        return {"ok": self.ok, **vars(self), "processes": processes, "names": names, **told}
 
 
 @dataclass(frozen=True)
 class TypedName:
     """Hold what became of one name, as the user typed it.
 
-    It acted in so many processes of a kind (a role, or the class of an actor of Ray), with ``calls`` of all its patches, under
-    the policy ``versions`` that these hold. The ``precision`` is that of the rollouts, empty if the family has none,
-    ``problems`` a number of sentences. The verdict is ``proven``, ``not proven``, or ``never called``, though nothing of it was
-    due yet."""
+    ``acted`` says in how many processes of each kind (a role, or the class of an actor of Ray), with ``calls`` of all its patches,
+    under the policy ``versions`` that these hold. The ``precision`` is that of the rollouts, empty if the family has none,
+    ``problems`` a number of sentences; the verdict is `LiveReport.of`."""
 
     name: str
     family: str
-    acted: tuple[Acted, ...]
+    acted: str
     calls: int
     versions: tuple[int, ...]
     precision: str
     problems: int
     verdict: str
 
-    @property
-    def where(self) -> str:
-        return ", ".join(map(str, self.acted)) or "nowhere"
-
     def cells(self) -> tuple[str, ...]:
         versions = ", ".join(str(version or "0 (none complete)") for version in self.versions)
-        return self.name, self.where, str(self.calls), versions, self.precision, self.verdict
+        return self.name, self.acted, str(self.calls), versions, self.precision, self.verdict
 
 
 def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | None = None) -> LiveReport:
-    """Compare what each process shows with what is due in it.
+    """Compare what each process shows with what is due in it, and the job with what its names state.
 
     What others write than ``patches`` is shown, and judged by its state alone. ``required`` are the families that the job must
     carry, each with the name to report it by; others in the ledger are left out. Empty means all."""
-    named = required or {}
-    carried = {family for row in run.rows for family in _families(row.patches)}
+    named, carried, ended = required or {}, due.carried(run.rows), ends.of_job(run.rows)
     chosen = set(named) or carried | {name for expected in run.expected for name in expected.families}
     situations = due.situations(run.rows, patches)
+    processes, dues, once = _processes(run, situations, patches, chosen, named)
+    on = [(family, one.get("name", family)) for row in reversed(run.rows) for family, one in row.on.items()]
+    said, shown = dict(on), sorted(chosen & (carried | set(named)))
+    typed = {family: named.get(family) or said.get(family, family) for family in shown}
+    stated = tuple(statements.of_job(typed, run.rows, situations, dues))
+    split = policy_versions.splits(run.rows, patches)
+    problems = [
+        *_ends(run.rows, ended),
+        *(
+            f"{typed[one.family]}: not seen: {one.what}, though {one.asked}"
+            for one in stated
+            if not one.seen and ended == ends.RETURNED
+        ),
+        *(f"{process.name}: {problem}" for process in processes for problem in process.problems),
+        *(f"no process carries {named[family]}" for family in sorted(set(named) - carried)),
+        *(text for _, text in sorted(once.items())),
+        *split,
+        *run.problems,
+        *(
+            f"no process carries {name}: {said[family]} is on"
+            for family, name in named.items()
+            if family in said and (family, name) not in on
+        ),
+    ]
+    by_family = {
+        family: tuple(
+            one
+            for one in problems
+            if _is_about(one, family, name, named.get(family, family))
+            or (one in split and family == policy_versions.FAMILY)
+        )
+        for family, name in typed.items()
+    }
+    remarks = tuple(text for row in run.rows for text in statements.remarks(_who(row), row))
+    found = LiveReport(run.id, tuple(processes), tuple(problems), typed, by_family, stated, remarks, ended)
+    return replace(found, names=tuple(_name(family, run.rows, found) for family in typed))
+
+
+def _processes(
+    run: Run,
+    situations: Sequence[Situation],
+    patches: Mapping[str, Patch],
+    chosen: set[str],
+    named: Mapping[str, str],
+) -> tuple[list[Process], dict[str, tuple[int, int]], dict[str, str]]:
+    """Return what each process shows, of each family the dues and how many of them were seen, and by patch a sentence on what is
+    due once in the job and was seen nowhere. Processes that are alike are judged once."""
     expected: dict[tuple[str, int], list[Expected]] = defaultdict(list)
     for one in run.expected:
         expected[one.host, one.pid].append(one)
-    processes = []
+    alike: dict[Any, _Shown] = {}
+    found, dues, seen, once = list[Process](), Counter[str](), Counter[str](), dict[str, str]()
     for row, at in zip(run.rows, situations, strict=True):
         near = [one for one in expected[row.host, row.pid] if one.matches(row)]
-        processes.append(_present(row, near, at, patches, chosen, named))
-    processes += [_missing(expected) for expected in run.missing if chosen & set(expected.families)]
-    problems = [f"{process.name}: {problem}" for process in processes for problem in process.problems]
-    problems += [f"no process carries {named[family]}" for family in sorted(set(named) - carried)]
-    problems += due.not_seen_anywhere(run.rows, situations, chosen, patches)
-    split = policy_versions.splits(run.rows, patches)
-    problems += [*split, *run.problems]
-    rows = reversed(run.rows)
-    on = [(family, one.get("name", family)) for row in rows for family, one in row.on.items()]
-    said = dict(on)
-    problems += [
-        f"no process carries {name}: {said[family]} is on"
-        for family, name in named.items()
-        if family in said and (family, name) not in on
-    ]
-    shown = sorted(chosen & (carried | set(named)))
-    typed = {family: named.get(family) or said.get(family, family) for family in shown}
-    by_family = {}
-    for family in typed:
-        about = [problem for problem in problems if _is_about(problem, family, named.get(family, family))]
-        by_family[family] = (*about, *(split if family == policy_versions.FAMILY else ()))
-    return LiveReport(run.id, tuple(processes), tuple(problems), typed, by_family)
+        roles = {*row.roles, *(role for one in near for role in one.roles)}
+        states = [(id, one["state"], one["calls"] > 0, one.get("detail")) for id, one in row.parts[0].items()]
+        key = row.idle, tuple(states), frozenset(roles), at.happened, at.facts.child, id(at.options)
+        if key not in alike:
+            alike[key] = _shown(row, roles, at, patches, chosen)
+        dues.update(alike[key].dues)
+        seen.update(alike[key].seen)
+        once |= alike[key].once
+        found.append(_present(row, near, roles, alike[key], chosen, named))
+    found += [_missing(expected) for expected in run.missing if chosen & set(expected.families)]
+    return found, {family: (dues[family], seen[family]) for family in dues}, once
 
 
-def _is_about(problem: str, family: str, name: str) -> bool:
-    """Whether a problem names a patch of a family, or the family if it says that it is missing."""
+def _is_about(problem: str, family: str, typed: str, name: str) -> bool:
+    """Whether a problem names a patch of a family or its typed name, or the family if it says that it is missing."""
+    if problem.startswith(f"{typed}: "):
+        return True
     words = (f" {family}.", f"[flashpatch: {family}", f" no {name} patch", f"carries {name}")
     missing = problem.partition(" expected one with ")[2].partition(":")[0].split(", ")
     return family in missing or any(word in problem for word in words)
 
 
+@dataclass
+class _Shown:
+    """Hold what processes alike show: the families that they carry and need, problems, by family how much was due and how much
+    of it was seen, and by patch a sentence on what is due once in the job and was seen nowhere."""
+
+    present: set[str]
+    needed: set[str]
+    problems: list[str] = field(default_factory=list)
+    dues: Counter[str] = field(default_factory=Counter)
+    seen: Counter[str] = field(default_factory=Counter)
+    once: dict[str, str] = field(default_factory=dict)
+
+
+def _shown(
+    row: Row, roles: set[str], at: Situation, patches: Mapping[str, Patch], families: set[str]
+) -> _Shown:
+    written = {id: patch for id, patch in row.patches.items() if id.split(".")[0] in families}
+    needed = {patch.family for patch in patches.values() if roles & patch.scope}
+    found = _Shown({id.split(".")[0] for id in written}, needed)
+    for id, patch in sorted(written.items()):
+        found.problems += _fault(id, patch)
+    for one, problem in due.owed(row, written, roles, at, patches):
+        called = not problem and one.shown_by(at.facts.anywhere if one.in_job else at.facts.called)
+        found.dues[one.patch.family] += called or bool(problem)
+        found.seen[one.patch.family] += called
+        if problem and one.in_job:
+            found.once.setdefault(one.patch.id, problem)
+        elif problem:
+            found.problems.append(problem)
+    return found
+
+
 def _present(
     row: Row,
     expectations: Collection[Expected],
-    at: Situation,
-    patches: Mapping[str, Patch],
+    roles: set[str],
+    shown: _Shown,
     families: set[str],
     named: Mapping[str, str],
 ) -> Process:
-    roles = {*row.roles, *(role for expected in expectations for role in expected.roles)}
-    written = {id: patch for id, patch in row.patches.items() if id.split(".")[0] in families}
-    present = _families(written)
     promised = {family for expected in expectations for family in expected.families}
-    needed = {patch.family for patch in patches.values() if roles & patch.scope}
-    problems = [
-        f"carries no {named.get(family, family)} patch, though one is expected"
-        for family in sorted(promised & families - present)
-    ]
-    problems += [
-        f"carries no {named.get(family, family)} patch, though its role needs one"
-        for family in sorted(needed & families - present - promised)
-    ]
-    for id, patch in sorted(written.items()):
-        problems += _fault(id, patch)
+    absent = families - shown.present
+    told, owed = sorted(promised & absent), sorted(shown.needed & absent - promised)
+    problems = [f"carries no {named.get(one, one)} patch, though one is expected" for one in told]
+    problems += [f"carries no {named.get(one, one)} patch, though its role needs one" for one in owed]
     late = row.notes.get("late", {})
     problems += [f"[flashpatch: {family}] {late[family]}" for family in sorted(families) if late.get(family)]
     broken = "its last update failed" if row.notes.get("policy_state") == "broken" else ""
     if why := policy_versions.FAMILY in families and (row.notes.get("refusing") or broken):
         problems.append(f"[flashpatch: {policy_versions.FAMILY}] refuses requests: {why}")
-    problems += due.not_seen(row, written, roles, at, patches)
-    problems += [row.error] if row.error else []
+    problems += [*shown.problems, *([row.error] if row.error else [])]
+    calls = Counter[str]()
+    for id, patch in row.parts[0].items():
+        if (family := id.partition(".")[0]) in families:
+            calls[family] += patch["calls"]
     return Process(
         host=row.host,
         pid=row.pid,
@@ -203,25 +289,41 @@ def _present(
         rank=row.rank,
         alive=row.alive,
         present=True,
-        families=tuple(sorted(present)),
-        patches=written,
+        families=tuple(sorted(shown.present)),
+        patches={id: one for id, one in row.patches.items() if not named or id.split(".")[0] in families},
         problems=tuple(problems),
         node=row.node.label if row.node is not None else "",
         title=row.title,
-        names=tuple(row.on[family]["name"] if family in row.on else family for family in sorted(present)),
+        names=tuple(row.on[one]["name"] if one in row.on else one for one in sorted(shown.present)),
         version=row.notes.get("policy_version"),
         start=row.start,
+        ended=ends.of_process(row),
+        by_family=dict(calls),
     )
+
+
+def _ends(rows: Sequence[Row], ended: str) -> Iterator[str]:
+    """Yield how the job ended, unless it returned, was interrupted or runs; then the ranks and cores that failed in it."""
+    others = (ends.KILLED, ends.LOST, ends.RUNNING, ends.RETURNED, ends.INTERRUPTED, "")
+    is_first = {row.key for row in ends.first(rows)}
+    for row in rows:
+        end = ends.of_process(row)
+        if row.key in is_first and end == ended == ends.KILLED:
+            yield f"the job was killed: {_who(row)} said nothing of its end, as after a signal, a crash or os._exit"
+        elif end not in others and (row.key in is_first) == (end == ended):
+            yield "the job failed: " * (end == ended) + f"{_who(row)} ended with {end}"
+
+
+def _who(row: Row) -> str:
+    return " ".join(filter(None, ("+".join(row.roles) or "process", row.title, f"{row.host}:{row.pid}")))
 
 
 def _missing(expected: Expected) -> Process:
     causes = ["the environment did not reach it, or flashpatch is not installed there"]
     if not expected.alive:
         causes.insert(0, "it ended before it imported the framework")
-    problem = (
-        f"wrote no row, though process {expected.by} expected one with {', '.join(expected.families)}: "
-        + ", or ".join(causes)
-    )
+    problem = f"wrote no row, though process {expected.by} expected one with {', '.join(expected.families)}: "
+    problem += ", or ".join(causes)
     who = dict(host=expected.host, pid=expected.pid, roles=expected.roles, rank={}, alive=expected.alive)
     return Process(**who, present=False, families=(), patches={}, problems=(problem,))
 
@@ -235,21 +337,6 @@ def _fault(id: str, written: Mapping[str, Any]) -> Iterator[str]:
         yield f"{id} is skipped: {detail}"
 
 
-def _families(patches: Mapping[str, Mapping[str, Any]]) -> set[str]:
-    return {id.split(".")[0] for id, patch in patches.items() if patch["state"] != "disabled"}
-
-
-def typed_names(rows: list[Row], report: LiveReport) -> list[TypedName]:
-    """Return one entry per name that is on in the job, in the order of their families, from its rows and the verdict on it."""
-    there = Counter(kind for process in report.processes for kind in kinds(process.roles, process.title))
-    return [_name(family, rows, report, there) for family in report.typed]
-
-
-def idle(names: Iterable[TypedName]) -> list[str]:
-    """Return a sentence per name that is on and acted nowhere: nothing proves it."""
-    return [f"{name.name} was called in no process" for name in names if name.verdict == "never called"]
-
-
 def kinds(roles: Iterable[str], title: str) -> set[str]:
     """Return what a process is: its roles; the class of its actor if they do not say more than that."""
     found = set(roles)
@@ -258,29 +345,28 @@ def kinds(roles: Iterable[str], title: str) -> set[str]:
     return found or {"process"}
 
 
-def _name(family: str, rows: list[Row], report: LiveReport, there: Counter[str]) -> TypedName:
-    calls, acted, versions = 0, Counter[str](), set[int]()
-    for process in report.processes:
-        mine = sum(patch["calls"] for id, patch in process.patches.items() if id.partition(".")[0] == family)
-        if mine:
-            calls += mine
-            acted.update(kinds(process.roles, process.title))
-            versions |= {process.version} - {None}
-    problems = len(report.by_family.get(family, ()))
+def _name(family: str, rows: Sequence[Row], report: LiveReport) -> TypedName:
+    there = Counter(kind for process in report.processes for kind in kinds(process.roles, process.title))
+    mine = [process for process in report.processes if process.by_family.get(family)]
+    acted = Counter(kind for process in mine for kind in kinds(process.roles, process.title))
     order = sorted(acted, key=lambda kind: (kind not in _OWN_ROLES, kind))
     return TypedName(
         name=report.typed[family],
         family=family,
-        acted=tuple(Acted(kind, acted[kind], there[kind]) for kind in order),
-        calls=calls,
-        versions=tuple(sorted(versions)),
+        acted=", ".join(_of(kind, acted[kind], there[kind]) for kind in order) or "nowhere",
+        calls=sum(process.by_family[family] for process in mine),
+        versions=tuple(sorted({process.version for process in mine if process.version is not None})),
         precision=_precision(family, rows),
-        problems=problems,
-        verdict="not proven" if problems else "proven" if calls else "never called",
+        problems=len(report.by_family.get(family, ())),
+        verdict=report.of(family),
     )
 
 
-def _precision(family: str, rows: list[Row]) -> str:
+def _of(kind: str, acted: int, of: int) -> str:
+    return f"{acted} of {of} {kind.replace('-', ' ')}{'s' if of > 1 and kind.islower() else ''}"
+
+
+def _precision(family: str, rows: Sequence[Row]) -> str:
     record = registry.families().get(family)
     if record is None or "precision" not in record.options:
         return ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 
 from flashpatch.ledger.runs import Row
 from flashpatch.record import Patch
@@ -16,15 +16,17 @@ FAMILY = "fp8"
 def splits(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[str]:
     """Return a sentence per engine, and one for the fleet, that holds several policies, with its ranks.
 
-    The ranks of an engine are workers of one front end, or of one core, whose ranks differ (``dp`` is among them); their
-    versions, which count updates, must be equal. Engines are compared by the step of verl's trainer that was sent last, and only those that live: one that was
+    The ranks of an engine are workers whose rows name one engine, on any host; where none does, workers of one front end, or of
+    one core, whose ranks differ (``dp`` is among them). Their versions, which count updates, must be equal. Engines are compared by the step of verl's trainer that was sent last, and only those that live: one that was
     started later has counted fewer updates, and one that was killed was sent fewer steps. An engine that was there at the last
     update, takes steps and was sent none is behind too. Where an update is open, nothing is said."""
     workers = [row for row in rows if "worker" in row.roles and "policy_version" in row.notes]
     cores = {(row.host, row.pid): row.ppid for row in rows if "engine-core" in row.roles}
     found = []
-    for front in _groups(workers, lambda row: cores.get((row.host, row.ppid), row.ppid)):
-        for ranks in [front] if _is_one_engine(front) else _groups(front, lambda row: row.ppid):
+    for front in _groups(
+        workers, lambda row: row.engine or (row.host, cores.get((row.host, row.ppid), row.ppid))
+    ):
+        for ranks in [front] if _is_one_engine(front) else _groups(front, lambda row: (row.host, row.ppid)):
             if _is_one_engine(ranks):
                 what = "the ranks of one engine hold several policy versions"
                 found += _split(ranks, "policy_version", what)
@@ -37,10 +39,10 @@ def splits(rows: Sequence[Row], patches: Mapping[str, Patch]) -> list[str]:
     return found
 
 
-def _groups(rows: Sequence[Row], parent: Callable[[Row], int]) -> list[list[Row]]:
-    found: dict[tuple[str, int], list[Row]] = {}
+def _groups(rows: Sequence[Row], of: Callable[[Row], Hashable]) -> list[list[Row]]:
+    found: dict[Hashable, list[Row]] = {}
     for row in rows:
-        found.setdefault((row.host, parent(row)), []).append(row)
+        found.setdefault(of(row), []).append(row)
     return list(found.values())
 
 

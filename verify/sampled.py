@@ -10,11 +10,7 @@ Asked = dict[str, float]
 """Sampling parameters of a request."""
 GREEDY: Asked = {"temperature": 0.0}
 NUCLEUS: Asked = {"temperature": 0.8, "top_p": 0.6}
-ASKED: tuple[Asked, ...] = (
-    GREEDY,
-    {"temperature": 1.0},
-    {"temperature": 1.5, "top_p": 0.9},
-)
+ASKED: tuple[Asked, ...] = (GREEDY, {"temperature": 1.0}, {"temperature": 1.5, "top_p": 0.9})
 PENALIZED: Asked = {**NUCLEUS, "presence_penalty": 0.8, "frequency_penalty": 0.4, "repetition_penalty": 1.2}
 ALONE = (*ASKED[:2], {"temperature": 1.3, "top_k": 8}, NUCLEUS, PENALIZED)
 """What an engine is asked with one by one, so many tokens after so long a prompt."""
@@ -43,24 +39,19 @@ def distributions(
     ``logits`` [n, V] are the target's at each of the tokens, ``asked`` a request's sampling parameters; a token that lies beyond the
     nucleus by no more mass than ``edge`` may be drawn."""
     rows, size = logits.double(), logits.shape[1]
-    came = torch.nn.functional.one_hot(torch.tensor(answer), size)
-    counts = came.cumsum(0) - came
+    counts = (came := torch.nn.functional.one_hot(torch.tensor(answer), size)).cumsum(0) - came
     seen = counts.bool().index_fill(1, torch.tensor(prompt), True)
     factor = torch.where(seen, asked.get("repetition_penalty", 1.0), 1.0)
     rows = torch.where(rows > 0, rows / factor, rows * factor)
-    rows = (
-        rows
-        - asked.get("frequency_penalty", 0.0) * counts
-        - asked.get("presence_penalty", 0.0) * counts.bool()
-    )
+    rows = rows - asked.get("frequency_penalty", 0.0) * counts
+    rows = rows - asked.get("presence_penalty", 0.0) * counts.bool()
     best = (rows / (asked["temperature"] or 1)).softmax(-1).sort(descending=True)
     most = asked.get("top_k", size) if asked["temperature"] else 1
     mass = best.values * (torch.arange(size) < most)
     mass = mass / mass.sum(-1, keepdim=True)
     before = mass.cumsum(-1) - mass
-    least = best.values.masked_fill((mass == 0) | (before >= asked.get("top_p", 1.0) + edge), 1.0).amin(
-        -1, keepdim=True
-    )
+    beyond = (mass == 0) | (before >= asked.get("top_p", 1.0) + edge)
+    least = best.values.masked_fill(beyond, 1.0).amin(-1, keepdim=True)
     kept = best.values * (best.values >= least)  # what is as likely as the last one may be drawn in its place
     chances = (kept / kept.sum(-1, keepdim=True)).log()
     return chances.scatter(1, best.indices, chances)

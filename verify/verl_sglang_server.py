@@ -1,5 +1,4 @@
-"""Open verl's SGLang servers and their clients in the trainer, without a trainer, by verl's own configuration, with family cpu
-on.
+"""Open verl's SGLang servers and their clients in the trainer, without a trainer, by verl's own configuration, with family cpu on.
 
 A server is verl's own Ray actor; a client is the ``ServerAdapter`` through which verl's trainer sends weights."""
 
@@ -14,37 +13,18 @@ from typing import Any
 
 TRAINER = {"RANK": "0", "RAY_LOCAL_WORLD_SIZE": "1", "SGLANG_USE_CPU_ENGINE": "1"}
 """Variables of a trainer of one rank beside such servers."""
-_ROLLOUT = dict(
-    name="sglang",
-    prompt_length=32,
-    response_length=16,
-    max_model_len=64,
-    gpu_memory_utilization=0.1,
-    max_num_seqs=8,
-    tensor_model_parallel_size=1,
-    free_cache_engine=False,
-    load_format="auto",
-    enforce_eager=True,
-    **{"checkpoint_engine.update_weights_bucket_megabytes": 1},
-)
-_ENGINE = dict(
-    attention_backend="intel_amx",
-    device="cpu",
-    grammar_backend="none",
-    max_total_tokens=1024,
-    mem_fraction_static=0.95,  # other processes take memory meanwhile
-    enable_memory_saver=False,
-)
 
 
 def configuration(model: str, **engine: Any) -> Any:
     """Return verl's configuration with rollouts on SGLang's CPU engine, of a checkpoint with a tokenizer; ``engine`` are more
     of SGLang's arguments."""
-    from flashpatch.verify.probes import verl_actor
+    from flashpatch.verify.probes import jobs, verl_actor
 
     settings = [f"actor_rollout_ref.model.path={model}"]
-    settings += [f"actor_rollout_ref.rollout.{name}={value}" for name, value in _ROLLOUT.items()]
-    given = {**_ENGINE, **engine}
+    settings += [
+        f"actor_rollout_ref.rollout.{name}={value}" for name, value in jobs.given()["sglang_rollout"].items()
+    ]
+    given = {**jobs.given()["sglang_engine"], **engine}
     settings += [f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{n}={v}" for n, v in given.items()]
     return verl_actor.configuration(settings)
 

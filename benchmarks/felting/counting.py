@@ -30,8 +30,7 @@ class Launches(dispatch.TorchDispatchMode):
         seen: operators by name.
         waits: operators and calls by which the host waits for the device.
         touched: bytes of the device's tensors that operators were given or gave.
-        host: bytes of the host's tensors that operators gave.
-    """
+        host: bytes of the host's tensors that operators gave."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,8 +115,7 @@ def launches() -> Iterator[Launches]:
 class Own:
     """Follow where a thread enters and leaves FlashPatch's code; what this calls of the framework's is not its own.
 
-    First `calls` counts calls and learns the borders, with Python's profiler; then `microseconds` looks at these alone.
-    """
+    First `calls` counts calls and learns the borders, with Python's profiler; then `microseconds` looks at these alone."""
 
     def __init__(self, framework: ModuleType) -> None:
         import flashpatch
@@ -154,8 +152,7 @@ class Own:
     def microseconds(self) -> Iterator[Callable[[], float]]:
         """Yield a function that returns the time that has passed in FlashPatch's code since it was called last.
 
-        Python looks anew at each function that runs once this begins or ends, so the first steps within take longer.
-        """
+        Python looks anew at each function that runs once this begins or ends, so the first steps within take longer."""
         events, clock, borders = sys.monitoring.events, time.perf_counter_ns, self._borders
         spent, since, stack = 0, 0, [False]
 

@@ -1,7 +1,6 @@
 """An engine's steps: one of decoding by batch, and a prefill.
 
-The fake device's loops in Python are left out: attention, and the slots of the KV cache.
-"""
+The fake device's loops in Python are left out: attention, and the slots of the KV cache."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ class Steps:
     """Stand around an engine core's steps and measure them: first calls of Python, then launches, then time.
 
     Attributes:
-        found: by kind and by what is measured, its values.
-    """
+        found: by kind and by what is measured, its values."""
 
     def __init__(self, core: Any) -> None:
         self.found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

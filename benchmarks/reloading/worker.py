@@ -4,8 +4,7 @@
 
 KIND is ours or native. One JSON line in, {"way": ...}, one out. The ways: "one call" and "buckets"
 (ours), "native"; "checksum" (ours) computes that of the weights in use; "answer" gives
-log-probabilities of a fixed prompt. Each update brings the policy that the process does not hold yet.
-"""
+log-probabilities of a fixed prompt. Each update brings the policy that the process does not hold yet."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ class Changes:
     Attributes:
         dirty: True from the first change until `settle`.
         listener: called on the first change, with True when a patch was called for the first time; the
-            ledger's ``touch``. It decides when to write.
-    """
+            ledger's ``touch``. It decides when to write."""
 
     __slots__ = ("dirty", "listener")
 
@@ -46,8 +45,7 @@ class CallCounter:
 
     Attributes:
         patch_id: whose calls these are.
-        open: while False the replacement passes calls through to the original, uncounted.
-    """
+        open: while False the replacement passes calls through to the original, uncounted."""
 
     __slots__ = ("__weakref__", "_baseline", "_called", "_count", "_tick", "open", "patch_id")
 

@@ -33,8 +33,7 @@ class Member:
         installed: the distribution the target belongs to, if known.
         site: where it is applied; kept after an undo for as long as a wrapper of other code sits on top.
         busy: one thread is applying it.
-        error: its last error.
-    """
+        error: its last error."""
 
     patch: Patch
     counter: CallCounter
@@ -65,8 +64,7 @@ class Group:
         checking: that check is under way, in the thread that holds the manager's lock.
         refusal: why none of the members may act, once one of them cannot.
         hooked: modules with a hook of this group on them; a hook outlives a disable and is then inert.
-        guards: sites that raise the refusal when the refused capability is used.
-    """
+        guards: sites that raise the refusal when the refused capability is used."""
 
     family: Family
     framework: str
@@ -107,8 +105,7 @@ class Group:
     def guard(self, target: str, module: ModuleType) -> None:
         """Make ``target`` raise the refusal when called, instead of running without the patch.
 
-        A target that is not there, or that other code owns, stays as it is, which is logged.
-        """
+        A target that is not there, or that other code owns, stays as it is, which is logged."""
 
         def refuse(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             self.check()

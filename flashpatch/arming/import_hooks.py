@@ -2,8 +2,7 @@
 
 One finder at the head of ``sys.meta_path`` gives modules that are waited for a loader that calls back when the
 real one is done, inside the import: other threads get the module when the callbacks have run. This file imports
-next to nothing, since processes that never import a framework load it too.
-"""
+next to nothing, since processes that never import a framework load it too."""
 
 from __future__ import annotations
 
@@ -36,10 +35,8 @@ _finding: set[tuple[int, str]] = set()
 def when_ready(name: str, callback: Callback) -> None:
     """Call ``callback(module)`` when module ``name`` is ready; an error in it never reaches the importer.
 
-    A module that is loaded is ready now, one that is still executing when its import ends, any other when
-    somebody imports it. The callback must read for itself whether it is still wanted, and may be called
-    more than once.
-    """
+    A module that is loaded is ready now, one that is still executing when its import ends, any other when somebody imports it.
+    The callback must read for itself whether it is still wanted, and may be called more than once."""
 
     def guarded(module: ModuleType) -> None:
         try:

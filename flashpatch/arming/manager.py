@@ -5,8 +5,7 @@ member armed as its own module is; one that cannot be takes the whole group down
 a refusal is logged, kept in the states, and raised where the capability is used.
 
 The lock guards bookkeeping only. Code of patches and frameworks runs outside it, since it may import modules
-that another thread is importing while it waits here.
-"""
+that another thread is importing while it waits here."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ from flashpatch.contracts.source import RootFor
 from flashpatch.errors import PatchError
 from flashpatch.log import log
 from flashpatch.record import State
-from flashpatch.settings.selections import NOTHING, Selection
+from flashpatch.settings.selections import NOTHING, Choice, Selection
 
 
 class Manager:
@@ -41,7 +40,7 @@ class Manager:
         groups: family name to its groups.
         members: patch id to its group and member.
         options: family name to its options; the dictionaries stay, so that patches see new values.
-    """
+        chosen: family name to its last `Choice`, of those that are off again too: what they did stays evidence."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -49,15 +48,16 @@ class Manager:
         self.members: dict[str, tuple[Group, Member]] = {}
         self.options: dict[str, dict[str, Any]] = {}
         self.selection: Selection = NOTHING
+        self.chosen: dict[str, Choice] = {}
 
     def activate(self, selection: Selection, arm: bool = True) -> None:
         """Make ``selection`` what is on: undo the families that left, hook or arm those that joined.
 
-        With ``arm`` False modules that are loaded are left to `sweep`, so that no code of a patch runs here.
-        """
+        With ``arm`` False modules that are loaded are left to `sweep`, so that no code of a patch runs here."""
         with self._lock:
             before, after = set(self.selection.choices), set(selection.choices)
             self.selection = selection
+            self.chosen.update(selection.choices)
             for family in self._order():
                 self.options.setdefault(family, {}).update(selection.choices[family].options)
                 if family not in self.groups:
@@ -102,8 +102,7 @@ class Manager:
         return sorted(self.selection.choices, key=lambda family: (places.get(family, len(places)), family))
 
     def _hook(self, group: Group, loaded_too: bool = False, arm: bool = True) -> None:
-        """Have the group looked at when one of its modules is ready, and now, unless ``arm`` is False, for
-        those that are loaded."""
+        """Have the group looked at when one of its modules is ready, and now, unless ``arm`` is False, for those that are loaded."""
         for name in dict.fromkeys(group.modules()):
             if not arm and is_ready(name):
                 continue
@@ -114,8 +113,7 @@ class Manager:
     def _on_module(self, group: Group, module: ModuleType) -> None:
         """Handle an import hook; whether the family is still on is read now.
 
-        A module of a package that is not installed is a stand-in: verl puts one for vLLM into ``sys.modules``.
-        """
+        A module of a package that is not installed is a stand-in: verl puts one for vLLM into ``sys.modules``."""
         if not self._wanted(group) or contract.installed_root(module.__name__.partition(".")[0]) is None:
             return
         for before in itertools.takewhile(lambda other: other is not group, list(self.active())):

@@ -38,8 +38,7 @@ def foreign(raw: Any, module: str) -> str | None:
     """Return the other owner of ``raw``, which ``module`` should have defined; None if it has none.
 
     A decorator of another package is the framework's own doing when the source shows it above the
-    definition, as ``@torch.inference_mode()`` is in vLLM.
-    """
+    definition, as ``@torch.inference_mode()`` is in vLLM."""
     made = underlying(raw)
     package = _package(module)
     if _package(_home(made)) == package or _decorated(made, package):

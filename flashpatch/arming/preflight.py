@@ -36,8 +36,7 @@ def module_of(target: str) -> str:
 def examine(patch: Patch, root_for: RootFor = contract.installed_root) -> Findings:
     """Check version, contract and rival distributions, without importing the framework.
 
-    ``root_for`` is `flashpatch.contracts.contract.installed_root`, or one that remembers its answers.
-    """
+    ``root_for`` is `flashpatch.contracts.contract.installed_root`, or one that remembers its answers."""
     package = next((p for p in sorted(packages(patch)) if root_for(p) is not None), None)
     if package is None:
         return Findings(problem=f"{', '.join(sorted(packages(patch)))} is not installed")
@@ -58,8 +57,7 @@ def other_generation(
 ) -> str | None:
     """Return the framework name whose patches are for the installed version, if those of ``framework`` are for another.
 
-    Of the ``patches`` of one family; ``framework`` as in ids, such as ``sglang_0_5_12``, whose sibling is ``sglang``.
-    """
+    Of the ``patches`` of one family; ``framework`` as in ids, such as ``sglang_0_5_12``, whose sibling is ``sglang``."""
     base = framework.rstrip("_0123456789")
     members = [patch for patch in patches if patch.base_framework == base]
     if len({patch.framework for patch in members}) == 1:

@@ -37,14 +37,12 @@ class Site:
         options: the family's options, always the current ones.
         owner: the module or class that carries the attribute.
         name: the attribute's name.
-        original: what was there: the raw entry of the owner's dictionary, or of the base class it is
-            inherited from.
+        original: what was there: the raw entry of the owner's dictionary, or of the base class it is inherited from.
         kind: what ``original`` is.
         inherited: whether a base class, not ``owner``, defines it.
 
     Raises:
-        LookupError: the target is not there.
-    """
+        LookupError: the target is not there."""
 
     def __init__(
         self,
@@ -82,8 +80,7 @@ class Site:
 
         Raises:
             Owned: other code wrapped or replaced the attribute before.
-            PatchError: the attribute is nothing that can be called.
-        """
+            PatchError: the attribute is nothing that can be called."""
         if self.wrapped:
             if self.counter.open:
                 raise self._error("is wrapped already.", "Call wrap() once per site.")
@@ -114,8 +111,7 @@ class Site:
         """Restore the original under every name bound to the replacement, if the replacement is outermost.
 
         If other code wrapped the replacement in turn it stays, passes every call through from now on, and
-        `displaced_by` names them. Does nothing when nothing is wrapped.
-        """
+        `displaced_by` names them. Does nothing when nothing is wrapped."""
         if not self.wrapped:
             return
         self.counter.open = False
@@ -132,8 +128,7 @@ class Site:
     def lingers(self) -> bool:
         """Whether a replacement that `unwrap` could not remove is still called by another tool's wrapper.
 
-        `wrap` then lets that one act again instead of adding a second.
-        """
+        `wrap` then lets that one act again instead of adding a second."""
         if not self.wrapped or self.counter.open:
             return False
         if _find(self.owner, self.name)[0] is not self._bottom().original:
@@ -202,8 +197,7 @@ def _references_of_ours() -> int:
     """Baseline reference count of a function that `Site._install` has just replaced and no other module refers to.
 
     With no more than these, no other module can have a name for the function, and none is searched. Zero if
-    references are not counted like that.
-    """
+    references are not counted like that."""
     if sys.implementation.name != "cpython" or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return 0
     module = ModuleType("flashpatch_sample")
@@ -288,8 +282,7 @@ def swap_bindings(old: Any, new: Any) -> None:
     """Rebind every module-level name that *is* ``old`` to ``new``, in all loaded modules: what ``from x import f`` leaves.
 
     Only the dictionaries of modules are read, without running a lazy module's attribute access. Partials,
-    registries and attributes of instances that hold ``old`` keep it.
-    """
+    registries and attributes of instances that hold ``old`` keep it."""
     for module in list(sys.modules.values()):
         if issubclass(type(module), ModuleType):
             namespace = object.__getattribute__(module, "__dict__")

@@ -3,8 +3,7 @@
 `start` reads the environment, exports what it means to children, and watches the target
 modules of the chosen families. When the first of them has been imported, or code calls a function of the
 engine, `wake` lets the engine take over, by the function that `start` was given. What takes more than the index (a third
-party's family, an error to report, a framework that is loaded already) is left to the engine at once.
-"""
+party's family, an error to report, a framework that is loaded already) is left to the engine at once."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def start(take_over: Callable[[tuple[str | None, str | None]], Callable[[], None
     """Obey ``FLASHPATCH`` as far as possible without the engine; later calls in a process reconcile.
 
     Return False when the engine has to decide: it is loaded, or the index is not enough. ``take_over`` loads it, switches
-    on what the environment it is given exported, and returns what arms the patches whose modules are there.
-    """
+    on what the environment it is given exported, and returns what arms the patches whose modules are there."""
     global _pending, _exported, _take_over
     if _pending is not None:
         if _environment() != _exported:
@@ -72,8 +70,7 @@ def wake() -> None:
     """Let the engine take over, if it has not yet. Returns when it watches the modules in our place.
 
     May be called from any thread and from import hooks: the lock is held while modules of ours are imported
-    and bookkeeping is done, never while a patch is applied.
-    """
+    and bookkeeping is done, never while a patch is applied."""
     global _pending, _waking
     if _pending is None:
         return

@@ -53,8 +53,7 @@ class Entry:
     """Hold a patch, the result of its contract on the installed framework, and its state in a new process.
 
     ``state`` is ``disabled`` where the environment does not switch the family on, ``waiting`` where it does
-    and nothing stands in the way, else ``skipped`` with the reason.
-    """
+    and nothing stands in the way, else ``skipped`` with the reason."""
 
     patch: Patch
     findings: Findings

@@ -63,8 +63,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the diagnosis; return 1 if a name that is asked for would not work or settings contradict each other.
 
-    An unknown name on the command line is a usage error, in the environment one of the conflicts.
-    """
+    An unknown name on the command line is a usage error, in the environment one of the conflicts."""
     for name in args.names:
         family_typed(args, name)
     names, settings, conflicts = _asked()

@@ -59,8 +59,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the files into the checkout in the working directory and return 0.
 
     Raises:
-        PatchError: no checkout, family or such function, or a file of that name is there already.
-    """
+        PatchError: no checkout, family or such function, or a file of that name is there already."""
     tree = Path.cwd()
     target = _find(args.target)
     patch, test = (tree / part for part in _places(tree, args.family, target))

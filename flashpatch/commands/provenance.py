@@ -18,8 +18,7 @@ def variables() -> dict[str, str]:
     """Return FlashPatch's variables as they were when this process was started.
 
     A process started with ``FLASHPATCH`` exports what it resolved for its children; a command reports what
-    it was given, not what its own start made of it. Without ``/proc`` the two cannot be told apart.
-    """
+    it was given, not what its own start made of it. Without ``/proc`` the two cannot be told apart."""
     try:
         entries = Path("/proc/self/environ").read_bytes().split(b"\0")
     except OSError:

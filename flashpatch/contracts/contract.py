@@ -1,8 +1,7 @@
 """Check a patch's contract against the framework's source, by syntax alone.
 
 Nothing of the framework is imported: the same check serves the engine before it wraps, and
-``flashpatch-verify --against`` on a wheel that is not installed.
-"""
+``flashpatch-verify --against`` on a wheel that is not installed."""
 
 from __future__ import annotations
 
@@ -26,12 +25,10 @@ class ContractResult:
 
     Attributes:
         ok: whether the contract holds.
-        target: the target to patch, as ``"package.module:Qual.name"``: the first of the patch's targets that
-            exists, moved to the module of the same package that defines it when the listed one only
-            re-exports it. Empty when none exists.
+        target: the target to patch, as ``"package.module:Qual.name"``: the first of the patch's targets that exists, moved to the
+            module of the same package that defines it when the listed one only re-exports it. Empty when none exists.
         drift: what no longer holds, one sentence per finding joined with ``"; "``, each with ``file:line``.
-        line: ``file:line`` of the first finding, or of the target when all holds.
-    """
+        line: ``file:line`` of the first finding, or of the target when all holds."""
 
     ok: bool
     target: str
@@ -52,8 +49,7 @@ def check(patch: Patch, sources: Sources, version: str | None = None) -> Contrac
     """Check ``patch.contract`` from source; never raises for what the source holds.
 
     ``sources`` tells afterwards which files the answer depends on. ``version`` is exact, for ``contract.since``; None
-    asks for all that any version must have.
-    """
+    asks for all that any version must have."""
     try:
         return _check(patch, sources, version)
     except SourceError as error:
@@ -65,8 +61,7 @@ def installed_root(package: str) -> Path | None:
     """Directory of an installed top-level package (the file, for a one-file module), without importing it.
 
     Looking up a top-level name runs the import finders only, never the package; finders rather than
-    ``sys.path`` alone, so that editable installs are found too.
-    """
+    ``sys.path`` alone, so that editable installs are found too."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -184,9 +179,7 @@ def _dotted(node: ast.expr) -> str | None:
 def _defining(target: str, sources: Sources) -> str:
     """``target`` moved to the module that defines its first name, when exactly one of the same package does.
 
-    The outer name moves, never a method to the base class that defines it: wrapping there would reach
-    other subclasses.
-    """
+    The outer name moves, never a method to the base class that defines it: wrapping there would reach other subclasses."""
     module, _, qualname = target.partition(":")
     head, _, rest = qualname.partition(".")
     found = sources.resolve(f"{module}:{head}").definitions

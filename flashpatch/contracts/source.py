@@ -60,8 +60,7 @@ class Definition:
     """What a name stands for: the node that defines it, and where.
 
     ``node`` is a function, class or assignment; a whole module; or an `Imported` that leads out of the
-    sources at hand. ``qualname`` is the name inside the defining module.
-    """
+    sources at hand. ``qualname`` is the name inside the defining module."""
 
     module: Module
     qualname: str
@@ -91,8 +90,7 @@ class Sources:
     Attributes:
         roots: packages that were asked for, with what ``root_for`` said.
         read: files that were read, with their stamps from before that.
-        absent: files that were looked for and are not there.
-    """
+        absent: files that were looked for and are not there."""
 
     def __init__(self, root_for: RootFor) -> None:
         self._root_for = root_for
@@ -235,8 +233,7 @@ def bindings(body: list[ast.stmt]) -> dict[str, list[ast.AST | Imported]]:
     """Name to the nodes that may bind it in one scope; star imports are under ``"*"``.
 
     A plain definition replaces what came before it, a conditional one adds to it: what remains are all the
-    definitions the running program may end up with.
-    """
+    definitions the running program may end up with."""
     found: dict[str, list[ast.AST | Imported]] = {}
     for statement in body:
         if isinstance(statement, Compound):

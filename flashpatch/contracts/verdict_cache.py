@@ -4,8 +4,7 @@ A verdict counts only while nothing that it was derived from has changed: the re
 the files that were read, those that were looked for in vain, the places of the packages, Python's version, and
 the code of the check itself. The directory is ``FLASHPATCH_CACHE``, else ``flashpatch/verdicts`` in the user's cache
 directory; 0 switches the cache off. A file that is damaged, or not this user's own, counts as absent; one that cannot be
-written is done without. Writers replace whole files, so any number of them may write at once.
-"""
+written is done without. Writers replace whole files, so any number of them may write at once."""
 
 from __future__ import annotations
 

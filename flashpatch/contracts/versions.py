@@ -33,8 +33,7 @@ def owner(package: str, root_for: RootFor = installed_root) -> Installed | None:
     """The distribution that owns a top-level package, which may have another name; None when none does.
 
     Nothing of the package is imported. The metadata beside the package is asked first, then editable
-    installs of the package's own name.
-    """
+    installs of the package's own name."""
     root = root_for(package)
     if root is None:
         return None

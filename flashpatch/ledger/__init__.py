@@ -1,16 +1,17 @@
 """Write and read the ledger: one row per process, with what it is and which patches are live in it.
 
-The functions are those of `flashpatch.ledger.row`, which is loaded when one of them is first used.
-"""
+The functions are those of `flashpatch.ledger.row`, which is loaded when one of them is first used."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from flashpatch.ledger import row
 
-    boot, event, expect, flush, note, notes = row.boot, row.event, row.expect, row.flush, row.note, row.notes
-    problem, read, role, sample, touch = row.problem, row.read, row.role, row.sample, row.touch
+    boot, ending, event, expect, flush = row.boot, row.ending, row.event, row.expect, row.flush
+    note, notes, opens_engine, problem = row.note, row.notes, row.opens_engine, row.problem
+    read, role, sample, touch = row.read, row.role, row.sample, row.touch
 
-__all__ = ["boot", "event", "expect", "flush", "note", "notes", "problem", "read", "role", "sample", "touch"]
+__all__ = ["boot", "ending", "event", "expect", "flush", "note", "notes"]
+__all__ += ["opens_engine", "problem", "read", "role", "sample", "touch"]
 
 
 def __getattr__(name: str) -> object:

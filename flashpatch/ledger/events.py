@@ -9,8 +9,7 @@ its last line. A line has ``n``, the number of the event in this process from 1,
 A file that has half of ``FLASHPATCH_EVENT_BYTES`` is renamed to ``...old.jsonl``, in place of the one before. Each begins
 with a line that counts what the process wrote before, under the names of `kind_of`, and has another every `_MARKED`
 bytes, so whoever has the end of a file knows what is missing. An event equal to the one before it within a second is only counted, in ``repeats`` of the next.
-Events that came while the file system did not answer, and too many waited already, are counted in ``lost`` of the next.
-"""
+Events that came while the file system did not answer, and too many waited already, are counted in ``lost`` of the next."""
 
 from __future__ import annotations
 

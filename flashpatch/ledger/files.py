@@ -1,7 +1,6 @@
 """Name, write and find ledger files, and detect a reused PID.
 
-Processes that never import a framework write a row too, so this imports little.
-"""
+Processes that never import a framework write a row too, so this imports little."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ def directory() -> Path:
 
     A Ray worker has ``FLASHPATCH_JOB_LEDGER`` too, the directory of the process that started the job: it comes before
     the cache directory if this user may write to it, and ``FLASHPATCH_LEDGER`` is not used if it is the same
-    directory and they may not, as on another node or in a container.
-    """
+    directory and they may not, as on another node or in a container."""
     from pathlib import Path
 
     return Path(_directory())
@@ -50,8 +48,7 @@ def row_path() -> str:
 
 
 def identity() -> tuple[int, str]:
-    """Pid and start of this process; if the platform does not say when it began, the time now stands in,
-    once per process."""
+    """Pid and start of this process; if the platform does not say when it began, the time now stands in, once per process."""
     return _known()[:2]
 
 
@@ -73,8 +70,10 @@ def row(
     roles: tuple[str, ...] = (),
     rank: Mapping[str, Any] | None = None,
     notes: Mapping[str, Any] | None = None,
+    ended: str = "",
 ) -> dict[str, Any]:
-    """A row of this process, now, from `flashpatch.engine.snapshot` and what `flashpatch.ledger.role` and ``note`` were given."""
+    """A row of this process, now, from `flashpatch.engine.snapshot` and what `flashpatch.ledger.role` and ``note`` were given;
+    ``ended`` says how the process ends, at its end."""
     pid, start, first_written, parent = _known()
     return {
         "kind": "row",
@@ -92,9 +91,29 @@ def row(
         "on": engine.get("on", {}),
         "notes": dict(notes or {}),
         "error": engine.get("error"),
+        "ended": ended,
+        "engine": os.environ.get("FLASHPATCH_ENGINE", ""),
         "first_written": first_written,
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
+
+
+def write_row(value: dict[str, Any]) -> bool:
+    """Write this process's row; return whether the run's directory was made. Patches that wait or are skipped are hundreds, and
+    alike in most processes: they are a file of their own, ``idle-<host>-0-<checksum>.json``, written once."""
+    patches, made = value["patches"], False
+    idle = {
+        id: one for id, one in patches.items() if not one["calls"] and one["state"] in ("waiting", "skipped")
+    }
+    if idle:
+        import zlib
+
+        data = plain_json.dumps(idle).encode()
+        name = f"{zlib.crc32(data):08x}{len(data)}"
+        value |= {"idle": name, "patches": {id: one for id, one in patches.items() if id not in idle}}
+        beside = os.path.join(os.path.dirname(row_path()), file_name("idle", value["host"], 0, name))
+        made = not os.path.exists(beside) and write_bytes(beside, data)
+    return write(row_path(), value) or made
 
 
 def is_own_command(argv0: str) -> bool:
@@ -118,8 +137,7 @@ def actor() -> str:
 def run_id() -> str:
     """Return this job's id: ``FLASHPATCH_RUN``, set here by the first process so that children inherit it.
 
-    The value becomes a directory name, so anything but letters, digits, ``._-`` is replaced.
-    """
+    The value becomes a directory name, so anything but letters, digits, ``._-`` is replaced."""
     value = os.environ.get("FLASHPATCH_RUN")
     if not value:
         value = f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}-{os.urandom(3).hex()}"
@@ -140,8 +158,7 @@ def process_start(pid: int) -> str | None:
     """Return the start time of a running process of this host, in clock ticks since boot, as text.
 
     None when it is gone or a zombie; ``""`` when it runs but this platform (no ``/proc``) does not say.
-    Source: ``proc(5)``, fields 3 and 22 of ``/proc/<pid>/stat``.
-    """
+    Source: ``proc(5)``, fields 3 and 22 of ``/proc/<pid>/stat``."""
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as file:
             text = file.read()
@@ -167,12 +184,10 @@ def write(path: str | os.PathLike[str], value: Mapping[str, Any]) -> bool:
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> bool:
     """Replace ``path`` atomically, readable by its owner only.
 
-    The directory is made private (0700) if it is missing. Raises OSError, also when the directory is
-    another user's or a link.
+    The directory is made private (0700) if it is missing. Raises OSError, also when the directory is another user's or a link.
 
     Returns:
-        Whether the directory was made.
-    """
+        Whether the directory was made."""
     folder, name = os.path.split(path)
     made = make_private(folder)
     temporary = os.path.join(folder, f".{name}.{os.getpid()}")
@@ -196,8 +211,7 @@ def load_bytes(path: str, largest: int, end: bool = False, forbidden: int = 0) -
     Raises:
         OSError: it cannot be read, or is a link.
         ValueError: it is no plain file, another user's, has one of the ``forbidden`` bits of mode, or, without ``end``,
-            is of more than ``largest`` bytes.
-    """
+            is of more than ``largest`` bytes."""
     with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):

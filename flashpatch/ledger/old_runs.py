@@ -1,9 +1,7 @@
 """Remove old runs from the ledger: by age, and by number beyond the newest, those in which nothing happened first.
 
-The process that begins a run looks once, at its start. A run stays while one of its processes may be alive, while
-it was written to within the last hour, and whatever is in its directory that FlashPatch did not put there keeps all
-of it.
-"""
+The process that begins a run looks once, at its start. A run stays while one of its processes may be alive, while it was written
+to within the last hour, and whatever is in its directory that FlashPatch did not put there keeps all of it."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ REMOVED = ".removed-"
 _FOLDERS = frozenset({"samples", "nodes"})
 """What is kept beside the rows: eagle's queue of samples, and what was fetched from other nodes."""
 
-_TEMPORARY = re.compile(r"\.(?:row|expect)-.*\.json\.\d+|\.publisher-[0-9a-f]+")
+_TEMPORARY = re.compile(r"\.(?:row|expect)-.*\.json\.\d+|\.publisher-[0-9a-f]+|\.summary\.json(?:\.\d+)?")
 _DAY = 86400.0
 _RECENT = 3600.0  # seconds
 _MOST = 20  # runs removed in one go; the rest is left to the next start
@@ -37,8 +35,7 @@ _MOST = 20  # runs removed in one go; the rest is left to the next start
 def prune_ledger() -> None:
     """Remove old runs as ``FLASHPATCH_KEEP_DAYS`` and ``FLASHPATCH_KEEP_RUNS`` say.
 
-    Raises nothing: a value that is no number, and a failure, are logged as a warning.
-    """
+    Raises nothing: a value that is no number, and a failure, are logged as a warning."""
     try:
         prune(files.directory(), files.run_id(), *limits())
     except Exception as error:
@@ -54,8 +51,7 @@ def prune(directory: Path, present: str, days: float, runs: int) -> list[str]:
     """Remove runs older than ``days``, and of the others all but ``runs``, idle ones first; 0 is no limit.
 
     The run ``present``, this process's, stays, and counts as one of ``runs``. A process on another host counts as alive
-    until its run was last written to more than ``days`` ago. Return the ids of those that were removed here.
-    """
+    until its run was last written to more than ``days`` ago. Return the ids of those that were removed here."""
     now, removed = time.time(), list[str]()
     found = _own_directories(directory)
     old = [run for run in found if days and now - found[run] > days * _DAY]

@@ -3,8 +3,7 @@
 The row is written at `boot`, in a forked child at its first role, note, event or call; at a patch's first call, and from
 then on at most once a second, in the writer's thread alone, so a step waits for nothing, an idle process loses nothing, and engines that die by
 SIGKILL lose at most the last second; after an event, a tenth of one. No failure to write reaches the caller: it is logged once and kept in
-`problem`. Everything here may be called from any thread and, by the engine, under the engine's own lock.
-"""
+`problem`. Everything here may be called from any thread and, by the engine, under the engine's own lock."""
 
 from __future__ import annotations
 
@@ -47,6 +46,7 @@ class _Row:
         self.roles: set[str] = set()
         self.rank: dict[str, Any] = {}
         self.notes: dict[str, Any] = {}
+        self.ended = self.status = ""
         self.booted = False
         self.problem: str | None = None
 
@@ -91,10 +91,10 @@ class _Row:
         if self._exit_is_watched:
             return
         self._exit_is_watched = True
-        atexit.register(flush)
+        atexit.register(ending)
         multiprocessing_util = sys.modules.get("multiprocessing.util")
         if multiprocessing_util is not None:
-            multiprocessing_util.Finalize(None, flush, exitpriority=-100)
+            multiprocessing_util.Finalize(None, ending, exitpriority=-100)
 
     def _write_later(self, due: float) -> bool:
         self._due = due
@@ -135,7 +135,7 @@ class _Row:
 
     def _store(self, value: dict[str, Any]) -> None:
         try:
-            self._begins = files.write(files.row_path(), value)
+            self._begins = files.write_row(value)
         except Exception as error:
             self._tell(error)
         else:
@@ -153,7 +153,7 @@ class _Row:
     def _content(self) -> dict[str, Any]:
         engine = _engine_snapshot()
         with self._facts:
-            return files.row(engine, tuple(self.roles), self.rank, self.notes)
+            return files.row(engine, tuple(self.roles), self.rank, self.notes, self.ended)
 
 
 _row = _Row()
@@ -163,19 +163,20 @@ def boot() -> None:
     """Write this process's first row; later calls do nothing."""
     _row.boot()
     _row.watch_exit()
+    if sys.exit is _sys_exit:
+        sys.exit = _exit  # type: ignore[assignment]
     nodes.watch()
 
 
 def role(name: str, **rank: Any) -> None:
     """Add a role (driver, engine-core, worker, trainer) and ranks such as ``tp=1``; roles are a set.
 
-    The first driver or engine core of a process says in its log what is on, and where the proof will be.
-    """
+    The first driver or engine core of a process says in its log what is on, and where the proof will be."""
     standby.wake()
     tells = name in _TELLS and _TELLS.isdisjoint(_row.roles)
     _row.update((name,), rank, {})
-    on = _engine_snapshot().get("on") if tells else None
-    if on:
+    now = _engine_snapshot().get("on", {}) if tells else {}
+    if on := {family: one for family, one in now.items() if "off" not in one}:
         from flashpatch.settings import child_env
 
         told = ", ".join(sorted(map(files.name_and_options, on, on.values())))
@@ -241,6 +242,11 @@ def expect(
         _log.warning("flashpatch: the expected row of process %s cannot be written: %s", pid, error)
 
 
+def opens_engine(id: str = "") -> None:
+    """Name the engine that this process opens now, by ``id`` where its nodes share one: what it starts belongs to it, on any host."""
+    os.environ["FLASHPATCH_ENGINE"] = files.plain(id) or os.urandom(4).hex()
+
+
 def touch(now: bool = False) -> None:
     """Mark the row as changed. ``now`` writes at once, for a patch's first call."""
     _row.touch(now)
@@ -261,6 +267,34 @@ def read(directory: str | os.PathLike[str] | None = None) -> list[Run]:
     from flashpatch.ledger.runs import read as read_runs
 
     return read_runs(Path(directory) if directory is not None else files.directory())
+
+
+_sys_exit = sys.exit
+
+
+def _exit(status: Any = None) -> None:
+    """Note a status other than 0 with which the main thread ends: at the exit itself nothing says it any more."""
+    if status not in (None, 0) and threading.current_thread() is threading.main_thread():
+        _row.status = _said(sys.exc_info()[1]) or f"status {status}"
+    _sys_exit(status)
+
+
+def ending() -> None:
+    """Write the row with how this process ends."""
+    error, trace = sys.exc_info()[1], getattr(sys, "last_traceback", None)
+    if trace is not None and trace.tb_frame.f_back is None and not hasattr(sys, "ps1"):  # not one of a prompt
+        error = error or sys.last_value
+    _row.ended = _said(error) or _row.status or "returned"
+    flush()
+
+
+def _said(error: BaseException | None) -> str:
+    """Return an exception as the end of a process; empty for none, and for an exit with status 0."""
+    if isinstance(error, SystemExit):
+        return f"status {error.code}" if error.code else ""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300] if error is not None else ""
 
 
 def _engine_snapshot() -> dict[str, Any]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,11 @@ class Row:
     """Hold what one process wrote about itself; keys as in the file, checked by `flashpatch.ledger.schema`.
 
     ``title`` is the class of an actor of Ray. ``on`` has for each family that is on ``name``, as the user typed it, and
-    ``options``, those that are not at their default.
+    ``options``, those that are not at their default, and ``off`` if it was switched off again. ``ended`` is what the process said
+    at its end, empty before, None if its FlashPatch did not say it; ``engine`` names the engine that it belongs to.
 
     ``node`` is the node of Ray that its row was published on, None if it was not. ``fetched`` says that the row
-    is a copy from there.
-    """
+    is a copy from there."""
 
     host: str
     pid: int
@@ -45,6 +45,9 @@ class Row:
     first_written: float = 0.0
     title: str = ""
     on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    ended: str | None = None
+    engine: str = ""
+    idle: str = ""
     node: node.Node | None = None
     fetched: bool = False
 
@@ -52,6 +55,11 @@ class Row:
     def key(self) -> tuple[str, int, str]:
         """Host, pid and start: what tells the process from all others."""
         return self.host, self.pid, self.start
+
+    @property
+    def parts(self) -> Sequence[Mapping[str, Mapping[str, Any]]]:
+        """``patches`` as it was written: first its own, then those that it shares with other rows."""
+        return self.patches.maps if isinstance(self.patches, ChainMap) else (self.patches,)
 
     @property
     def alive(self) -> bool | None:
@@ -85,13 +93,15 @@ class Expected:
 
 @dataclass
 class Run:
-    """Hold the rows of one job. ``problems`` names each file that was not trusted or readable, and why."""
+    """Hold the rows of one job. ``problems`` names each file that was not trusted or readable, and why; ``idle`` has the patches
+    that rows name together."""
 
     id: str
     rows: list[Row] = field(default_factory=list)
     expected: list[Expected] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     written: float = 0.0
+    idle: dict[str, dict[str, Mapping[str, Any]]] = field(default_factory=dict, repr=False)
 
     @property
     def missing(self) -> list[Expected]:
@@ -101,14 +111,6 @@ class Run:
             starts.setdefault((row.host, row.pid), set()).add(row.start)
         found = [(wanted, starts.get((wanted.host, wanted.pid), set())) for wanted in self.expected]
         return [wanted for wanted, there in found if not there or wanted.start not in {"", *there}]
-
-    @property
-    def left_behind(self) -> list[Row]:
-        """Processes that are alive though what started them has ended, or every driver of the job."""
-        ended = {(row.host, row.pid): row for row in self.rows if row.alive is False}
-        drivers = [row for row in self.rows if "driver" in row.roles]
-        is_over = bool(drivers) and all((row.host, row.pid) in ended for row in drivers)
-        return [row for row in self.rows if row.alive and (is_over or (row.host, row.ppid) in ended)]
 
 
 def read(directory: Path) -> list[Run]:
@@ -120,8 +122,7 @@ def read(directory: Path) -> list[Run]:
 def choose(directory: Path, wanted: str | None = None) -> Path | None:
     """Return the directory of the run ``wanted``, else of the newest with a living process, else of the newest.
 
-    None if the ledger has none. Raises PatchError for a run that is not among those there are.
-    """
+    None if the ledger has none. Raises PatchError for a run that is not among those there are."""
     found = newest_first(directory)
     if wanted is None or not found:
         living_first = sorted(found, key=_lives, reverse=True)
@@ -186,8 +187,9 @@ def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
 def _add(run: Run, known: dict[tuple[str, int, str], int], place: node.Place) -> None:
     """Add what was fetched from one place; ``known``: the key of each row to its number. A row that is here already is newer."""
     found = Run(run.id)
-    for name, text in sorted(place.rows.items()):
-        _take(found, name, f"{node.FOLDER}/{place.name}/{name}", lambda: (text, place.node.fetched))
+    for name in sorted(place.rows):
+        at = f"{node.FOLDER}/{place.name}/{name}"
+        _take(found, name, at, lambda name: (place.rows.get(name, "{}"), place.node.fetched))
     run.problems += found.problems
     for row in found.rows:
         number = known.setdefault(row.key, len(run.rows))
@@ -203,23 +205,28 @@ def _add(run: Run, known: dict[tuple[str, int, str], int], place: node.Place) ->
 
 def _read_directory(folder: os.DirEntry[str] | Path) -> Run:
     run = Run(schema.text(folder.name))
-    for entry in sorted(entries(Path(folder)), key=lambda entry: entry.name):
-        _take(run, entry.name, entry.name, partial(files.load_bytes, entry.path, LARGEST))
+    for name in sorted(entry.name for entry in entries(Path(folder))):
+        _take(run, name, name, lambda name: files.load_bytes(os.path.join(folder, name), LARGEST))
     return run
 
 
-def _take(run: Run, name: str, path: str, read: Callable[[], tuple[bytes | str, float]]) -> None:
+def _take(run: Run, name: str, path: str, read: Callable[[str], tuple[bytes | str, float]]) -> None:
     """Add the row, or the expected one, of a file with such a name, or say in ``problems`` why that at ``path`` is none.
 
-    ``read`` returns content and time of modification.
-    """
+    ``read`` returns content and time of modification of a file by its name."""
     if name.partition("-")[0] not in ("row", "expect") or not name.endswith(".json"):
         return
     try:
-        content, modified = read()
+        content, modified = read(name)
         value = schema.loads(content)
         if name.startswith("row"):
-            run.rows.append(Row(**schema.row(value)))
+            row = Row(**schema.row(value))
+            if row.idle and row.idle not in run.idle:
+                of = files.file_name("idle", row.host, 0, row.idle)
+                run.idle[row.idle] = schema.idle(schema.loads(read(of)[0]), "idle")
+            run.rows.append(
+                replace(row, patches=ChainMap({**row.patches}, run.idle[row.idle])) if row.idle else row
+            )
         else:
             run.expected.append(Expected(**schema.expected(value)))
     except (*schema.BROKEN, KeyError, TypeError, AttributeError) as error:

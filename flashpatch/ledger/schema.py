@@ -2,13 +2,13 @@
 
 `loads` escapes a whole value: what it returns holds no control characters, no lone surrogates, no number that is not finite,
 and is nested at most `_DEEPEST` times, so that whatever shows it need not look again. A row or an expected row that does not
-fit is refused with a reason. An event whose known facts do not fit is none.
-"""
+fit is refused with a reason. An event whose known facts do not fit is none."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
 import unicodedata
 from collections.abc import Callable, Mapping
 from typing import Any, get_args
@@ -60,7 +60,7 @@ def event(line: bytes | str) -> dict[str, Any] | None:
         value = loads(line)
         found = _fields(value, {"t": _time, "event": _text}, "the event")
         return found | {
-            name: checked
+            sys.intern(name): checked
             for name, fact in value.items()
             if name not in found and (checked := _fact(name, fact)) is not None
         }
@@ -175,7 +175,8 @@ def _patch(value: Any, name: str) -> dict[str, Any]:
 
 
 def _choice(value: Any, name: str) -> dict[str, Any]:
-    return _fields(value, {"name": _text, "options": _mapping}, name)
+    found = _fields(value, {"name": _text, "options": _mapping}, name)
+    return found | {"off": True} if value.get("off") else found
 
 
 _OF_A_PATCH = {"state": str, "detail": str, "calls": int, "target": str, "tested": bool}
@@ -192,7 +193,13 @@ _ROW: Mapping[str, Check] = {
     "notes": _notes,
     "error": _is(str, type(None)),
 }
-_LATER = {"run": _text, "first_written": _time, "title": _text, "on": _each(_choice)}
+idle: Check = _ROW["patches"]  # patches that rows name together
+_LATER = {
+    **dict.fromkeys(("run", "title", "engine", "idle"), _text),
+    "ended": _is(str, type(None)),
+    "first_written": _time,
+    "on": _each(_choice),
+}
 """What rows of earlier versions have not."""
 
 _FACTS: Mapping[str, Check] = {

@@ -1,6 +1,5 @@
 """Write to a file system that may not answer, in a thread that lives while there is something to write. Who hands something
-over waits for it, but never for long: no step may hang on a ledger.
-"""
+over waits for it, but never for long: no step may hang on a ledger."""
 
 from __future__ import annotations
 

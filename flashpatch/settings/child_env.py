@@ -1,11 +1,9 @@
 """Pass the selection to child processes in environment variables, and through the lists that filter them.
 
-A local child inherits the environment. Ray's workers have that of the node they run on, which on a cluster
-that was running before is not the driver's: what is to reach them must be in the job's runtime environment,
-and ``ray.init`` lets a hook named in ``RAY_RUNTIME_ENV_HOOK`` add to it (``ray/_private/worker.py``). vLLM
-copies only variables with certain prefixes or named in ``VLLM_RAY_EXTRA_ENV_VARS_TO_COPY``
-(``vllm/ray/ray_env.py``).
-"""
+A local child inherits the environment. Ray's workers have that of the node they run on, which on a cluster that was running
+before is not the driver's: what is to reach them must be in the job's runtime environment, and ``ray.init`` lets a hook named in
+``RAY_RUNTIME_ENV_HOOK`` add to it (``ray/_private/worker.py``). vLLM copies only variables with certain prefixes or named in
+``VLLM_RAY_EXTRA_ENV_VARS_TO_COPY`` (``vllm/ray/ray_env.py``)."""
 
 from __future__ import annotations
 
@@ -32,6 +30,7 @@ VARIABLES = (
     "FLASHPATCH_CACHE",
     "FLASHPATCH_LOG",
     "FLASHPATCH_RUN",
+    "FLASHPATCH_ENGINE",
     "FLASHPATCH_RESOLVED",
 )
 
@@ -42,12 +41,10 @@ OUR_HOOK = "flashpatch.settings.child_env.ray_runtime_env"
 
 
 def export(asked: str, resolved: str) -> None:
-    """Set ``FLASHPATCH`` and ``FLASHPATCH_RESOLVED`` for children, put our variables on vLLM's list and our
-    hook into Ray's.
+    """Set ``FLASHPATCH`` and ``FLASHPATCH_RESOLVED`` for children, put our variables on vLLM's list and our hook into Ray's.
 
     Relative directories become absolute, since workers run in other ones. A hook of other code stays:
-    code is never taken from a variable of ours, so it could not be called in turn.
-    """
+    code is never taken from a variable of ours, so it could not be called in turn."""
     _set("FLASHPATCH", asked)
     _set("FLASHPATCH_RESOLVED", resolved)
     for name in ("FLASHPATCH_LEDGER", "FLASHPATCH_CACHE"):
@@ -89,8 +86,7 @@ def ray_env() -> dict[str, str]:
 def ray_runtime_env(runtime_env: dict[str, Any] | None) -> dict[str, Any] | None:
     """Ray's hook: the job's runtime environment with our variables in it, unless it sets them itself.
 
-    Ray calls it in ``ray.init`` after a submitted job's own environment was merged in.
-    """
+    Ray calls it in ``ray.init`` after a submitted job's own environment was merged in."""
     ours = ray_env()
     if "FLASHPATCH" not in ours:
         return runtime_env
@@ -99,8 +95,7 @@ def ray_runtime_env(runtime_env: dict[str, Any] | None) -> dict[str, Any] | None
 
 
 def _set(name: str, value: str) -> None:
-    """Set a variable unless it is set so: overwriting an inherited one would end ``setproctitle``'s power to
-    rename the process."""
+    """Set a variable unless it is set so: overwriting an inherited one would end ``setproctitle``'s power to rename the process."""
     if os.environ.get(name) != value:
         os.environ[name] = value
 

@@ -91,8 +91,7 @@ class Config:
     Attributes:
         enable: names to switch on with ``FLASHPATCH=1`` or ``enable()``; None when the file does not say.
         strict: None when the file does not say.
-        tables: family name to options.
-    """
+        tables: family name to options."""
 
     __slots__ = ("enable", "strict", "tables")
 

@@ -4,10 +4,8 @@ Precedence: ``enable()`` in this process, then the resolved data a parent proces
 ``FLASHPATCH`` with the config, then defaults. Of the options: ``enable(**options)``, then what the chosen
 name presets, then the config, then defaults.
 
-Of built-in families the index is asked: no family and next to no module is imported, since most processes of a job
-do no more than this. Only what the index does not know takes the registry: families of other packages, and what an
-error has to say.
-"""
+Of built-in families the index is asked: no family and next to no module is imported, since most processes of a job do no more
+than this. Only what the index does not know takes the registry: families of other packages, and what an error has to say."""
 
 from __future__ import annotations
 
@@ -74,12 +72,10 @@ def extend(
 ) -> Selection:
     """Return ``current`` with ``names`` switched on, as by ``enable(*names, strict=strict, **values)``.
 
-    Without names, those of the config, else fp8. A family that is on keeps its options unless ``values`` say
-    otherwise.
+    Without names, those of the config, else fp8. A family that is on keeps its options unless ``values`` say otherwise.
 
     Raises:
-        PatchError: an unknown name or option, or two names of one family.
-    """
+        PatchError: an unknown name or option, or two names of one family."""
     settings = config()
     chosen = _one_per_family(tuple(names) or _default_names(settings))
     _known_somewhere(values, chosen)
@@ -108,8 +104,7 @@ def export(selection: Selection) -> None:
     """Hand the selection to processes started from now on, or withdraw it when nothing is on.
 
     The value of ``FLASHPATCH`` stays as the user wrote it while it means the same; a child started with another value ignores
-    the resolved data.
-    """
+    the resolved data."""
     if not selection.choices:
         child_env.withdraw()
         return

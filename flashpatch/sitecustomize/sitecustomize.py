@@ -1,8 +1,7 @@
 """The front door for places where Python reads no ``.pth`` file, such as ``pip install --target``.
 
 ``PYTHONPATH=<...>/flashpatch/sitecustomize python ...`` does what ``flashpatch.pth`` does, then runs the
-``sitecustomize`` that Python would have run without this one. Errors of that module reach Python unchanged.
-"""
+``sitecustomize`` that Python would have run without this one. Errors of that module reach Python unchanged."""
 
 import os
 import sys

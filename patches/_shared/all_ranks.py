@@ -2,8 +2,7 @@
 
 vLLM's multiprocess executor reads the workers' answers one by one and stops at the first failure; the answers
 of the ranks behind it stay in their queues and are taken for the answers to the *next* call. So a failure is
-sent back as an ordinary answer here, and raised once all ranks have answered.
-"""
+sent back as an ordinary answer here, and raised once all ranks have answered."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ def replacing(path: Path, temporary: Path | None = None, private: bool = True) -
         The temporary path. It is removed when the block raises, and ``path`` stays as it was.
 
     Raises:
-        OSError: the file cannot be made or moved.
-    """
+        OSError: the file cannot be made or moved."""
     temporary = temporary or path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield temporary

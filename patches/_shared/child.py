@@ -17,8 +17,7 @@ def alone(
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python in a process group of its own, for at most ``timeout`` seconds, and kill what it leaves behind.
 
-    What it prints goes to files: of a pipe, a process that it left would hold the other end.
-    """
+    What it prints goes to files: of a pipe, a process that it left would hold the other end."""
     with TemporaryFile() as out, TemporaryFile() as err:
         command = [sys.executable, *arguments]
         process = subprocess.Popen(

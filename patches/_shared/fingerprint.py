@@ -15,8 +15,7 @@ are pseudo-random. Therefore
 - other changes go unseen with a probability of about 2**-64;
 - both sums are linear in the bits, so that parts add up, wherever the tensor is cut, even inside a word.
 
-It is no defence against forgery: the weights are public.
-"""
+It is no defence against forgery: the weights are public."""
 
 from __future__ import annotations
 
@@ -43,8 +42,7 @@ def of(tensor: torch.Tensor, start: int = 0, dtype: torch.dtype | None = None) -
     Args:
         tensor: the run, any shape, dtype, strides and device; read in row-major order. May be empty.
         start: position of its first element in the whole tensor.
-        dtype: what the values are cast to before they are read, block by block. None leaves them.
-    """
+        dtype: what the values are cast to before they are read, block by block. None leaves them."""
     flat = tensor.detach().reshape(-1)
     dtype = dtype or flat.dtype
     size = dtype.itemsize
@@ -139,8 +137,7 @@ def _factors(which: int, begin: int, number: int, device: torch.device) -> torch
     """``(number,)`` int64, one for each block from ``begin``: in the lower 32 bits 2 BLOCK k + 1.
 
     The product with the weight at i has (2 BLOCK k + 1) (2 i + 1) in its lower 32 bits: i follows from it
-    modulo 2 BLOCK, and then k, so no two positions have the same below 2**31.
-    """
+    modulo 2 BLOCK, and then k, so no two positions have the same below 2**31."""
     if begin + number <= _KEPT:
         return _first_factors(which, device)[begin : begin + number]
     return _computed_factors(which, begin, number).to(device)

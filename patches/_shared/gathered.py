@@ -8,8 +8,7 @@ from typing import Any
 def free(module: Any) -> None:
     """Free whole weights that a forward has gathered and kept, so that the next one gathers the shards as they are by then.
 
-    FSDP1 keeps those of its outermost unit, embeddings, last norm and head; FSDP2, if told to, those of any unit.
-    """
+    FSDP1 keeps those of its outermost unit, embeddings, last norm and head; FSDP2, if told to, those of any unit."""
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     for unit in module.modules():

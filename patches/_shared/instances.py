@@ -22,8 +22,7 @@ def of(*kinds: type) -> list[Any]:
     """Return the instances of classes in this process, also those that the garbage collector was told to leave alone.
 
     vLLM freezes its heap when an engine has started (``gc.freeze``), and frozen objects are in no list of the
-    collector's; they are thawed for the look and frozen again.
-    """
+    collector's; they are thawed for the look and frozen again."""
     frozen = gc.get_freeze_count() > 0
     if frozen:
         gc.unfreeze()

@@ -1,8 +1,7 @@
 """Name begin and end of an update session in SGLang 0.5.12's own request for tensors, which has no field for them.
 
 The field ``load_format`` of a request without tensors says what it means. Sender and scheduler both use this module.
-The patch that answers these requests tells the observers of other families, such as the audit's.
-"""
+The patch that answers these requests tells the observers of other families, such as the audit's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Send JSON among named tensors, as tensors of bytes whose names are no parameter's.
 
 Their sizes are multiples of 512 bytes, so that whatever is packed behind them stays aligned, also in versions of verl
-that do not align.
-"""
+that do not align."""
 
 from __future__ import annotations
 

@@ -1,23 +1,33 @@
 """Read, check and change verl's configuration in ``verl.utils.config.validate_config``.
 
-Every trainer's driver calls that function first, before it starts any worker. Several families hook it: to
-set what they need if the user chose nothing, and to refuse what contradicts them by name.
-"""
+Drivers of verl call that function before they start any worker; what calls it nowhere, such as verl's fully asynchronous
+trainer, comes through `door`. Several families hook it: to set what they need if the user chose nothing, and to refuse what
+contradicts them by name."""
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
+from zipfile import ZipFile, is_zipfile
 
 from flashpatch import engine, ledger
+from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.flow_names import HEAD
 
 TARGET = "verl.utils.config:validate_config"
+START = "verl.trainer.main_ppo:run_ppo"
+"""What each driver of a job with rollouts calls before anything starts."""
 
 Get = Callable[..., Any]
 """``get(path, default=None)``: read one setting, such as `JobConfig.get`."""
+
+_seen: dict[str, Any] = {}
+"""By patch: the configuration that it saw last in this process."""
 
 
 class JobConfig:
@@ -28,11 +38,10 @@ class JobConfig:
         patch_id: id of the patch; refusals name it, and changes are logged as its family's.
 
     Attributes:
-        overrides: settings named on the command line, see `overrides`.
-    """
+        overrides: settings named on the command line, see `overrides`."""
 
     def __init__(self, config: Any, patch_id: str) -> None:
-        self.config = config
+        self.config = _seen[patch_id] = config
         self.patch_id = patch_id
         self.family = patch_id.partition(".")[0]
         self.overrides = overrides()
@@ -40,10 +49,11 @@ class JobConfig:
     @classmethod
     def open(cls, config: Any, patch_id: str) -> JobConfig:
         """Make one in the driver, which gets its role in the ledger. Raises PatchError if the patch's family cannot act
-        in this process."""
+        in this process, or the job's checkpoint is of other names."""
         job = cls(config, patch_id)
         engine.require(job.family)
         ledger.role("driver")
+        job.refuse_checkpoint()
         return job
 
     def get(self, path: str, default: Any = None) -> Any:
@@ -62,19 +72,42 @@ class JobConfig:
             advice: what to do.
 
         Raises:
-            PatchError: there is at least one problem; the message has all of them.
-        """
+            PatchError: there is at least one problem; the message has all of them."""
         found = list(problems)
         if found:
             raise PatchError(
                 f"{summary} {'; '.join(found)}.", patch=self.patch_id, target=TARGET, advice=advice
             )
 
+    def refuse_checkpoint(self) -> None:
+        """Raise PatchError if the job would resume a checkpoint with FlowRL's partition function and has none, or the other
+        way round, which its workers would find out one by one."""
+        file = saved_model(self.get)
+        if file is None or not is_zipfile(file):
+            return
+        with ZipFile(file) as saved:
+            held = any(
+                HEAD.encode() in saved.read(name) for name in saved.namelist() if name.endswith("data.pkl")
+            )
+        trained = engine.enabled("flowrl") and engine.options("flowrl")["log_z"] == "learned"
+        kinds = "without", "with"
+        if held != trained:
+            problem = (
+                f"{kinds[held]} FlowRL's partition function ({HEAD}), and this job trains {kinds[trained]} it"
+            )
+            raise PatchError(
+                f"cannot resume {file.parent}: it was trained {problem}.",
+                patch=self.patch_id,
+                target=TARGET,
+                advice=f"Go on {kinds[held]} flowrl's log_z='learned' in FLASHPATCH, or anew from its model: python -m "
+                f"verl.model_merger merge --backend fsdp --local_dir {file.parent} --target_dir NEW, then "
+                "actor_rollout_ref.model.path=NEW trainer.resume_mode=disable.",
+            )
+
     def set(self, path: str, value: Any, reason: str = "") -> None:
         """Set one setting and log it as a warning, with the reason; nothing if it has that value already.
 
-        Settings that verl's structure does not know are added.
-        """
+        Settings that verl's structure does not know are added."""
         from omegaconf import OmegaConf, open_dict
 
         if self.get(path) == value:
@@ -86,12 +119,65 @@ class JobConfig:
             OmegaConf.update(self.config, path, value, force_add=True)
 
 
+def saved_model(get: Get) -> Path | None:
+    """Return the file with the first rank's part of the model that a job resumes from, as verl's trainers find it."""
+    mode, folder = get("trainer.resume_mode"), get("trainer.default_local_dir")
+    chosen = get("trainer.resume_from_path") if mode == "resume_path" else None
+    if mode == "auto" and folder and (latest := Path(folder, "latest_checkpointed_iteration.txt")).exists():
+        chosen = Path(folder, f"global_step_{latest.read_text().strip()}")
+    return next(iter(Path(chosen, "actor").glob("model_world_size_*_rank_0.pt")), None) if chosen else None
+
+
+def replaced_losses(get: Get) -> Iterator[str]:
+    """Yield the settings with which verl trains its actor by another loss than its loss_mode names, each with the reason; no
+    others do, such as QAT, fsdp_turbo, delta_sharded, critics, or distillation beside the task's rewards."""
+    if get("algorithm.rollout_correction.bypass_mode"):
+        yield "algorithm.rollout_correction.bypass_mode=True (verl has a loss of its own for it)"
+    path = "distillation.distillation_loss.use_task_rewards"
+    if get("distillation.enabled") and not get(path, True):
+        yield f"{path}=False (verl drops the policy's loss for that of distillation)"
+
+
+def door(patches: Patches) -> None:
+    """Add a patch through which those of ``patches`` on `TARGET` get a configuration that nothing validates."""
+    checks = [patch for patch in patches if TARGET in patch.targets]
+
+    def run_ppo(original: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        """Check and complete a configuration that nothing has validated in the driver, such as that of verl's fully asynchronous
+        trainer, as validate_config would."""
+        if not any(_seen.get(patch.id) is config for patch in checks):
+            states, check = engine.statuses(), _nothing
+            for patch in checks:
+                if states[patch.id].state.word == "installed":
+                    engine.record_call(patch.id)
+                    check = partial(patch.wrapper, check)
+            check(config)
+        return original(config, *args, **kwargs)
+
+    patches.wrap(
+        START,
+        evidence="optional",
+        why="verl's fully asynchronous trainer never calls validate_config, nor need a driver of one's own; one_step_off_policy's "
+        "does after it has chosen its workers.",
+        remove_when="run_ppo validates the configuration.",
+    )(run_ppo)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """Stand in for verl's validate_config, which refuses what trainers do not have that never call it."""
+
+
 def overrides() -> set[str]:
     """Return the settings named on the command line; empty unless this process is a Hydra application."""
     module = _hydra()
     if module is None:
         return set()
     return {override.partition("=")[0].lstrip("+~") for override in module.HydraConfig.get().overrides.task}
+
+
+def overridden() -> Collection[str] | None:
+    """Return `overrides`; None if Hydra read no command line."""
+    return overrides() if is_hydra_application() else None
 
 
 def is_hydra_application() -> bool:

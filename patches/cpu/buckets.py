@@ -18,8 +18,7 @@ class Piece(NamedTuple):
         name, shape, dtype: of the whole tensor.
         begin: position of the first byte in the tensor.
         data: the bytes, ``(length,)`` uint8, a numpy array.
-        checksum: CRC-32 of them.
-    """
+        checksum: CRC-32 of them."""
 
     name: str
     shape: tuple[int, ...]

@@ -8,8 +8,7 @@ rollouts gets both settings by itself.
 One transfer, as verl's ``CheckpointEngineManager.update_weights`` calls it: ``prepare`` everywhere, ``build_topology``
 in the driver, ``init_process_group`` everywhere, then ``send_weights`` on the trainer's ranks and ``receive_weights``
 on the rollouts', ``finalize`` everywhere. Transfers are numbered, so that a process of an earlier one cannot take part.
-One that failed is ended by the next ``prepare``.
-"""
+One that failed is ended by the next ``prepare``."""
 
 from __future__ import annotations
 
@@ -51,8 +50,7 @@ class ObjectStoreEngine(CheckpointEngine):
         rank: of this process in the transfer, -1 if it takes no part; None before `init_process_group`.
 
     Raises:
-        ValueError: a size or time that is not positive.
-    """
+        ValueError: a size or time that is not positive."""
 
     def __init__(self, bucket_size: int, is_master: bool = False, timeout_seconds: float = 60.0) -> None:
         if bucket_size <= 0 or timeout_seconds <= 0:
@@ -124,8 +122,7 @@ class ObjectStoreEngine(CheckpointEngine):
             On rank 0 ``gloo/bytes``, ``gloo/seconds`` and ``gloo/buckets``, which verl logs.
 
         Raises:
-            PatchError: a rollout process failed, ended or kept silent; the others are told.
-        """
+            PatchError: a rollout process failed, ended or kept silent; the others are told."""
         weights, line = ensure_async_iterator(weights), self._line
         try:
             if self.rank is None:
@@ -177,8 +174,7 @@ class ObjectStoreEngine(CheckpointEngine):
 
         Raises:
             PatchError: the sender failed, ended or kept silent, sends another version, or what arrived is not
-                what was sent.
-        """
+                what was sent."""
         if self._line is None:
             raise transfer_error("weights are to be received before init_process_group.", _BUG)
         return Receiving(self._line).weights(global_steps)

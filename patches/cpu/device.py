@@ -1,8 +1,7 @@
 """Implement verl's platform interface for the CPU. Needs verl.
 
 Sources: ``verl/plugin/platform/platform_base.py`` (the interface) and the callers of
-``verl.utils.device.get_torch_device``, which use the names below on ``torch.cuda``.
-"""
+``verl.utils.device.get_torch_device``, which use the names below on ``torch.cuda``."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ class Ordinal(str):
     """Give the current device if verl uses one value both as a tensor's device and as an index.
 
     ``tensor.to(Ordinal("cpu"))`` is on the CPU, and ``f"cpu:{Ordinal('cpu')}"`` is ``"cpu:0"``, the same
-    device; a plain 0 would be the first CUDA device, a plain "cpu" would give "cpu:cpu".
-    """
+    device; a plain 0 would be the first CUDA device, a plain "cpu" would give "cpu:cpu"."""
 
     def __format__(self, spec: str) -> str:
         return format(0, spec)
@@ -41,8 +39,7 @@ class Ordinal(str):
 class CPUModule(ModuleType):
     """``torch.cpu``, and what verl asks of ``torch.cuda`` besides: memory, names, random numbers.
 
-    Memory is that of the process, in bytes; there is no separate device memory to empty or to collect.
-    """
+    Memory is that of the process, in bytes; there is no separate device memory to empty or to collect."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)

@@ -2,8 +2,7 @@
 
 Ray carries the bytes, keeps them until nobody refers to them, and notices that a process ended: an actor ends with the
 process that made it, and awaiting a reference raises once its owner has ended. `Exchange` keeps what is left: how far
-each rollout is, who is waited for, and the first error.
-"""
+each rollout is, who is waited for, and the first error."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class Exchange:
     Each method returns an error as a value: raised, Ray would wrap it.
 
     Args:
-        timeout: seconds of silence after which a process counts as stuck.
-    """
+        timeout: seconds of silence after which a process counts as stuck."""
 
     def __init__(self, timeout: float) -> None:
         self._timeout, self._changed = timeout, asyncio.Condition()
@@ -67,8 +65,7 @@ class Exchange:
             peers: what each rollout's process is, for errors.
             rank: of the process, 0 for the sender.
             presence: a reference that the process owns and that `ended` fulfils; empty for the sender, with whom this
-                actor ends.
-        """
+                actor ends."""
         from ray.exceptions import RayActorError, RayError
 
         async with self._changed:
@@ -96,8 +93,7 @@ class Exchange:
 
         Args:
             number: of the item, from 0. step: version of the weights.
-            item: a list with a reference to a bucket; then what was counted; then None.
-        """
+            item: a list with a reference to a bucket; then what was counted; then None."""
         async with self._changed:
             await self._begun(transfer)
             if transfer == self._transfer and self._error is None:
@@ -110,8 +106,7 @@ class Exchange:
     async def take(self, transfer: int, rank: int, number: int) -> Any:
         """Return the version and the item, once it is there.
 
-        A rollout asks when it has the item before, and has loaded the one before that.
-        """
+        A rollout asks when it has the item before, and has loaded the one before that."""
         async with self._changed:
             await self._begun(transfer)
             if transfer == self._transfer:
@@ -173,8 +168,7 @@ class Line:
         timeout: the exchange's; this side waits twice as long for its answers.
 
     Attributes:
-        version: of the weights, for errors.
-    """
+        version: of the weights, for errors."""
 
     def __init__(
         self, exchange: Any, transfer: int, peers: dict[int, str], rank: int, timeout: float

@@ -55,8 +55,7 @@ def register_platform(site: Any) -> Callable[[], None]:
     """Register a CPU platform with verl's registry, which detects it after those of accelerators: gloo, weights through
     shared memory, Ray's resource "GPU" as a slot for one training rank.
 
-    Raises PatchError if there is an accelerator.
-    """
+    Raises PatchError if there is an accelerator."""
     device = accelerator()
     if device is not None:
         raise PatchError(
@@ -200,6 +199,5 @@ def fsdp_engine_with_lm_head(site: Any) -> Callable[[], None]:
 def run_in_subprocess(original, fn: Callable[[], Any]) -> Any:
     """Look at a model's class in the process that asks, which has vLLM imported.
 
-    What ``fn`` raises comes as it is, without the ``RuntimeError`` around the text of another process.
-    """
+    What ``fn`` raises comes as it is, without the ``RuntimeError`` around the text of another process."""
     return fn()

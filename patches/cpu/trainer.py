@@ -36,8 +36,7 @@ def initialize_global_process_group_ray(
 ) -> Any:
     """Pass "cpu:gloo" if no backend is given, and note that the process is a trainer.
 
-    Processes that receive weights for separate rollouts name a backend; they train nothing.
-    """
+    Processes that receive weights for separate rollouts name a backend; they train nothing."""
     if backend is None:
         _trainer()
     return original(timeout_second, backend or BACKEND)
@@ -105,8 +104,7 @@ def fsdp2_sharded_save_to_cpu(original, model: Any) -> tuple[dict[str, tuple[Any
     """Copy shards that share memory with the model's parameters.
 
     Returns:
-        verl's: name to the shard on the CPU and its DTensor specification, and the first specification.
-    """
+        verl's: name to the shard on the CPU and its DTensor specification, and the first specification."""
     from torch.distributed.tensor import DTensor
 
     saved, spec = original(model)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import functools
+import inspect
+import sys
 from collections.abc import Callable
 from typing import Any
 
 from flashpatch import engine
 from flashpatch.decorate import Patches
+from flashpatch.errors import PatchError
+from flashpatch.patches.cpu.platform import IMPL
 
 MONKEY_PATCH = "verl.models.transformers.monkey_patch"
 IMPLEMENTATION = "sdpa"
 """The name under which transformers finds the attention that this exchanges."""
+POSITIONS = "_flashpatch_positions"
+"""Attribute of a layer that takes ``position_ids`` as an argument of its own, and need not pass it on: what it got last."""
+
+patches = Patches("cpu", "verl>=0.9", scope="trainer", evidence="optional")
 
 
 def attention(
@@ -32,33 +40,26 @@ def attention(
     of the heads, after it all heads for its share of the tokens. verl does so around flash-attn only.
 
     Args:
-        original: transformers' attention, called if nothing is shared: without a group, or without
-            ``position_ids``, as for a vision tower, which every rank computes whole.
+        original: transformers' attention, called if nothing is shared: without a group, or, without positions, in a layer
+            that is not causal, as of a vision tower, which every rank computes whole.
         query, key, value: ``(1, heads, tokens / ranks, head_dim)``; key and value may have fewer heads.
         attention_mask: of the rank's own tokens; not used, since it says nothing of the others.
-        kwargs: ``position_ids``, ``(1, tokens / ranks)``, which begin at 0 in every sequence, and
-            ``sliding_window``, in tokens.
+        kwargs: ``position_ids``, ``(1, tokens / ranks)``, from 0 in every sequence, if not those that the layer was given itself
+            (`build_module`), and ``sliding_window``, in tokens.
 
-    Returns:
-        ``(1, tokens / ranks, heads, head_dim)``, and no attention weights.
+    Returns ``(1, tokens / ranks, heads, head_dim)``, and no attention weights. Raises PatchError in a causal layer without positions.
     """
     import torch
     from verl.utils import ulysses
 
     ranks = ulysses.get_ulysses_sequence_parallel_world_size()
-    positions = kwargs.get("position_ids")
-    if ranks == 1 or positions is None:
-        return original(
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            dropout=dropout,
-            scaling=scaling,
-            is_causal=is_causal,
-            **kwargs,
-        )
+    positions = kwargs.get("position_ids", getattr(module, POSITIONS, None))
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if ranks == 1 or (positions is None and not causal):
+        named = dict(dropout=dropout, scaling=scaling, is_causal=is_causal)
+        return original(module, query, key, value, attention_mask, **named, **kwargs)
+    if positions is None:
+        raise _refusal(f"{type(module).__name__} attends without the positions of its row's tokens")
     engine.record_call(Patches.of(ulysses_flash_attention_forward).id)
     copies = max(ranks // key.shape[1], 1)  # so that every rank has a head of the keys
     if copies > 1:
@@ -67,23 +68,16 @@ def attention(
     query, key, value = (exchange(part, 1, 2, group) for part in (query, key, value))
     everyone = [torch.empty_like(positions) for _ in range(ranks)]
     torch.distributed.all_gather(everyone, positions.contiguous(), group=group)
-    out = torch.nn.functional.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=causal_mask(torch.cat(everyone, dim=-1)[0], kwargs.get("sliding_window")),
-        dropout_p=dropout,
-        scale=scaling,
-        enable_gqa=True,
-    )
+    mask = causal_mask(torch.cat(everyone, dim=-1)[0], kwargs.get("sliding_window"))
+    how = dict(attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=True)
+    out = torch.nn.functional.scaled_dot_product_attention(query, key, value, **how)
     return exchange(out, 2, 1, group).transpose(1, 2).contiguous(), None
 
 
 def exchange(part: Any, scatter: int, gather: int, group: Any) -> Any:
     """Return a tensor cut along ``scatter`` over the ranks, and joined along ``gather``; differentiable.
 
-    verl's own ``SeqAllToAll`` calls ``all_to_all`` on lists, which gloo has in torch 2.13 and not in 2.11.
-    """
+    verl's own ``SeqAllToAll`` calls ``all_to_all`` on lists, which gloo has in torch 2.13 and not in 2.11."""
     import torch
     from torch.distributed.nn.functional import all_to_all_single
 
@@ -103,7 +97,46 @@ def causal_mask(positions: Any, window: int | None = None) -> Any:
     return seen if window is None else seen & (back < window)
 
 
-@Patches("cpu", "verl>=0.9", scope="trainer", evidence="optional").register(
+@patches.wrap(
+    f"{IMPL}:FSDPEngine._build_module",
+    relies_on="self.ulysses_sequence_parallel_size",
+    why="Some attention takes position_ids as an argument of its own and passes it to nothing; some models attend by functions "
+    "of their own, or have layers that see a rank's part of the row alone.",
+    remove_when="verl's Ulysses covers these, or refuses them.",
+)
+def build_module(original, self) -> Any:
+    """With Ulysses, keep for each layer the positions that it takes as an argument of its own; refuse a model whose layers
+    would see a rank's part of the row alone."""
+    module = original(self)
+    if self.ulysses_sequence_parallel_size > 1:
+        if why := _alone(layers := list(module.modules())):
+            raise _refusal(f"{type(module).__name__} {why}")
+        for one in layers:
+            if "position_ids" in inspect.signature(one.forward).parameters:
+                one.register_forward_pre_hook(_note, with_kwargs=True)
+    return module
+
+
+def _alone(layers: list[Any]) -> str:
+    """Say why layers of a model of transformers, the model first, see a rank's part of the row alone; "" if none does."""
+    from torch.nn import Conv1d
+
+    if getattr(layers[0], "_is_stateful", False) or any(isinstance(one, Conv1d) for one in layers):
+        return "has a state or a convolution over the row"
+    shared = any(hasattr(sys.modules[type(one).__module__], "ALL_ATTENTION_FUNCTIONS") for one in layers)
+    return "" if shared else "attends by functions of its own"
+
+
+def _note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    setattr(module, POSITIONS, kwargs.get("position_ids"))
+
+
+def _refusal(why: str) -> PatchError:
+    advice = "Set ulysses_sequence_parallel_size to 1."
+    return PatchError(f"cannot share a row between ranks: {why}.", **patches.at(build_module), advice=advice)
+
+
+@patches.register(
     f"{MONKEY_PATCH}:_ulysses_flash_attention_forward",
     params=("query_states", "key_states", "value_states", "attention_mask", "query_length"),
     relies_on=(
@@ -121,17 +154,13 @@ def causal_mask(positions: Any, window: int | None = None) -> Any:
 )
 def ulysses_flash_attention_forward(site: Any) -> Callable[[], None]:
     """Do the same exchange around torch's attention, over the whole row, masked by where sequences begin."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
 
-    original = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
-    ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION] = functools.partial(attention, original)
+    functions[IMPLEMENTATION] = functools.partial(attention, functions[IMPLEMENTATION])
+
+    def take_away() -> None:
+        found = functions[IMPLEMENTATION]
+        if isinstance(found, functools.partial) and found.func is attention:  # no other code's since
+            functions[IMPLEMENTATION] = found.args[0]
+
     return take_away
-
-
-def take_away() -> None:
-    """Put transformers' own attention back, unless other code exchanged it since."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    found = ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION]
-    if isinstance(found, functools.partial) and found.func is attention:
-        ALL_ATTENTION_FUNCTIONS[IMPLEMENTATION] = found.args[0]

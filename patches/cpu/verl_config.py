@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from flashpatch import engine
 from flashpatch.decorate import Patches
-from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, is_hydra_application, overrides
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door, overridden
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.checkpoint_engine"
@@ -35,6 +35,7 @@ HELPERS = (
     "reward.num_workers",
     "transfer_queue.backend.SimpleStorage.num_data_storage_units",
 )
+_READ = "enable_sleep_mode free_cache_engine quantization"
 DASHBOARD = "ray_kwargs.ray_init.include_dashboard"
 
 patches = Patches("cpu", "verl>=0.9", scope="driver")
@@ -45,9 +46,7 @@ patches = Patches("cpu", "verl>=0.9", scope="driver")
     relies_on=(
         "config.trainer.n_gpus_per_node",
         "config.actor_rollout_ref.actor.strategy",
-        "verl.workers.config.rollout:RolloutConfig.enable_sleep_mode",
-        "verl.workers.config.rollout:RolloutConfig.free_cache_engine",
-        "verl.workers.config.rollout:RolloutConfig.quantization",
+        *(f"verl.workers.config.rollout:RolloutConfig.{name}" for name in _READ.split()),
         "verl.workers.config.rollout:CheckpointEngineConfig.custom_backend_module",
         "verl.checkpoint_engine.base:CheckpointEngineRegistry.register",
         "verl.checkpoint_engine.base:CheckpointEngine.build_topology",
@@ -64,42 +63,26 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
     Replaced are device, sleep mode, attention, and Ray's counts of CPUs and GPUs, which are slots, not hardware.
     Separate rollouts get the checkpoint engine gloo. With few cores verl's numbers of agent-loop workers, reward
     workers and storage units are lowered from 8 to one per two cores, and Ray's dashboard is left out. Raises
-    PatchError if settings need an accelerator; all are named.
-    """
+    PatchError if settings need an accelerator; all are named."""
     job = JobConfig.open(config, patches.of(validate_config).id)
     refused = list(refusals(job.get))
     if not engine.enabled(UPDATES):
         refused.append("FLASHPATCH without bf16 or fp8 (engines alone cannot load weights twice on a CPU)")
     job.refuse(refused, SUMMARY, "Change these settings, or take cpu out of FLASHPATCH.")
-    for path, value in adaptations(job.get):
-        job.set(path, value, "this machine has no accelerator")
-    for path, value in transfer(job.get):
-        job.set(path, value, "weights reach separate rollouts through Ray's object store")
-    for path, value in for_few_cores(job.get, _starts_ray(job.get)):
-        job.set(path, value, f"this machine has {cores()} cores; set on the command line it stays")
+    for changes, reason in (
+        (adaptations(job.get), "this machine has no accelerator"),
+        (transfer(job.get), "weights reach separate rollouts through Ray's object store"),
+        (
+            for_few_cores(job.get, _starts_ray(job.get)),
+            f"this machine has {cores()} cores; set on the command line it stays",
+        ),
+    ):
+        for path, value in changes:
+            job.set(path, value, reason)
     return original(config, *args, **kwargs)
 
 
-@patches.wrap(
-    "verl.trainer.main_ppo:run_ppo",
-    relies_on="task_runner_class",
-    evidence="fault",
-    why="verl.experimental.fully_async_policy starts everything before it finds that it cannot send weights, and with "
-    "another checkpoint engine it was never run here.",
-    remove_when="it was seen to run without an accelerator.",
-)
-def run_ppo(original, config: Any, *args: Any, **kwargs: Any) -> Any:
-    """Refuse trainers by name, in the driver, that never validate their configuration and cannot run here.
-
-    Raises PatchError if the configuration is of a trainer that runs trainer and rollout on separate devices.
-    """
-    job = JobConfig(config, patches.of(run_ppo).id)
-    job.refuse(
-        asynchronous(job.get),
-        SUMMARY,
-        "Use verl.trainer.main_ppo, whose trainer_mode may be sync, colocate_async, separate_async or (with grpo on) stream_async.",
-    )
-    return original(config, *args, **kwargs)
+door(patches)
 
 
 def refusals(get: Get) -> Iterator[str]:
@@ -129,19 +112,11 @@ def refusals(get: Get) -> Iterator[str]:
             f"{ROLLOUT}.quantization={get(f'{ROLLOUT}.quantization')} (verl's kernels need an accelerator; "
             "FLASHPATCH=cpu,fp8 quantizes with the engine's own)"
         )
-    yield from asynchronous(get)
-
-
-def _freed_before_sent(get: Get) -> bool:
-    """Whether FSDP1 gathers an adapter or its base for verl, which copies nothing that is on the CPU already."""
-    ranks = (get("trainer.n_gpus_per_node") or 1) * (get("trainer.nnodes") or 1)
-    return get(f"{ACTOR}.strategy") in (None, "fsdp") and ranks > 1
-
-
-def asynchronous(get: Get) -> Iterator[str]:
-    """Yield the settings that separate trainer and rollout and do not run."""
     if get("async_training") is not None:
-        yield "async_training (verl.experimental.fully_async_policy was never run without an accelerator)"
+        yield (
+            "async_training (verl.experimental.fully_async_policy was never run without an accelerator; use "
+            "verl.trainer.main_ppo, whose trainer_mode may be sync, colocate_async, separate_async or, with grpo, stream_async)"
+        )
     backend, module = get(f"{ENGINE}.backend", "naive"), get(f"{ENGINE}.custom_backend_module")
     if module:
         return  # a transfer of the user's own
@@ -150,6 +125,12 @@ def asynchronous(get: Get) -> Iterator[str]:
             f"{ENGINE}.backend={backend} (verl's engines for separate rollouts need an accelerator; {GLOO}, from "
             "FlashPatch, does not)"
         )
+
+
+def _freed_before_sent(get: Get) -> bool:
+    """Whether FSDP1 gathers an adapter or its base for verl, which copies nothing that is on the CPU already."""
+    ranks = (get("trainer.n_gpus_per_node") or 1) * (get("trainer.nnodes") or 1)
+    return get(f"{ACTOR}.strategy") in (None, "fsdp") and ranks > 1
 
 
 def separates(get: Get) -> bool:
@@ -229,10 +210,7 @@ def _starts_ray(get: Get) -> bool:
 
 def for_few_cores(get: Any, starts_ray: bool) -> Iterator[tuple[str, Any]]:
     """Yield settings that the configuration does not give, with their value for this machine: one helper per two cores, no dashboard.
-
-    Helpers of one kind share out a batch and do the same to each part, so that their number changes no
-    result. ``get(path, default)`` reads the configuration.
-    """
+    Helpers of one kind share out a batch and do the same to each part, so that their number changes no result."""
     fitting = max(1, cores() // 2)
     if fitting >= DEFAULT:
         return
@@ -247,8 +225,3 @@ def for_few_cores(get: Any, starts_ray: bool) -> Iterator[tuple[str, Any]]:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def overridden() -> Collection[str] | None:
-    """Paths of the settings that were given on the command line; None if Hydra did not read one."""
-    return overrides() if is_hydra_application() else None

@@ -4,14 +4,8 @@ from __future__ import annotations
 
 from flashpatch.record import Option
 
-UNTIL_VLLM = (
-    "vLLM hands out hidden states, chooses its number of speculative tokens by what they bring, and "
-    "updates its drafter."
-)
-UNTIL_SGLANG = (
-    "SGLang hands out hidden states, chooses its configuration by what it brings per second, and judges "
-    "new drafter weights."
-)
+UNTIL_VLLM = "vLLM hands out hidden states, chooses its number of speculative tokens by what they bring, and updates its drafter."
+UNTIL_SGLANG = "SGLang hands out hidden states, chooses its configuration by what it brings per second, and judges new drafter weights."
 UNTIL_VERL = "verl trains drafters between rollouts and brings them to its replicas."
 
 OPTIONS = {

@@ -1,7 +1,6 @@
 """Reach SGLang's schedulers from verl's driver, and count accepted drafts under SGLang's names for them.
 
-A group of its own, checked when verl imports its code for SGLang.
-"""
+A group of its own, checked when verl imports its code for SGLang."""
 
 from __future__ import annotations
 
@@ -108,8 +107,7 @@ def take(server: Any) -> dict[str, float]:
 class _Watched:
     """Stand for a server during one request and keep the ``meta_info`` of its output.
 
-    A server runs many requests at once, and ``generate`` hands on nothing of ``meta_info``.
-    """
+    A server runs many requests at once, and ``generate`` hands on nothing of ``meta_info``."""
 
     def __init__(self, server: Any, seen: dict[str, Any]) -> None:
         vars(self).update(_server=server, _seen=seen)

@@ -2,8 +2,7 @@
 
 Its buffer has a column for each token that a step can draft at most. The runner for CPUs copies drafts into all columns, and
 hands all of them out: a step that drafts fewer fails, and one that drafts a single token hands out copies of it. vLLM's runner
-for GPUs cuts the buffer to the drafts, as these patches do.
-"""
+for GPUs cuts the buffer to the drafts, as these patches do."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ How log Z, the partition function's output for a prompt, comes into the loss:
 
 With ``log_z = "group"`` there is no partition function: `loss.compute_advantage` subtracts log Z from the advantages.
 Around that, `verl_config` sets and refuses settings, `checkpoint` keeps ``proj_z`` in verl's checkpoints and out of weights that
-leave the trainer, and `diversity` counts different answers.
-"""
+leave the trainer, and `diversity` counts different answers."""
 
 from __future__ import annotations
 

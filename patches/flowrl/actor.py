@@ -50,8 +50,7 @@ patches = Patches(
 def init_model(original, self) -> Any:
     """Give the engines that a worker with the actor's role builds a partition function; refuse one with another loss mode.
 
-    Raises PatchError if the actor's loss mode is another one, or its strategy not FSDP.
-    """
+    Raises PatchError if the actor's loss mode is another one, or its strategy not FSDP."""
     if "actor" not in self.role:
         return original(self)
     actor = self.config.actor
@@ -94,8 +93,7 @@ def attach(engine: Any, module: Any) -> None:
 
     Its weights are those beside the model (``flowrl/proj_z.safetensors``), if there are any, else fresh and drawn from
     the engine's seed, without touching the process's random numbers. Raises PatchError if the model or engine is not
-    supported, or the weights beside the model do not fit.
-    """
+    supported, or the weights beside the model do not fit."""
     import torch
 
     from flashpatch.patches.flowrl.partition_function import Capture, PartitionFunction
@@ -171,8 +169,7 @@ def build_lora_module(original, self, module: Any) -> Any:
 def build_optimizer(original, self, module: Any) -> Any:
     """Give verl's optimizer two parameter groups, the policy's and the partition function's.
 
-    Raises PatchError if it has rates of its own, and FSDP flattened it together with other weights.
-    """
+    Raises PatchError if it has rates of its own, and FSDP flattened it together with other weights."""
     if capture(self) is None:
         return original(self, module)
     chosen = options.current()
@@ -181,8 +178,7 @@ def build_optimizer(original, self, module: Any) -> Any:
     head = [parameter for name, parameter in named if is_head(name)]
     if not head and own:
         raise PatchError(
-            f"cannot give the partition function its own {' and '.join(own)}: FSDP flattened it together "
-            "with other weights.",
+            f"cannot give the partition function its own {' and '.join(own)}: FSDP flattened it together with other weights.",
             **patches.at(build_optimizer),
             advice="Add PartitionFunction to fsdp_config.wrap_policy.transformer_layer_cls_to_wrap, set "
             "use_orig_params=True, or unset these options.",

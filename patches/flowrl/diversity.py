@@ -1,8 +1,7 @@
 """Count how many different solutions the responses to a prompt are, without a judge, and report it among a step's metrics.
 
 The paper (arXiv 2509.15207, section 5) asks a language model how different solutions are. Here two responses are the
-same solution when they are equal after normalisation, or share most of their runs of three words.
-"""
+same solution when they are equal after normalisation, or share most of their runs of three words."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ _AROUND_OPERATORS = re.compile(r" ?([+\-*/=<>^]) ?")
 def compute_metrics(original, self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
     """Count the different solutions among the responses to a step's first prompts, after verl's metrics of the step.
 
-    A response is right when its reward is above 0.
-    """
+    A response is right when its reward is above 0."""
     found = original(self, batch, metrics, *args, **kwargs)
     chosen = first_prompts(batch.keys, batch.tags, PROMPTS)
     if chosen:
@@ -93,8 +91,7 @@ def normalize(text: str) -> str:
 def solutions(responses: Iterable[str]) -> list[int]:
     """Return how many responses each different solution has, in the order in which the solutions appear.
 
-    A response joins the first solution whose first response it resembles.
-    """
+    A response joins the first solution whose first response it resembles."""
     counts: dict[str, int] = {}
     for text in map(normalize, responses):
         counts[text] = counts.get(text, 0) + 1
@@ -127,8 +124,7 @@ def measure(groups: Mapping[str, Sequence[tuple[str, bool]]]) -> dict[str, float
         ``flowrl/diversity/solutions``, different solutions per prompt, and of those prompts that have a right
         response ``flowrl/diversity/right_solutions``, different ones among the right, and
         ``flowrl/diversity/effective_right_solutions``, their `effective` number. Means over prompts; the last two
-        are missing if no prompt has a right response.
-    """
+        are missing if no prompt has a right response."""
     every = [len(solutions(text for text, _ in group)) for group in groups.values() if group]
     right = [solutions(text for text, ok in group if ok) for group in groups.values()]
     right = [counts for counts in right if counts]

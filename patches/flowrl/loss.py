@@ -1,7 +1,6 @@
 """Give verl the loss mode ``flowrl``, and the loss what verl does not pass: log Z and the reference's logprobs.
 
-A learned log Z comes with the actor's outputs; with ``log_z = "group"`` it is in the advantages, by `compute_advantage`.
-"""
+A learned log Z comes with the actor's outputs; with ``log_z = "group"`` it is in the advantages, by `compute_advantage`."""
 
 from __future__ import annotations
 
@@ -33,8 +32,7 @@ class _Given:
         log_z: ``(batch,)``; 0 if the advantages have it already.
         ref_log_prob: ``(batch, tokens)``.
         metrics: verl's `Metric` by name; verl would average those that a loss function returns over
-            micro-batches of different sizes.
-    """
+            micro-batches of different sizes."""
 
     log_z: Any
     ref_log_prob: Any
@@ -53,8 +51,7 @@ def ppo_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any 
     """Take log Z from the actor's outputs and give it, with the reference's logprobs, to the loss flowrl while verl's
     ppo_loss calls that; entropy bonus and metrics stay verl's.
 
-    Raises PatchError if the mode is ``flowrl`` and log Z or the reference's logprobs are missing.
-    """
+    Raises PatchError if the mode is ``flowrl`` and log Z or the reference's logprobs are missing."""
     if config.policy_loss.get("loss_mode") != MODE:
         return original(config, model_output, data, dp_group)
     log_z = model_output.pop(LOG_Z, None)  # per response: verl reports outputs per token
@@ -95,8 +92,7 @@ def ppo_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any 
 def register_policy_loss(site: Any) -> Callable[[], None]:
     """Register the loss mode flowrl with verl's own registry; verl's agg_loss scales it over micro-batches and ranks.
 
-    Raises PatchError if another loss is registered under this name.
-    """
+    Raises PatchError if another loss is registered under this name."""
     registry = site.module.POLICY_LOSS_REGISTRY
     taken = registry.get(MODE)
     if taken is not None and taken is not trajectory_balance:
@@ -133,8 +129,7 @@ def trajectory_balance(
     the gradient does not depend on micro-batches and ranks.
 
     All tensors are ``(batch, tokens)``. ``loss_agg_mode`` concerns tokens and is not used. Raises PatchError if it was
-    called by something else than verl's ``ppo_loss``.
-    """
+    called by something else than verl's ``ppo_loss``."""
     from flashpatch.patches.flowrl.objective import balance
 
     given = _given.get()
@@ -237,8 +232,7 @@ def compute_advantage(original, data: Any, *args: Any, **kwargs: Any) -> Any:
     """With reward = "raw" replace the advantages, (batch, tokens), by the response's reward; with log_z = "group" subtract
     the group's log Z, in units of the reward, so that the residual of FlowRL's loss needs none.
 
-    Raises PatchError if the batch lacks what the group's log Z is computed from.
-    """
+    Raises PatchError if the batch lacks what the group's log Z is computed from."""
     done = original(data, *args, **kwargs)
     chosen = options.current()
     if chosen.reward == "raw":

@@ -4,8 +4,7 @@ Source: FlowRL (arXiv 2509.15207), its objective with length normalisation, rewa
 detached importance weight::
 
     w (log Z(x) + 1/|y| log p(y|x) - beta r(x, y) - 1/|y| log p_ref(y|x))^2,
-    w = clip(p(y|x) / p_old(y|x), 1 - low, 1 + high)
-"""
+    w = clip(p(y|x) / p_old(y|x), 1 - low, 1 + high)"""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ class Balance:
     Attributes:
         residual: by how much the trajectory balance is violated.
         weight: the importance weight, without gradient.
-        clipped: 1.0 if a bound changed the weight.
-    """
+        clipped: 1.0 if a bound changed the weight."""
 
     residual: torch.Tensor
     weight: torch.Tensor
@@ -61,8 +59,7 @@ def balance(
         mask: true for the tokens that count; a response without any gets weight 0.
         beta, length, weight, cap: see `flashpatch.patches.flowrl.options`.
         low, high: the weight's clip range is ``[1 - low, 1 + high]``.
-        correction: verl's rollout-correction weights; a response's is their mean.
-    """
+        correction: verl's rollout-correction weights; a response's is their mean."""
     counted = _Responses(mask, torch.promote_types(log_prob.dtype, torch.float32))
     over = counted.mean if length == "mean" else counted.total
     residual = log_z.to(counted.wide) + over(log_prob) - beta * counted.mean(reward) - over(ref_log_prob)
@@ -98,8 +95,7 @@ def group_log_z(
 
     Returns:
         ``(batch,)``, without gradient, the same for all responses to a prompt; 0 for a prompt none of whose
-        responses has tokens that count.
-    """
+        responses has tokens that count."""
     counted = _Responses(mask, torch.promote_types(log_prob.dtype, torch.float32))
     share = counted.tokens.clamp(min=1) if length == "mean" else torch.ones_like(counted.tokens)
     away = (counted.total(ref_log_prob) - counted.total(log_prob)).detach()

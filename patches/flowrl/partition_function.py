@@ -1,8 +1,7 @@
 """Compute FlowRL's partition function log Z(x) within the actor's own forward pass.
 
 Sources: FlowRL (arXiv 2509.15207), section 3: Z is learned from the prompt; its published code takes the mean
-of the prompt's last hidden states through a small network. Imported once torch is needed.
-"""
+of the prompt's last hidden states through a small network. Imported once torch is needed."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class PartitionFunction(nn.Module):
     Args:
         hidden: width of the model.
         layers: linear layers; all but the last are followed by GELU, LayerNorm and dropout.
-        dropout: its probability, in training only.
-    """
+        dropout: its probability, in training only."""
 
     def __init__(self, hidden: int, layers: int, dropout: float) -> None:
         super().__init__()
@@ -53,8 +51,7 @@ class Prompts:
         lengths: tokens of each prompt, ``(batch,)``.
         starts: where each sequence starts in one packed row, ``(batch,)``; None for one padded row each,
             which starts with the prompt.
-        sharers: the ranks that hold equal parts of one packed row, in order (Ulysses); None if each has all.
-    """
+        sharers: the ranks that hold equal parts of one packed row, in order (Ulysses); None if each has all."""
 
     lengths: torch.Tensor
     starts: torch.Tensor | None
@@ -80,8 +77,7 @@ class Prompts:
             are not copied.
 
         Raises:
-            PatchError: the model's rows are not those of the micro-batch.
-        """
+            PatchError: the model's rows are not those of the micro-batch."""
         rows, columns, _ = hidden.shape
         wanted = len(self.lengths) if self.starts is None else 1
         if rows != wanted:
@@ -108,8 +104,7 @@ class Capture:
     it in the output's field ``loss``, which verl does not use: FSDP looks for tensors in declared fields only.
 
     Attributes:
-        prompts: where the prompts of the next forward pass are; None when log Z is not wanted.
-    """
+        prompts: where the prompts of the next forward pass are; None when log Z is not wanted."""
 
     def __init__(self, module: nn.Module, detach: bool) -> None:
         self.prompts: Prompts | None = None

@@ -7,7 +7,14 @@ from typing import Any
 
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared.flow_names import MODE
-from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, is_chosen
+from flashpatch.patches._shared.verl_config import (
+    TARGET,
+    Get,
+    JobConfig,
+    door,
+    is_chosen,
+    replaced_losses,
+)
 from flashpatch.patches.flowrl import options
 
 ACTOR = "actor_rollout_ref.actor"
@@ -49,8 +56,7 @@ def validate_config(
     """Set loss_mode=flowrl and use_kl_loss=True with kl_loss_coef=0 before anything starts, unless the user chose
     otherwise, log that, and refuse contradicting settings by name.
 
-    Raises PatchError if the configuration contradicts FlowRL; all such settings are named.
-    """
+    Raises PatchError if the configuration contradicts FlowRL; all such settings are named."""
     job = JobConfig.open(config, patches.of(validate_config).id)
     chosen = options.current()
     refused = [*options.contradictions(), *refusals(job.get, job.overrides)]
@@ -62,6 +68,9 @@ def validate_config(
     for path, value in REQUIRED.items():
         job.set(path, value, "FlowRL needs it")
     return original(config, True, *args, **kwargs)
+
+
+door(patches)
 
 
 def refusals(get: Get, overridden: Collection[str] = ()) -> Iterator[str]:
@@ -79,10 +88,9 @@ def refusals(get: Get, overridden: Collection[str] = ()) -> Iterator[str]:
         yield "algorithm.use_kl_in_reward=True (FlowRL's loss has the reference already)"
     if get("algorithm.adv_estimator") in (None, "gae"):
         yield "algorithm.adv_estimator=gae (FlowRL needs one reward per response: grpo, for example)"
-    if get("algorithm.rollout_correction.bypass_mode"):
-        yield "algorithm.rollout_correction.bypass_mode=True (it replaces FlowRL's loss)"
-    if get("distillation.enabled"):
-        yield "distillation.enabled=True (it replaces FlowRL's loss)"
+    yield from (replaced := list(replaced_losses(get)))
+    if get("distillation.enabled") and not replaced:
+        yield "distillation.enabled=True (FlowRL's loss was never run beside another)"
     strategy = get(f"{ACTOR}.strategy")
     if strategy not in (None, "fsdp", "fsdp2"):
         yield f"{ACTOR}.strategy={strategy} (use fsdp or fsdp2)"

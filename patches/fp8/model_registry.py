@@ -63,6 +63,11 @@ def all_models(runner: Any = None) -> list[ManagedModel]:
     return [managed for managed in found if managed is not None]
 
 
+def targets() -> list[ManagedModel]:
+    """Return the managed models that are policies."""
+    return [managed for managed in all_models() if managed.adapter.role == "target"]
+
+
 def owner(model: torch.nn.Module) -> Any:
     """Return the model runner that ``model`` belongs to, None if it is not known."""
     return _models[model][1]() if model in _models else None
@@ -109,14 +114,13 @@ def end_first_loads(runner: Any = None) -> None:
     """End the first load of every model of a model runner; models may have come to share modules since."""
     for managed in all_models(runner):
         managed.end_first_load()
-        managed.release_removed_layers()
+        managed.find_lent_layers()
 
 
 def first_unservable(models: Sequence[ManagedModel]) -> ManagedModel | None:
     """Commit complete updates that have no end of their own; return a target that may not generate, or None.
 
-    A drafter's weights decide how many tokens a step yields, never which.
-    """
+    A drafter's weights decide how many tokens a step yields, never which."""
     for managed in models:
         if managed.state != "ready" and not managed.adapter.consensus.stages:
             managed.before_request()

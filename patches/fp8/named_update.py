@@ -30,8 +30,7 @@ class update:
 
     Raises:
         PatchError: at the beginning, if this engine cannot be updated, or not now (requests are running, it sleeps), or if
-            FlashPatch does not follow its weights; at the end, if what came is not one whole policy: it names what is missing.
-    """
+            FlashPatch does not follow its weights; at the end, if what came is not one whole policy: it names what is missing."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

@@ -42,8 +42,7 @@ def of_engines() -> dict[str, float]:
     """Return what the engines of this job say of themselves, wherever they run on this host; empty if none is known.
 
     ``sync/policy_version``, the oldest that a worker holds; ``sync/updates_refused``, updates refused or abandoned
-    since the job began; ``sync/requests_refused``, how often requests were refused.
-    """
+    since the job began; ``sync/requests_refused``, how often requests were refused."""
     notes = [note for note in _notes() if "policy_version" in note]
     if not notes:
         return {}

@@ -1,8 +1,7 @@
 """Which function of a trainer sends a whole policy, and so where its update begins and ends.
 
 A row whose function names begin and end through vLLM or SGLang itself has nothing to bracket. All others have a patch, with
-a contract on the function, here or where the trainer's other patches are.
-"""
+a contract on the function, here or where the trainer's other patches are."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ class Sender(NamedTuple):
         function: the trainer's own.
         bracket: what is one update: ``call``; ``calls``, from the first to the one that says that it is the last; ``until end``,
             from the first to vLLM's post-processing; empty: the trainer says so to the engine by itself, see ``by``.
-        by: id of the patch that states it, or the engine's functions that name begin and end.
-    """
+        by: id of the patch that states it, or the engine's functions that name begin and end."""
 
     trainer: str
     function: str

@@ -23,8 +23,7 @@ def update(models: Sequence[ManagedModel]) -> Iterator[None]:
     """Make one update of what comes within; after an exception give it up.
 
     Raises:
-        PatchError: see `begin` and `finish`.
-    """
+        PatchError: see `begin` and `finish`."""
     with ending(models):
         begin(models)
         yield
@@ -58,8 +57,7 @@ def begin(models: Sequence[ManagedModel]) -> None:
     """Open an update of each model, but of drafters that take none.
 
     Raises:
-        PatchError: a target cannot be updated, or not now.
-    """
+        PatchError: a target cannot be updated, or not now."""
     for model in models:
         _versions[model] = model.version
         with suppress(PatchError) if model.adapter.role == "drafter" else nullcontext():
@@ -70,8 +68,7 @@ def finish(models: Sequence[ManagedModel]) -> None:
     """Commit what has come since `begin`; a drafter may have got nothing.
 
     Raises:
-        PatchError: it is not one whole policy; or it has failed since, and its sender went on.
-    """
+        PatchError: it is not one whole policy; or it has failed since, and its sender went on."""
     for model in models:
         failed = model.state != "open" and model.version == _versions.pop(model, None)
         try:

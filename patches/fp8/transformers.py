@@ -1,8 +1,7 @@
 """Let a trainer built on Transformers' ``Trainer`` log the numbers of its rollouts wherever it logs its own.
 
 >>> from flashpatch.patches.fp8.transformers import RolloutMetrics
->>> RolloutMetrics().add_to(trainer)
-"""
+>>> RolloutMetrics().add_to(trainer)"""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ class RolloutMetrics(TrainerCallback):
     ``timing_s/sync/*`` and ``mismatch/*``.
 
     TRL's trainers get one by themselves while ``fp8``, ``int8`` or ``bf16`` is on. Other trainers call `add_to`: a callback
-    that is passed as ``callbacks=[RolloutMetrics()]`` comes after the trackers, which would not see its numbers.
-    """
+    that is passed as ``callbacks=[RolloutMetrics()]`` comes after the trackers, which would not see its numbers."""
 
     def add_to(self, trainer: Trainer) -> RolloutMetrics:
         """Put this callback before all others of ``trainer``, unless it has one already; return the one it has."""

@@ -1,7 +1,6 @@
 """End TRL's weight sync with a commit, and measure the mismatch of the rollouts that its GRPO trains on.
 
-After a sync the colocated engine holds one new policy, or the sync raises.
-"""
+After a sync the colocated engine holds one new policy, or the sync raises."""
 
 from __future__ import annotations
 
@@ -149,8 +148,7 @@ def _weights(trainer: Any, ratio: torch.Tensor, mask: torch.Tensor) -> dict[str,
 
     Args:
         ratio: [samples, 1] or [samples, tokens], what TRL multiplies the loss with.
-        mask: [samples, tokens], 1 for tokens that count.
-    """
+        mask: [samples, tokens], 1 for tokens that count."""
     used = ratio.flatten() if ratio.shape[1] == 1 else ratio[mask.bool()]
     if not used.numel():
         return {}

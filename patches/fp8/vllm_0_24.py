@@ -32,8 +32,7 @@ def get_logits(original, self, hidden_states: Any, lm_head: Any, *args: Any, **k
     """Multiply the lm_head in float32, and let ranks gather that, with the option lm_head=float32; otherwise pass the
     call on.
 
-    Raises PatchError if the head is quantized.
-    """
+    Raises PatchError if the head is quantized."""
     if engine.options("fp8")["lm_head"] == "float32":
         lm_head = _Float32Head(lm_head)
     return original(self, hidden_states, lm_head, *args, **kwargs)
@@ -55,8 +54,7 @@ class _Float32Head:
         Args:
             layer: this object.
             hidden_states: ``(tokens, hidden)``.
-            bias: ``(vocabulary of this rank,)`` or None.
-        """
+            bias: ``(vocabulary of this rank,)`` or None."""
         import torch
 
         method = type(self._head.quant_method).__name__

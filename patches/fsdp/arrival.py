@@ -40,8 +40,7 @@ class Arrival:
     Args:
         at: of the patch that receives, see `Patches.at`; errors name it.
         expected: whether the weights come from verl's trainer and must bring fingerprints; others are audited
-            if they do.
-    """
+            if they do."""
 
     def __init__(self, at: dict[str, str], expected: bool = True) -> None:
         from flashpatch.patches._shared import fingerprint
@@ -80,8 +79,7 @@ class Arrival:
 
         Raises:
             PatchError: by option, something else arrived than the trainer's shards say, in this bucket or
-                before. Always: no fingerprints come with the weights, or some that this side did not ask for.
-        """
+                before. Always: no fingerprints come with the weights, or some that this side did not ask for."""
         kept = []
         with self._failing():
             for name, tensor in weights:
@@ -253,8 +251,7 @@ def receive_weights(original, self, on_bucket_received: Any, *args: Any, **kwarg
     the last bucket is loaded.
 
     Raises PatchError if, by option, something else arrived than the trainer's shards say. Always if the trainer's
-    process has no fingerprints to offer, or sends some that this process did not ask for.
-    """
+    process has no fingerprints to offer, or sends some that this process did not ask for."""
     ledger.role("worker")
     with Arrival(patches.at(receive_weights)) as arrival:
 

@@ -60,8 +60,7 @@ def differences(
         arrived: from what the rollout engine received.
         twice: names that arrived more than once.
         excused: names that the trainer sends without a fingerprint.
-        before: what was sent at the previous sync, to recognise a value that was not renewed.
-    """
+        before: what was sent at the previous sync, to recognise a value that was not renewed."""
     found = [f"{name} arrived twice" for name in twice]
     first: dict[Sums, str] = {}  # fingerprint -> the first tensor that was sent with it
     for name, its in sent.items():
@@ -101,8 +100,7 @@ class Background:
     """Run work on a second thread that starts when it is first needed.
 
     Attributes:
-        seconds: spent on all work so far, on either thread.
-    """
+        seconds: spent on all work so far, on either thread."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None

@@ -37,8 +37,7 @@ class Session:
 
     Attributes:
         arrival: the audit; None outside sessions, and in those of a drafter alone.
-        problem: why the session must not be committed; empty while nothing is known against it.
-    """
+        problem: why the session must not be committed; empty while nothing is known against it."""
 
     arrival: Arrival | None = None
     problem: str = ""
@@ -59,8 +58,7 @@ def begin_weight_update(original, self, recv_req: Any) -> Any:
     """Start an audit with each session that updates the policy.
 
     verl's trainer names its sync in the request: such a session must bring fingerprints. One that stock could not load is
-    answered with success=False.
-    """
+    answered with success=False."""
     ledger.role("worker")
     if not engine.enabled("fp8") and _packed(self, recv_req.selector):
         from sglang.srt.managers.io_struct import BeginWeightUpdateReqOutput
@@ -94,8 +92,7 @@ def open_audit(sync: str, at: dict[str, str]) -> None:
 
     Args:
         sync: the sender's name of it, or empty.
-        at: of the patch that receives, see `Patches.at`.
-    """
+        at: of the patch that receives, see `Patches.at`."""
     forget()
     Session.arrival = Arrival(at, bool(sync))
 
@@ -124,8 +121,7 @@ def update_weights_from_tensor(
     """Fingerprint each tensor as it arrives, whole, before it is quantized or loaded, and compare with the trainer's before
     the last bucket is loaded. What any rank finds is the answer success=False, which stops the trainer.
 
-    An exception here would end the scheduler.
-    """
+    An exception here would end the scheduler."""
     drafts = self.get_model_runner().is_draft_worker and Session.arrival is not None
     if drafts and load_format is None:  # gets the same bucket after the policy
         return original(self, [item for item in named_tensors if not fingerprints.ours(item[0])], load_format)
@@ -145,8 +141,7 @@ def load_audited(
         named_tensors: names and tensors, with the audit's messages among them; a flattened bucket is not audited.
         load_format: None for named tensors.
         serialized: SGLang's class of a tensor that came once for each rank.
-        load: SGLang's own function.
-    """
+        load: SGLang's own function."""
     arrival = Session.arrival
     if arrival is None or (load_format is not None and not arrival.expected):
         return load(named_tensors)
@@ -187,8 +182,7 @@ def _audited(arrival: Arrival, named_tensors: Any, serialized: type) -> tuple[li
 def of_all_ranks(problem: str) -> str:
     """Return what the first tensor-parallel rank with a problem says; empty if none has one.
 
-    SGLang returns the first rank's answer alone. Every rank must call this.
-    """
+    SGLang returns the first rank's answer alone. Every rank must call this."""
     import torch
     from sglang.srt.distributed.parallel_state import get_tp_group
 
@@ -210,8 +204,7 @@ def runner_end_weight_update(original, self, *args: Any, **kwargs: Any) -> Any:
     """Raise before the commit when the audit failed on any rank; fsdp.sglang.end_weight_update answers.
 
     Raises:
-        Refused: the audit of this session failed on this rank or another.
-    """
+        Refused: the audit of this session failed on this rank or another."""
     if Session.problem:
         raise Refused(Session.problem)
     return original(self, *args, **kwargs)

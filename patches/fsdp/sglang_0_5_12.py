@@ -1,7 +1,6 @@
 """Audit what schedulers of SGLang 0.5.12 to 0.5.20 receive. It goes when verl pins a newer SGLang than these.
 
-Updates come within the sessions that the family fp8 opens there.
-"""
+Updates come within the sessions that the family fp8 opens there."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ Shards are read without a gather: FSDP2's DTensors and FSDP1's flat parameters. 
 ``torch/distributed/fsdp/_flat_param.py`` (``_ShardParamInfo``: where a parameter lies in the local shard) and
 ``torch/distributed/tensor/_utils.py`` (``compute_local_shape_and_global_offset``). Names: ``verl/utils/model.py: convert_weight_keys``,
 ``verl/workers/engine/fsdp/utils.py: unfuse_moe_params``, and for adapters ``verl/utils/fsdp_utils.py:
-collect_lora_params``.
-"""
+collect_lora_params``."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class Own:
     Attributes:
         shape: of the whole entry.
         runs: ``(start, values)``: consecutive elements of the flattened entry from ``start``.
-        block: a part that is no run: ``(offset in each dimension, values)``.
-    """
+        block: a part that is no run: ``(offset in each dimension, values)``."""
 
     shape: tuple[int, ...]
     runs: tuple[tuple[int, torch.Tensor], ...] = ()
@@ -57,8 +55,7 @@ class Own:
     ) -> fingerprint.Sums:
         """Return this rank's part of the fingerprint of the elements ``[begin, end)``, cast to ``dtype``.
 
-        What is offloaded to the host is read on ``device``, if one is given: a host's thread reads 3 GB/s.
-        """
+        What is offloaded to the host is read on ``device``, if one is given: a host's thread reads 3 GB/s."""
 
         def part(start: int, values: torch.Tensor) -> fingerprint.Sums:
             values = values[max(begin - start, 0) : end - start]
@@ -204,8 +201,7 @@ def exported(entries: dict[str, Own], module: Any, adapter: bool, base_sync_done
         entries: of the state dict, by name.
         module: the trainer's model.
         adapter: whether it has a LoRA adapter that is not merged.
-        base_sync_done: whether of such a model the adapter is exported, not the base.
-    """
+        base_sync_done: whether of such a model the adapter is exported, not the base."""
     from verl.utils.model import convert_weight_keys
 
     whole = getattr(module, "_fsdp_wrapped_module", module)

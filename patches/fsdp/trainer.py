@@ -55,8 +55,7 @@ def get_per_tensor_param(
     """Send a fingerprint of each parameter behind the weights, computed on each rank's own shards after the cast to what is
     sent and added up over the ranks. Replicas of the model must agree.
 
-    Raises PatchError if the tensors cannot be traced back to shards: a merged adapter, or verl's own quantization.
-    """
+    Raises PatchError if the tensors cannot be traced back to shards: a merged adapter, or verl's own quantization."""
     options = engine.options("fsdp")
     ledger.role("trainer")
     tensors, adapter = original(self, layered_summon, base_sync_done, **kwargs)
@@ -119,8 +118,7 @@ def _with_messages(
 class ShardFingerprints:
     """Compute fingerprints of this rank's shards, large ones on a second thread while the weights are on their way.
 
-    Of the exported tensors only name, shape and dtype are looked at: how the trainer casts its values.
-    """
+    Of the exported tensors only name, shape and dtype are looked at: how the trainer casts its values."""
 
     def __init__(self, trainer: Any, mode: str, adapter: bool, base_sync_done: bool) -> None:
         from flashpatch.patches.fsdp import shards
@@ -208,8 +206,7 @@ class ShardFingerprints:
 def _by_replica(parts: list[Any], place: Any, mesh: Any) -> list[list[Any]]:
     """Add fingerprints up, by replica and tensor: each rank adds its parts to its replica's row, in one all-reduce.
 
-    Halves of 32 bits travel as 64-bit integers, so that no sum over fewer than 2**31 ranks overflows.
-    """
+    Halves of 32 bits travel as 64-bit integers, so that no sum over fewer than 2**31 ranks overflows."""
     import torch
     import torch.distributed as dist
 
@@ -272,8 +269,7 @@ def get_sharding_strategy(original, device_mesh: Any, *args: Any, **kwargs: Any)
     torch's FSDP1 turns any strategy into ``NO_SHARD`` when its shard group has one rank
     (``torch/distributed/fsdp/_init_utils.py: _init_core_state``), and then averages gradients over that group, that is,
     not at all. If it gets ``NO_SHARD``, it takes the mesh's first dimension, that of the replicas, as the group. FSDP2
-    looks at the mesh alone and is right without this.
-    """
+    looks at the mesh alone and is right without this."""
     if device_mesh.ndim == 2 and device_mesh.size(1) == 1 and device_mesh.size(0) > 1:
         from torch.distributed.fsdp import ShardingStrategy
 

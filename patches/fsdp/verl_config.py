@@ -8,7 +8,7 @@ from typing import Any
 from flashpatch import engine, registry
 from flashpatch.arming.preflight import examine
 from flashpatch.decorate import Patches
-from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door
 
 ROLE = "actor_rollout_ref"
 CARRIERS = ("naive", "nccl", "hccl", "nixl")
@@ -23,7 +23,10 @@ TRANSFER = {
 """By rollout.name: ids of patches, for different versions, of which one reports a refused update to the trainer. Families import no other."""
 
 
-@Patches("fsdp", "verl>=0.7", scope="driver", evidence="install").wrap(
+patches = Patches("fsdp", "verl>=0.7", scope="driver", evidence="install")
+
+
+@patches.wrap(
     TARGET,
     relies_on="config.actor_rollout_ref.actor.strategy",
     why="An audit that does not cover the weights sent looks like one that found no difference.",
@@ -32,9 +35,8 @@ TRANSFER = {
 def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
     """Refuse, before anything starts, rollouts, strategies, transports and merged adapters that the audit does not cover.
 
-    Raises PatchError if weights travel in a way that the audit does not cover; all such settings are named.
-    """
-    job = JobConfig.open(config, Patches.of(validate_config).id)
+    Raises PatchError if weights travel in a way that the audit does not cover; all such settings are named."""
+    job = JobConfig.open(config, patches.of(validate_config).id)
     mode = engine.options("fsdp")["audit"]
     refused = list(refusals(job.get, mode))
     if mode == "refuse" and (missing := _missing_error_path(job.get)):
@@ -45,6 +47,9 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
         "Change these settings, or set the option audit of fsdp to report or off.",
     )
     return original(config, *args, **kwargs)
+
+
+door(patches)
 
 
 def _missing_error_path(get: Get) -> str | None:

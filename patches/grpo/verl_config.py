@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from flashpatch import engine, user_directories
 from flashpatch.decorate import Patches
-from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door, replaced_losses
 from flashpatch.patches.grpo import streaming
 from flashpatch.patches.grpo.loss.policy_loss import MODE
 from flashpatch.patches.grpo.streaming import divisor
@@ -26,11 +26,16 @@ ROLLOUT = "actor_rollout_ref.rollout"
 REPLAY = f"{ROLLOUT}.enable_rollout_routing_replay"
 FIRST_SGLANG = Version("0.5.23")
 _DEFAULT = "vanilla"  # verl's; the same whether the user wrote it or not
+_ADVICE = "Change these settings, or choose another trainer.v1.trainer_mode."
+_IN_THAT_MODE = f"cannot train in mode {streaming.MODE} with", _ADVICE
 GROUP_LOCAL = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo")
 """Advantage estimators that need a sample's own group and no other, with which groups can be trained on as they end."""
 
 
-@Patches("grpo", "verl>=0.9", scope="driver", evidence="install").wrap(
+patches = Patches("grpo", "verl>=0.9", scope="driver", evidence="install")
+
+
+@patches.wrap(
     TARGET,
     relies_on=(
         "verl.workers.config.actor:PolicyLossConfig.loss_mode",
@@ -43,34 +48,28 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
     """Set the loss mode, before anything starts, if the configuration has verl's default, set a constant divisor if verl
     would take a micro-batch's width, and refuse another loss mode.
 
-    Raises PatchError if settings contradict the family; all are named.
-    """
-    job = JobConfig.open(config, Patches.of(validate_config).id)
+    Raises PatchError if settings contradict the family; all are named."""
+    job = JobConfig.open(config, patches.of(validate_config).id)
     options = engine.options("grpo")
-    job.refuse(
-        stream_refusals(job.get),
-        f"cannot train in mode {streaming.MODE} with",
-        "Change these settings, or choose another trainer.v1.trainer_mode.",
-    )
+    job.refuse(stream_refusals(job.get), *_IN_THAT_MODE)
     job.refuse(
         refusals(job.get, options),
         "cannot train with",
         "Change these settings, or switch that part off (grpo's options loss and router).",
     )
-    for path, value, reason in adaptations(job.get, options):
-        job.set(path, value, reason)
+    for change in adaptations(job.get, options):
+        job.set(*change)
     for sentence in remarks(job.get, options):
         logger.warning("%s", sentence)
     found = original(config, *args, **kwargs)
     if streaming.asked(job.get):  # after all families have chosen the loss
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
-        job.refuse(
-            loss_refusals(job.get, POLICY_LOSS_REGISTRY),
-            f"cannot train in mode {streaming.MODE} with",
-            "Change these settings, or choose another trainer.v1.trainer_mode.",
-        )
+        job.refuse(loss_refusals(job.get, POLICY_LOSS_REGISTRY), *_IN_THAT_MODE)
     return found
+
+
+door(patches)
 
 
 def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
@@ -87,8 +86,7 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
         return
     if mode not in (None, _DEFAULT, MODE):
         yield f"{LOSS}={mode} (grpo sets {MODE}; choose one of the two)"
-    if get("algorithm.rollout_correction.bypass_mode"):
-        yield "algorithm.rollout_correction.bypass_mode=True (it replaces grpo's loss)"
+    yield from replaced_losses(get)
 
 
 def _fused_refusal(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
@@ -153,7 +151,8 @@ def loss_refusals(get: Get, registry: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _whole_batch(get: Get) -> Iterator[str]:
-    """Yield what needs the whole batch before its first gradient."""
+    """Yield what needs the whole batch before its first gradient, or another loss."""
+    yield from replaced_losses(get)
     estimator = get("algorithm.adv_estimator", "gae")
     if estimator not in GROUP_LOCAL:
         yield f"algorithm.adv_estimator={estimator} (advantages need the whole batch; use {', '.join(GROUP_LOCAL)})"
@@ -163,8 +162,6 @@ def _whole_batch(get: Get) -> Iterator[str]:
         yield f"trainer.critic_warmup={get('trainer.critic_warmup')} (there is no critic)"
     if get("algorithm.use_kl_in_reward"):
         yield "algorithm.use_kl_in_reward=True (use actor.use_kl_loss)"
-    if get("algorithm.rollout_correction.bypass_mode"):
-        yield "algorithm.rollout_correction.bypass_mode=True (the policy's own log-probabilities cost nothing here)"
     if estimator == "opo" and get("algorithm.rollout_correction.rollout_rs"):
         yield (
             f"algorithm.adv_estimator=opo with rollout_rs={get('algorithm.rollout_correction.rollout_rs')} (its baseline "
@@ -173,11 +170,8 @@ def _whole_batch(get: Get) -> Iterator[str]:
         )
     if get("algorithm.rollout_correction.rollout_is_batch_normalize"):
         yield "algorithm.rollout_correction.rollout_is_batch_normalize=True (a mean over the whole batch)"
-    epochs, mini, batch = (
-        get(f"{ACTOR}.ppo_epochs", 1),
-        get(f"{ACTOR}.ppo_mini_batch_size"),
-        get("data.train_batch_size"),
-    )
+    epochs, batch = get(f"{ACTOR}.ppo_epochs", 1), get("data.train_batch_size")
+    mini = get(f"{ACTOR}.ppo_mini_batch_size")
     if epochs != 1:
         yield f"{ACTOR}.ppo_epochs={epochs} (each group is trained on once, as it comes; use 1)"
     if mini != batch:

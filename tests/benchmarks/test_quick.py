@@ -19,6 +19,7 @@ LAST = {
     "bandit": rf"thompson +x{NUMBER} +x{NUMBER}",
     "batcher": r"\d+ aims? missed",
     "delta": rf"verl is not installed|10% changed .* {NUMBER}",
+    "ledger": r"\d+ calls for each of 200 processes, aim \d+: met",
     "router": rf"256 requests, independent, equal: {NUMBER}, {NUMBER} us",
     "startup": r"verl is not installed|verl, in hooks, with kept verdicts: .*: (met|missed)",
     "transfer": rf"verl is not installed|a sync takes {NUMBER} to {NUMBER} times .*",

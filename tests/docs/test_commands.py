@@ -1,8 +1,7 @@
 """Run what the documentation shows: shell blocks, Python blocks and TOML files.
 
 A comment right before a block says otherwise: ``<!-- not run: REASON -->``, ``<!-- needs vllm -->`` (run where that is
-installed) or ``<!-- output -->`` (what a command prints).
-"""
+installed) or ``<!-- output -->`` (what a command prints)."""
 
 import json
 import os

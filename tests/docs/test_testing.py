@@ -1,7 +1,6 @@
 """Each file in the table of `docs/develop/testing.md` has a test that its column runs, by the marks in its source.
 
-And a file that needs a library is skipped without it, as that page says.
-"""
+And a file that needs a library is skipped without it, as that page says."""
 
 import ast
 import os

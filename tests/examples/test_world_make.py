@@ -99,7 +99,6 @@ def test_the_real_world_has_short_prompts_and_a_model_that_speaks(tmp_path: Path
         ]
         assert max(lengths) <= 128
     assert not asked["train"] & asked["test"]
-
     assert words.eos_token_id == model.config.eos_token_id
     question = [{"role": "user", "content": "What is the capital of France?"}]
     ids = words.apply_chat_template(

@@ -2,8 +2,7 @@
 
 The framework is a package ``fakefw`` owned by a distribution ``fakefw-cpu``, so that versions resolve as they
 do for vLLM; families join through the entry-point group, as an installed package's would. A process is forked from an
-interpreter that has imported what FlashPatch takes from the standard library, and nothing of FlashPatch.
-"""
+interpreter that has imported what FlashPatch takes from the standard library, and nothing of FlashPatch."""
 
 import functools
 import os
@@ -20,61 +19,46 @@ from machine import limit
 
 CORE = '''
 import functools
-
 def plain(x):
     """Adds one."""
     return x + 1
-
 async def later(x):
     return x + 1
-
 class Base:
     def handed_down(self, x):
         return x + 1
-
 class Thing(Base):
     def __init__(self):
         self.stored = 1
-
     def method(self, x, *, by=1):
         return x + by
-
     @classmethod
     def build(cls, x):
         return (cls.__name__, x)
-
     @staticmethod
     def static(x):
         return x + 1
-
     @property
     def prop(self):
         return self.stored
-
     @prop.setter
     def prop(self, value):
         self.stored = value
-
     @functools.cached_property
     def cached(self):
         return self.stored + 10
-
 class Child(Thing):
     pass
-
 BORN = {"plain": plain, "later": later, **{f"Thing.{k}": v for k, v in vars(Thing).items()}}
 '''
 
 KIT = '''
 """What the scenarios' families are made of."""
 from flashpatch import Contract, Family, Option, Patch
-
 def patched(original, *args, **kwargs):
     return ("patched", original(*args, **kwargs))
-
 async def patched_later(original, *args, **kwargs):
     return ("patched", await original(*args, **kwargs))
-
 def patch(id, *targets, wrapper=patched, requires="fakefw>=1", **fields):
     return Patch(id, targets, requires, "why", "how", "remove when", wrapper=wrapper, **fields)
 '''

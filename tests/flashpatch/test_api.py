@@ -132,7 +132,7 @@ FAMILY = Family("toy", "", (
             "state": "live", "detail": "1 call", "calls": 1, "target": "fakefw.core:BORN", "tested": False
         }
         flashpatch.disable()
-        assert "mine" not in core.BORN and engine.snapshot()["patches"] == {}
+        assert "mine" not in core.BORN and engine.snapshot()["on"]["toy"]["off"]
         try:
             engine.record_call("toy.fakefw.absent")
         except flashpatch.PatchError as error:

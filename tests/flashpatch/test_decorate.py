@@ -19,8 +19,7 @@ def step(original, self, batch, *args, limit=None, **kwargs):
     """Skip ``what`` is
     known.
 
-    More.
-    """
+    More."""
     return original(self, batch, *args, limit=limit, **kwargs)
 
 
@@ -103,7 +102,6 @@ def test_what_is_registered_is_taken_away() -> None:
 
 def test_a_wrapper_may_have_an_undo_of_its_own() -> None:
     def undo(site): ...
-
     def wrapper(original):
         """Keep something."""
 
@@ -117,7 +115,6 @@ def test_an_error_says_which_patch_it_is_of() -> None:
 
 def test_mistakes_are_told_where_they_are_made() -> None:
     def bare(original): ...
-
     def told(original):
         """Say it."""
 

@@ -44,11 +44,9 @@ def test_a_family_or_framework_that_the_file_does_not_know(patch_id: str) -> Non
 
 def test_the_file_is_read_when_versions_are_asked_for() -> None:
     code = (
-        "from flashpatch import record as records\n"
-        "from flashpatch.patches.fp8 import FAMILY\n"
-        "assert records._tested_versions.cache_info().currsize == 0\n"
-        "assert any(patch.tested for patch in FAMILY.patches)\n"
-        "assert records._tested_versions.cache_info().misses == 1\n"
+        "from flashpatch import record as records\nfrom flashpatch.patches.fp8 import FAMILY\nassert "
+        "records._tested_versions.cache_info().currsize == 0\nassert any(patch.tested for patch in FAMILY.patches)\nassert "
+        "records._tested_versions.cache_info().misses == 1\n"
     )
     done = machine.run([sys.executable, "-c", code], 120)
     assert done.returncode == 0, done.stderr

@@ -1,8 +1,7 @@
 """Distributions built once per run, and throw-away environments to install them in.
 
 Nothing here needs a network: builds use the running environment's setuptools, and the new environments see
-links to the running environment's copies of our few dependencies.
-"""
+links to the running environment's copies of our few dependencies."""
 
 import os
 import shutil

@@ -1,7 +1,6 @@
 """The command ``flashpatch`` as a user runs it: in a process of its own, its output read back.
 
-The patches are those of a throw-away distribution, so that nothing here depends on a framework.
-"""
+The patches are those of a throw-away distribution, so that nothing here depends on a framework."""
 
 import contextlib
 import json
@@ -21,15 +20,12 @@ from flashpatch.record import Family, Patch
 
 TOY = """
 from flashpatch import Contract, Family, Option, Patch
-
 def wrapper(original, *args, **kwargs):
     return original(*args, **kwargs)
-
 def patch(what, **changes):
     record = dict(id=what, targets=("packaging.version:parse",), requires="packaging>=20", wrapper=wrapper,
                   why="because", how="so", remove_when="never")
     return Patch(**{**record, **changes})
-
 fits = patch("toy.packaging.fits", contract=Contract(params=("version",)))
 FAMILY = Family("toy", "a toy", (fits,), names={"loud": {"volume": 11}}, about={"loud": "as toy, but loud"},
                 options={"volume": Option(5, "how loud", kind=int, least=0, most=11), "pitch": Option("low", "how high")},
@@ -48,20 +44,16 @@ ENTRY_POINTS = (
 )
 PLAY = """
 HELP = "plays a tune, 100% of it"
-
 def arguments(parser):
     parser.add_argument("tune")
-
 def run(args):
     print(f"playing {args.tune}, json={args.json}")
     return 3
 """
 JAM = """
 HELP = "needs what is not there"
-
 def arguments(parser):
     pass
-
 def run(args):
     import no_such_band.drums
 """

@@ -29,8 +29,7 @@ class Job:
 def scenario(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., str]:
     """Run Python code on the installed verl in a process of its own; it must succeed, and its output is returned.
 
-    ``FLASHPATCH=names``: the folder's family, or what the module's ``NAMES`` says; empty for none.
-    """
+    ``FLASHPATCH=names``: the folder's family, or what the module's ``NAMES`` says; empty for none."""
     family = request.path.relative_to(Path(__file__).parent).parts[0]
     own = getattr(request.module, "NAMES", family)
 

@@ -9,25 +9,20 @@ from machine import limit
 CODE = """
 import asyncio, threading
 from verl.checkpoint_engine import base
-
 base.ray.get = lambda results: results  # of no worker
 loops = []
-
 
 def note(*_, **__):
     loops.append(threading.current_thread() is threading.main_thread() and asyncio.get_running_loop())
     return []
 
-
 class Actor:
     _workers = []
     update_weights = note
 
-
 class Replica:
     async def sleep(self):
         note()
-
 
 async def calls():
     manager = object.__new__(base.CheckpointEngineManager)
@@ -38,7 +33,6 @@ async def calls():
     await manager.sleep_replicas()
     await asyncio.gather(manager.sleep_replicas())
     assert loops == [asyncio.get_running_loop()] * 4, loops
-
 
 asyncio.run(calls())
 manager = object.__new__(base.CheckpointEngineManager)

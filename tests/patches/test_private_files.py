@@ -1,8 +1,7 @@
 """What the suite writes is private to its user, as SECURITY.md says, whatever the umask is.
 
 What whole engines and jobs leave behind is walked where they run: `eagle/vllm/test_drafter_refit.py`,
-`eagle/train/test_worker.py` and `eagle/verl_vllm/test_job.py`.
-"""
+`eagle/train/test_worker.py` and `eagle/verl_vllm/test_job.py`."""
 
 import os
 import subprocess

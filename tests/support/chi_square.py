@@ -20,8 +20,7 @@ def chance_of_next(
     """P-value of the token at ``position`` given those before it, and how many sequences it is about.
 
     ``next_probabilities`` gives the exact distribution [vocabulary] after a beginning. Beginnings that came ``least``
-    times or more count: the statistic is the sum over them, as tokens are independent given their beginnings.
-    """
+    times or more count: the statistic is the sum over them, as tokens are independent given their beginnings."""
     after: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     for ids in sequences:
         after[tuple(ids[:position])][ids[position]] += 1

@@ -26,8 +26,7 @@ BUSY = {
 def environment(folder: Path, config: str = "", **extra: str) -> dict[str, str]:
     """This process's environment without anything that could help a scenario along, and with ``extra``.
 
-    ``config`` is what a flashpatch.toml in the folder is to say.
-    """
+    ``config`` is what a flashpatch.toml in the folder is to say."""
     if config:
         (folder / "flashpatch.toml").write_text(config)
         extra["FLASHPATCH_CONFIG"] = str(folder / "flashpatch.toml")

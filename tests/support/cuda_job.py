@@ -1,8 +1,7 @@
 """Whole jobs of verl on the fake CUDA device or a GPU: nothing of them runs for the CPU's sake.
 
 An actor under FSDP2 and vLLM share the device; vLLM captures full graphs, sleeps, and gets weights by CUDA IPC. flash-attn is
-a stand-in in torch. Two cores need 2 to 4 minutes for a job of two steps.
-"""
+a stand-in in torch. Two cores need 2 to 4 minutes for a job of two steps."""
 
 import os
 import subprocess
@@ -123,8 +122,7 @@ def compared(
 
     Returns:
         The paths that differ, or have another address than after the first sync, which captured graphs read; and how many
-        paths each sync changed.
-    """
+        paths each sync changed."""
     trained = [folder / "saved" / f"global_step_{step}" / "actor" / "huggingface" for step in (1, 2)]
     policies = [opened.format(path) for path in (first, *trained)]
     fresh = runs.run(folder, "engine", "fresh", capability, policies, imported)

@@ -5,8 +5,7 @@ docs/reference/doors.md says what becomes of each; `named` reads it. A door is
 - ``rpc NAME``: a public method of vLLM's workers, which anyone may call by ``collective_rpc``;
 - ``backend NAME``: a backend of vLLM's ``weight_transfer_config``;
 - ``request NAME``: a request that a scheduler of SGLang takes from whoever may send it some;
-- ``module:function``: a function in which a parameter is written, or a model's ``load_weights`` is called.
-"""
+- ``module:function``: a function in which a parameter is written, or a model's ``load_weights`` is called."""
 
 import ast
 import re
@@ -54,16 +53,15 @@ HARMLESS = frozenset(
     "get_kv_cache_spec get_kv_connector_handshake_metadata get_model_inspection get_simple_cpu_offload_num_cpu_blocks "
     "get_supported_kv_cache_layouts get_supported_tasks init_device initialize_from_config list_loras profile "
     "randomize_dummy_inputs release_late_interaction_query_cache reset_encoder_cache reset_mm_cache sample_tokens "
-    "save_sharded_state save_tensorized_model set_kv_cache_layout shutdown sleep_mode_backend "
-    "supports_draft_weight_updates synchronize_device take_draft_token_ids update_config update_environment_variables "
-    "update_max_model_len vocab_size "
+    "save_sharded_state save_tensorized_model set_kv_cache_layout shutdown sleep_mode_backend supports_draft_weight_updates "
+    "synchronize_device take_draft_token_ids update_config update_environment_variables update_max_model_len vocab_size "
     "AbortReq AddExternalCorpusReqInput AttachHiCacheStorageReqInput BatchTokenizedEmbeddingReqInput "
-    "BatchTokenizedGenerateReqInput ClearHiCacheReqInput CloseSessionReqInput ConfigureLoggingReq "
-    "ContinueGenerationReqInput DestroyWeightsUpdateGroupReqInput DetachHiCacheStorageReqInput DumperControlReqInput "
-    "ExpertDistributionReq FlushCacheReqInput FreezeGCReq GetHiCacheL3LayoutReq GetInternalStateReq GetLoadsReqInput "
-    "GetWeightsByNameReqInput InitWeightsSendGroupForRemoteInstanceReqInput InitWeightsUpdateGroupReqInput "
-    "ListExternalCorporaReqInput OpenSessionReqInput PauseGenerationReqInput PdRoleSwitchReqInput ProfileReq "
-    "RemoveExternalCorpusReqInput SendWeightsToRemoteInstanceReqInput SetInternalStateReq ShutdownReq SlowDownReqInput "
+    "BatchTokenizedGenerateReqInput ClearHiCacheReqInput CloseSessionReqInput ConfigureLoggingReq ContinueGenerationReqInput "
+    "DestroyWeightsUpdateGroupReqInput DetachHiCacheStorageReqInput DumperControlReqInput ExpertDistributionReq "
+    "FlushCacheReqInput FreezeGCReq GetHiCacheL3LayoutReq GetInternalStateReq GetLoadsReqInput GetWeightsByNameReqInput "
+    "InitWeightsSendGroupForRemoteInstanceReqInput InitWeightsUpdateGroupReqInput ListExternalCorporaReqInput "
+    "OpenSessionReqInput PauseGenerationReqInput PdRoleSwitchReqInput ProfileReq RemoveExternalCorpusReqInput "
+    "SendWeightsToRemoteInstanceReqInput SetInternalStateReq ShutdownReq SlowDownReqInput "
     "TokenizedEmbeddingReqInput TokenizedGenerateReqInput UpdateWeightVersionReqInput".split()
 )
 

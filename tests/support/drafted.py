@@ -1,7 +1,6 @@
 """Engines with a drafter beside the policy: tiny checkpoints, greedy tokens, how many drafts were made and accepted.
 
-Functions that take an engine run in its process; those whose first argument is `worker` on each rank.
-"""
+Functions that take an engine run in its process; those whose first argument is `worker` on each rank."""
 
 import contextlib
 from collections.abc import Iterator
@@ -87,11 +86,16 @@ def fresh(target: str) -> list[list[int]]:
         return tokens(llm)
 
 
-def send(worker: Any, path: str, to: str, bad: bool = False) -> None:
-    """On each rank: a checkpoint into the target or the drafter; ``bad``: with a NaN in it."""
+def send(worker: Any, path: str, to: str, bad: bool = False, shared: str = "") -> None:
+    """On each rank: a checkpoint into the target or the drafter; ``bad``: with a NaN in it; ``shared``: the policy whose
+    embedding and head come too, which an EAGLE drafter has from its target."""
     model = worker.get_model() if to == "target" else worker.model_runner.drafter.model
     weights = dict(models.weights(path))
     if bad:
         last = max(name for name in weights if "down_proj" in name)
         weights[last] = weights[last] * float("nan")
+    if shared:
+        policy = dict(models.weights(shared))
+        weights |= {"embed_tokens.weight": policy["model.embed_tokens.weight"]}
+        weights |= {"lm_head.weight": policy["lm_head.weight"]}
     model.load_weights(weights.items())

@@ -1,8 +1,7 @@
 """Draft as an engine does, one place at a time, with a sequence that grows by what the drafter puts out.
 
 Each drafting is a causal forward of transformers' layer over the captured rows up to a place and one row per later
-step; no mask, cache or batch of several places is involved.
-"""
+step; no mask, cache or batch of several places is involved."""
 
 from collections.abc import Callable
 
@@ -24,8 +23,7 @@ def draft(
 ) -> list[Tensor]:
     """Return what the head reads [H] at each step of a drafting from row ``place`` of a window.
 
-    ``choose(step, output)`` gives the token that step ``step`` reads, from the output [H] of the step before.
-    """
+    ``choose(step, output)`` gives the token that step ``step`` reads, from the output [H] of the step before."""
     rows = [row for row in range(place + 1) if bool(window.seen[row]) or row == place]
     eagle3 = isinstance(drafter, Drafter3)
     states = window.states[rows][None]

@@ -26,8 +26,7 @@ SPECULATIVE: dict[str, Any] = dict(
 def target(root: Path, weight: float, seed: int = 0, sharp: float = 1.0) -> str:
     """Write a Qwen2 in float32 whose layers count for ``weight``; at 0 the next token depends on the last one alone.
 
-    ``sharp`` multiplies its logits, which are of standard deviation 1.3: at 3 a few tokens have most of the mass.
-    """
+    ``sharp`` multiplies its logits, which are of standard deviation 1.3: at 3 a few tokens have most of the mass."""
     import torch
     from safetensors.torch import load_file, save_file
     from vllm_lab import models
@@ -112,8 +111,7 @@ def drafter3(root: Path, name: str, follows: bool) -> Path:
     """Write an EAGLE-3 drafter for `target3`, in float32.
 
     Where it ``follows``, its projection takes each token's embedding to that of the token after it, and its layer adds
-    nothing: its first draft is right where the target is a chain, later ones where tokens repeat. Else it is random.
-    """
+    nothing: its first draft is right where the target is a chain, later ones where tokens repeat. Else it is random."""
     import tiny_drafters
     import torch
     from safetensors.torch import load_file, save_file

@@ -1,7 +1,6 @@
 """Run one job of an engine in a process of its own; the job writes what it saw to a directory.
 
-python eagle_jobs.py JOB DIRECTORY [NAMES]
-"""
+python eagle_jobs.py JOB DIRECTORY [NAMES]"""
 
 import sys
 from pathlib import Path

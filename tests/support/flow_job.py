@@ -9,8 +9,7 @@ model      folder name of the model, made when it is not there
 steps      how often to update, 1
 extra      of the batch
 save, load folder names of verl checkpoints: written at the end, or read at the start
-apart      true: ``exported`` is a pair, of weights without adapters and of adapters, as for engines that merge them
-"""
+apart      true: ``exported`` is a pair, of weights without adapters and of adapters, as for engines that merge them"""
 
 import json
 import os

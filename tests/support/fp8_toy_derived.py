@@ -2,8 +2,7 @@
 
 `Absorbed` multiplies its neighbour's processed weight out, as MLA makes ``W_UK`` of ``kv_b_proj``. `Sinks` converts a
 parameter of another module, which an object below it has kept since its construction. `Hooked` is a model that derives
-state itself.
-"""
+state itself."""
 
 from collections.abc import Callable
 

@@ -1,7 +1,6 @@
 """Post-process a toy linear layer in the ways of vLLM's kernels, and load its parameter as vLLM's loaders do.
 
-Each of `METHODS` leaves the weights somewhere else: in a closure, in a packed buffer, behind a handle, in a tuple.
-"""
+Each of `METHODS` leaves the weights somewhere else: in a closure, in a packed buffer, behind a handle, in a tuple."""
 
 import functools
 

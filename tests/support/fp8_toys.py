@@ -2,8 +2,7 @@
 
 A `Linear` is loaded through ``weight_loader`` into slices of a fused parameter, and then post-processed by its
 ``quant_method`` in one of the ways of `fp8_toy_methods.METHODS`. `Model` combines them with an embedding, tied or
-not, norms, and an attention-like layer that is processed last.
-"""
+not, norms, and an attention-like layer that is processed last."""
 
 import functools
 import gc
@@ -196,8 +195,7 @@ class Engine:
     """A model from birth to its first generation, updated through the transaction.
 
     Args:
-        first: the checkpoint it is opened on; None for dummy weights.
-    """
+        first: the checkpoint it is opened on; None for dummy weights."""
 
     def __init__(
         self,

@@ -1,7 +1,6 @@
 """Give the job of the probe of family fsdp further faults in transit, in a process forked from one that has imported this.
 
-What a trainer had to send for each entry of the plan lies as ``trainer-RANK-NUMBER.pt`` beside what its worker got.
-"""
+What a trainer had to send for each entry of the plan lies as ``trainer-RANK-NUMBER.pt`` beside what its worker got."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,7 @@
 ``python gloo_lab.py SECONDS CASE...`` runs the cases one after the other, each for as many seconds at most, and prints
 one JSON object: case to role to what became of its last call. Each process is a driver of one Ray that all cases use;
 verl's calls come over pipes, since forking is faster than an actor that imports verl. Trainers and rollouts have default
-process groups of their own.
-"""
+process groups of their own."""
 
 import asyncio
 import hashlib
@@ -99,8 +98,7 @@ class Worker:
     """One process of a case.
 
     Attributes:
-        taken: tensors that the generator gave, or that arrived.
-    """
+        taken: tensors that the generator gave, or that arrived."""
 
     def __init__(self, case: Case, role: str, index: int, folder: str) -> None:
         import torch.distributed as dist

@@ -29,8 +29,7 @@ def recorded(script: Path, folder: Path, *arguments: str, **variables: str) -> R
     """Run a script with ``python3`` replaced.
 
     ``script``: its path; ``folder``: home of the run; nothing is written anywhere else; ``arguments``: of the script;
-    ``variables``: of its environment, beside PATH and HOME.
-    """
+    ``variables``: of its environment, beside PATH and HOME."""
     binaries = folder / "bin"
     binaries.mkdir(exist_ok=True)
     (binaries / "python3").write_text(RECORDER)

@@ -3,8 +3,7 @@
     python grpo_servers.py REQUESTS PHASES
 
 PHASES is a JSON list of [HARM, OPTIONS]: HARM is kill or chaos, OPTIONS those of grpo, or null for stock
-verl. Prints one JSON line per phase: how requests ended, and the balancer's last status.
-"""
+verl. Prints one JSON line per phase: how requests ended, and the balancer's last status."""
 
 import asyncio
 import json
@@ -45,7 +44,6 @@ async def phase(requests: int, harm: str, options: dict | None) -> None:
 
     resubmit.REST = 1.0  # as long as a server here hangs
     router._slots.set(16)
-
     draw = random.Random(3)
     servers = {f"s{number}": Server.remote() for number in range(4)}
     pids = dict(zip(servers, ray.get([server.pid.remote() for server in servers.values()]), strict=True))

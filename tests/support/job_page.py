@@ -21,8 +21,7 @@ def dump(browser: str, page: Path, *options: str) -> str:
 
     Raises:
         subprocess.CalledProcessError: the browser failed.
-        AssertionError: it printed a message of the page's console.
-    """
+        AssertionError: it printed a message of the page's console."""
     with tempfile.TemporaryDirectory(prefix="flashpatch-browser-") as profile:
         command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
         command += [f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND"]
@@ -38,8 +37,7 @@ def write_run(folder: Path, processes: int, updates: int, metrics: int = 200) ->
     """Write the rows and events of a made-up finished run; return ``folder``.
 
     ``folder``: the run's directory, to be made; ``processes``: their number: a driver, and replicas of an engine core and 7
-    workers; ``updates``: of all workers together; ``metrics``: number of training steps of which the driver kept metrics.
-    """
+    workers; ``updates``: of all workers together; ``metrics``: number of training steps of which the driver kept metrics."""
     folder.mkdir(parents=True)
     workers = [pid for pid in range(2, processes + 1) if (pid - 2) % 8] or [processes]
     each = max(1, updates // len(workers))

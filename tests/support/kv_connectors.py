@@ -1,7 +1,6 @@
 """KV connectors that keep the KV of prompts on disk, for engines on a CPU: vLLM's own example, and variants of its reset.
 
-``open_llm(model, kv_transfer_config=config("Forgetting", folder))``
-"""
+``open_llm(model, kv_transfer_config=config("Forgetting", folder))``"""
 
 import shutil
 from pathlib import Path

@@ -1,7 +1,6 @@
 """LoRA adapters of tiny models: folders as PEFT writes them, and engines asked under them.
 
-Functions that open engines run in a `scenario.Runner`; `fresh` in the oracle's, without FlashPatch.
-"""
+Functions that open engines run in a `scenario.Runner`; `fresh` in the oracle's, without FlashPatch."""
 
 import contextlib
 import json
@@ -88,8 +87,7 @@ def request(folder: str, name: str = "policy", number: int = 1, replace: bool = 
 def base(model: str) -> list[tuple[str, Any]]:
     """A checkpoint's tensors by the names that the base of an engine with adapters loads.
 
-    vLLM 0.24 knows a layer with adapters as ``base_layer`` alone, and verl names it so.
-    """
+    vLLM 0.24 knows a layer with adapters as ``base_layer`` alone, and verl names it so."""
     items = models.weights(model)
     if version_of("vllm") >= Version("0.27"):
         return list(items)

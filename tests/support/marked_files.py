@@ -1,7 +1,6 @@
 """Leave out test files of which `-m` selects no test, without importing them: most of a lane's collection time.
 
-And skip those that import a library of `LIBRARIES` where it is not installed.
-"""
+And skip those that import a library of `LIBRARIES` where it is not installed."""
 
 import itertools
 import re

@@ -1,8 +1,7 @@
 """What a CPU lacks of the trainers' transports: NCCL, and the device that OpenRLHF and checkpoint-engine name.
 
 `installed()` replaces NCCL's communicator by one that sends through the TCP store of the same process group, and sends
-what is asked for on "cuda" to the CPU. All else, worker extensions and rendezvous included, stays the packages' own.
-"""
+what is asked for on "cuda" to the CPU. All else, worker extensions and rendezvous included, stays the packages' own."""
 
 import contextlib
 from collections.abc import Iterator

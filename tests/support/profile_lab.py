@@ -1,7 +1,6 @@
 """Tiny models of several families, and a quantizer that works as SmoothQuant and compressed-tensors do.
 
-It knows the layers by name and rounds with numpy, so that nothing under test is used to make what it is tested on.
-"""
+It knows the layers by name and rounds with numpy, so that nothing under test is used to make what it is tested on."""
 
 import json
 import os

@@ -1,7 +1,6 @@
 """A Ray cluster of three raylets on this machine, each with a run directory of its own, and jobs on it.
 
-As a script it runs the cluster: it prints one line of JSON with the cluster's address, and ends with its standard input.
-"""
+As a script it runs the cluster: it prints one line of JSON with the cluster's address, and ends with its standard input."""
 
 from __future__ import annotations
 
@@ -24,10 +23,8 @@ CORE = "def plain(x):\n    return x + 1\n"
 
 FAMILY = """
 from flashpatch import Family, Patch
-
 def patched(original, *args):
     return ("patched", original(*args))
-
 FAMILY = Family("toy", "one patch", (
     Patch("toy.fakefw.plain", ("fakefw.core:plain",), "fakefw>=1", "why", "how", "remove when",
           wrapper=patched, evidence="update", tested=("1.2.0",)),
@@ -38,7 +35,6 @@ JOB = """
 import json, os, subprocess, sys
 import ray
 ray.init(address=os.environ["CLUSTER"], log_to_driver=False)
-
 CHILD = '''
 from fakefw.core import plain
 plain(1)
@@ -48,7 +44,6 @@ ledger.flush()
 print("up", flush=True)
 input()
 '''
-
 class Actor:
     def work(self, child):
         from fakefw.core import plain
@@ -63,7 +58,6 @@ class Actor:
             assert self.child.stdout.readline().strip() == "up"
             found["child"] = self.child.pid
         return found
-
 Actor = ray.remote(Actor)
 actors = {}
 for line in sys.stdin:

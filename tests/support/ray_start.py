@@ -1,8 +1,7 @@
 """Start Ray on a busy machine.
 
 Ray's raylet ends itself where its agent, a Python process, needs more than 15 seconds to come up, and ``ray.init`` then
-fails after 30; neither has a setting. Beside other lanes of tests on two cores an agent can need more.
-"""
+fails after 30; neither has a setting. Beside other lanes of tests on two cores an agent can need more."""
 
 import contextlib
 import functools
@@ -56,8 +55,7 @@ def small() -> Iterator[None]:
 def go_first(pid: int, log: Path) -> None:
     """Favour a session's processes until its Ray has started, where Linux groups by session and lets us.
 
-    No longer, since what a job starts in sessions of its own, as a drafter's trainer is, would stand behind it.
-    """
+    No longer, since what a job starts in sessions of its own, as a drafter's trainer is, would stand behind it."""
     group = Path(f"/proc/{os.getsid(pid)}/autogroup")
     if _favour(group, -5):
         threading.Thread(target=_until_started, args=(group, log), daemon=True).start()

@@ -1,8 +1,7 @@
 """One rank of verl's actor worker on a tiny Qwen3-MoE: ``python replay_ranks.py DIR CASES``, CASES a JSON file in DIR.
 
 A case has a name, settings of verl, and whether the batch carries recorded experts. Writes ``NAME-RANK.pt``: the log-probabilities
-of the answers, and the weights' step; the first rank writes ``wanted.pt``: log-probabilities by transformers alone.
-"""
+of the answers, and the weights' step; the first rank writes ``wanted.pt``: log-probabilities by transformers alone."""
 
 import json
 import os

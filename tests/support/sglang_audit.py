@@ -13,8 +13,7 @@ def session(engine: Any, buckets: list[list[Any]], number: int, fault: str, vict
     """Send one session in buckets of ``(name, tensor)``; every answer, of the beginning and the end too.
 
     ``fault``: bit, missing, unclosed (no closing message), unpatched (no message), rank1 (a bit flipped in
-    what the second rank gets), or empty.
-    """
+    what the second rank gets), or empty."""
     answers = [sglang_session.begin(engine, "target", f"sync-{number}")]
     for bucket in with_messages(buckets, number, fault):
         answers.append(send(engine, bucket, fault, victim))

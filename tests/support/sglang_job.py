@@ -4,8 +4,7 @@
 
 reads FOLDER/job.json: ``engine``, keywords of ``sglang.Engine``, and ``steps``, a list of [name, arguments] from
 `STEPS`, or ``bare`` for steps without an engine; writes FOLDER/seen.json: what each step returned, in order, and
-``done``.
-"""
+``done``."""
 
 import json
 import os
@@ -112,8 +111,7 @@ def update(
     """Weights of a checkpoint into the engine, in one session; all the answers that come on the way.
 
     ``how``: whole, split (q of a layer in one bucket, k and v in the next, and so on), single (a tensor a bucket)
-    or flattened.
-    """
+    or flattened."""
     items = _chosen(source, only, without)
     seen = [begin(engine, more.get("selector", "all"))]
     for bucket in buckets(items, how):

@@ -121,8 +121,7 @@ def together(folder: Path, *jobs: dict[str, Any]) -> list[Seen]:
     """Run jobs side by side.
 
     Each is a dict: ``model``, ``steps``, ``flashpatch`` (the variable), ``options`` (family to its options),
-    ``env``, ``fresh`` (processes started as a user's are, not forked); anything else is a keyword of the engine.
-    """
+    ``env``, ``fresh`` (processes started as a user's are, not forked); anything else is a keyword of the engine."""
     running: list[_Running | _Fresh] = []
     try:
         for number, job in enumerate(jobs):

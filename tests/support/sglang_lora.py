@@ -18,8 +18,7 @@ def load(
 ) -> list[Any]:
     """Send an adapter, by its path, as tensors or as one flattened bucket; whether it was taken, and the message.
 
-    ``sync`` asks for receipts; ``changed`` changes its configuration.
-    """
+    ``sync`` asks for receipts; ``changed`` changes its configuration."""
     if how == "path":
         answer = engine.load_lora_adapter(name, folder)
     else:

@@ -8,8 +8,7 @@ def sampled(
 ) -> list[dict[str, Any]]:
     """Continuations of one prompt, ``times`` sampled and then ``greedy`` greedy ones, in common batches.
 
-    Token ids, the log-probability of each, and, under speculation, how many were accepted per step.
-    """
+    Token ids, the log-probability of each, and, under speculation, how many were accepted per step."""
     common = dict(max_new_tokens=count, ignore_eos=True)
     outputs = engine.generate(
         input_ids=[prompt] * (times + greedy),
@@ -29,8 +28,7 @@ def sampled(
 def kept(engine: Any, prompt: list[int], settings: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
     """A continuation of a prompt per sampling setting, the way that verl's server asks for it.
 
-    Token ids, SGLang's log-probability of each, and of those that came with kept ids: over these, and the ids.
-    """
+    Token ids, SGLang's log-probability of each, and of those that came with kept ids: over these, and the ids."""
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     from flashpatch.patches.fp8.sglang.kept_tokens import HELD

@@ -1,8 +1,7 @@
 """Give an SGLang engine on a CPU the memory saver of an accelerator (``torch_memory_saver``); see `sleep_pool`.
 
 `install` must run before the engine's processes are forked. What is allocated in SGLang's region ``weights`` is then overwritten
-at a release and again at the resume, so that nothing written in between stays. The KV cache keeps its memory.
-"""
+at a release and again at the resume, so that nothing written in between stays. The KV cache keeps its memory."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

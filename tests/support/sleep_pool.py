@@ -3,8 +3,7 @@
 ``open_llm(model, **environment.SLEEPING)`` opens an engine whose workers (`sleep_worker.PooledWorker`) sleep. On an
 accelerator vLLM allocates everything between a model's construction and the end of its first load in a pool, whoever
 asks for it: the model, its quantization, patches, a drafter. Sleep gives the pool's memory back. Here the pool
-records what operators allocate, and overwrites it.
-"""
+records what operators allocate, and overwrites it."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ class SleepPool:
     def sleep(self, kept: Collection[str]) -> None:
         """Give all memory back.
 
-        ``kept``: tags whose contents come back at the wake-up.
-        """
+        ``kept``: tags whose contents come back at the wake-up."""
         self._garbage = next(self._turns)
         for block, storage in self._alive():
             if not block.asleep:
@@ -80,8 +78,7 @@ class SleepPool:
     def wake_up(self, tags: Collection[str] | None = None) -> None:
         """Bring memory back, with what was kept or with garbage: nothing written in between stays.
 
-        ``tags``: of `DEFERRABLE`, those to bring back; None: all.
-        """
+        ``tags``: of `DEFERRABLE`, those to bring back; None: all."""
         for block, storage in self._alive():
             if block.asleep and (tags is None or block.tag in tags or block.tag not in DEFERRABLE):
                 self._spoil(block, storage) if block.saved is None else _bytes(storage).copy_(block.saved)

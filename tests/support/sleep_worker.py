@@ -52,8 +52,7 @@ class PooledAllocator:
 class PooledWorker(CPUWorker):
     """A worker on a CPU whose memory goes away as an accelerator's does.
 
-    ``sleep`` and ``wake_up`` are those of vLLM's ``gpu_worker.Worker``, looked up when they are called: patches of them act.
-    """
+    ``sleep`` and ``wake_up`` are those of vLLM's ``gpu_worker.Worker``, looked up when they are called: patches of them act."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

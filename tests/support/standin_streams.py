@@ -22,8 +22,7 @@ class Accelerator:
     """Stands for ``torch.cuda`` while tensors are a CPU's; each thread begins on the stream ``default``.
 
     Attributes:
-        log: what streams have waited for, and what a test adds.
-    """
+        log: what streams have waited for, and what a test adds."""
 
     def __init__(self, monkeypatch) -> None:
         self.log: list[str] = []

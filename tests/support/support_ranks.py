@@ -2,8 +2,7 @@
 
 A case has a name, settings of verl, and whether the batch carries kept ids. Writes ``NAME-RANK.pt``: the log-probabilities of the
 answers, and the weights' step; the first rank writes ``wanted.pt``: both by transformers alone, with a softmax over the
-kept tokens only.
-"""
+kept tokens only."""
 
 import dataclasses
 import json

@@ -1,8 +1,7 @@
 """Print the tests that a change of one patch needs: ``python tests_for.py ID [PREFIX]``, an environment and pytest's arguments.
 
 First the patch's own tests and those that name it or its module, then its family's proof and undo, and last what is
-checked of every record. `make test-for PATCH=ID` runs them.
-"""
+checked of every record. `make test-for PATCH=ID` runs them."""
 
 import functools
 import re

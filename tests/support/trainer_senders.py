@@ -1,8 +1,7 @@
 """Send a checkpoint as other trainers do, into an engine that carries their own worker extension.
 
 Everything runs in the engine's process; the trainer's end is a thread. `SENDERS` has one function per package and door:
-``(llm, items)``, raises what the trainer's or the worker's end raised.
-"""
+``(llm, items)``, raises what the trainer's or the worker's end raised."""
 
 import asyncio
 import contextlib
@@ -228,8 +227,7 @@ def drive(door: str, a: str, b: str, leave_out: str = "", **kw: Any) -> dict[str
 
     Returns:
         ``error`` of the first sending, or None; ``refusal`` of a request afterwards, or None; ``answers`` where it was
-        not refused; ``mended``, the answers after the second.
-    """
+        not refused; ``mended``, the answers after the second."""
     with engines.open_llm(a, worker_extension_cls=EXTENSIONS[door.partition(",")[0]], **kw) as llm:
         items = list(models.weights(b))
         part = [item for item in items if not leave_out or item[0] != leave_out]

@@ -2,8 +2,7 @@
 
 ``python transfer_lab.py SECONDS TOGETHER CASE...`` runs that many cases at a time, each for as many seconds at most,
 and prints one JSON object: case to role to what became of it. Only Ray is replaced, by pipes: the trainer's side is
-verl's `ServerAdapter`, the rollout worker's side verl's `vLLMColocateWorkerExtension` without a model.
-"""
+verl's `ServerAdapter`, the rollout worker's side verl's `vLLMColocateWorkerExtension` without a model."""
 
 import asyncio
 import json

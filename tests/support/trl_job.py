@@ -1,7 +1,6 @@
 """A GRPO run of TRL with vLLM in its own process: what it trains with, and what it says of itself.
 
-Runs in a process of `vllm_lab.scenario`; results are JSON data.
-"""
+Runs in a process of `vllm_lab.scenario`; results are JSON data."""
 
 import functools
 import traceback

@@ -1,8 +1,7 @@
 """One rank of an attention that is split over several: ``python ulysses_ranks.py DIR``, with ``cpu`` on.
 
 Writes, as one JSON object, ``attention-RANK.json``: by how much this rank's part of the output and of each input's gradient differs from the
-whole attention's, relative to the largest value: with the patch, and with transformers' own function.
-"""
+whole attention's, relative to the largest value: with the patch, and with transformers' own function."""
 
 import json
 import os

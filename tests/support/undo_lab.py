@@ -1,8 +1,7 @@
 """Take a family through enable and disable, and find what its patches left behind: ``python undo_lab.py FAMILY``.
 
 Before and after, every target of every patch is looked at, with the containers of its module and of its class: a registry
-that has one entry more is found too. Prints JSON: states by patch, and a list of problems.
-"""
+that has one entry more is found too. Prints JSON: states by patch, and a list of problems."""
 
 import json
 import sys

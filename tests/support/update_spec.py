@@ -8,8 +8,9 @@ What makes an update
   one call      a call that brings everything. What was open before is dropped.
   anchor        calls that bring each name once, from the anchor on: the first name of the first such update. It always
                 begins anew, with the same values too. The next request commits them; a request begins nothing. Before
-                there is one, the first name that has come stands for it.
-  named end     a sender that names its ends alone: all since its last end, in any order. It has no anchor.
+                there is one, the first name that has come stands for it, also of an update that was given up.
+  named end     a sender that names its ends alone: all since its last end, in any order. It has no anchor, and from its
+                first end on no request commits several calls.
 What is nothing
   a name that comes again with the value it brought, but for the anchor; after a commit, a call that begins with another
   name than the anchor and brings only what was just committed, or tensors of two names that hold it already; a session that brings nothing.
@@ -22,8 +23,7 @@ What fails
   sender stops at its first error.
 Everything
   each name of the first load. A buffer that no first load has shown (dummy weights): once committed, it belongs to every
-  update; left out by a named one, it does not; until then an update without a name waits for it.
-"""
+  update; left out by a named one, it does not; until then an update without a name waits for it."""
 
 NONE, ERROR, EITHER = "no error", "an error", "an error or none"  # due from a call
 ANSWERED, REFUSED, OPEN = "answered", "refused", "answered by the old policy or refused"  # due to a request
@@ -42,8 +42,7 @@ class Spec:
 
     Attributes:
         served: tensor -> number, of the policy committed last; without what is not known.
-        version: how many were committed.
-    """
+        version: how many were committed."""
 
     def __init__(self, layers, atomic, owners=None, unseen=(), first=0):
         self.layers, self.atomic, self.unseen = dict(layers), atomic, set(unseen)
@@ -53,7 +52,8 @@ class Spec:
         self.version = self.calls = 0
         self.open = None  # "named", "unnamed"
         self.came = {}  # name -> (value, number of its call), in order
-        self.anchor = None  # None before a request has committed an update of several calls
+        self.anchor = None  # None before a call has brought a part
+        self.ends = False  # a sender has named an end alone
         self.just = {}  # tensor -> number, if the last thing was a commit without begin and end
         self.asleep = self.discarded = self.doubt = self.failed = False
         self.touched = (
@@ -151,7 +151,7 @@ class Spec:
         self._commit, self._effect = None, not (self.asleep and self.open)
         if not self._effect:
             return ERROR
-        if self.open != "named":
+        if self.open is None:
             self.anchor = None
         refused = self.answers == REFUSED and self.open is None
         if not self.came:
@@ -176,6 +176,8 @@ class Spec:
         self._commit, self._effect = None, True
         if self.open != "unnamed" or self.asleep or not self.whole():
             return NONE
+        if self.ends and not self.in_one_call:
+            return NONE
         self._commit = "request"
         return ERROR if self.cannot_be() else NONE
 
@@ -193,6 +195,8 @@ class Spec:
             self._fail()
         elif not error and self._commit:
             self._committed(self._commit)
+        if not error and self.open == "unnamed" and not self.ends:
+            self.anchor = self.anchor or next(iter(self.came), None)
         self._doubtful = False
 
     def _again(self, name):
@@ -212,8 +216,9 @@ class Spec:
             self.served |= dict.fromkeys(self.unseen, None)  # as the model was made
             self.unseen = set()
         self.version += 1
-        if by == "request" and not self.in_one_call:
-            self.anchor = self.anchor or next(iter(self.came))
+        if by == "end":
+            self.anchor = None
+            self.ends |= not self.in_one_call
         self.just = dict(brought) if by in ("request", "one call") else {}
         self.open, self.came = None, {}
         self.discarded = self.doubt = self.failed = self.touched = False

@@ -62,8 +62,7 @@ class Toy:
 
     Attributes:
         raised: the error of the last call, of each rank; empty if there was none.
-        calls: how many there were.
-    """
+        calls: how many there were."""
 
     def __init__(self, options: Options) -> None:
         self.options, self.tied = options, bool(options.ties)
@@ -100,14 +99,13 @@ class Toy:
     def load(self, items, fault: str = "", asked=()) -> None:
         """One call; ``fault``: how it ends, "raises", "shape" or "unknown"; ``asked``: tensors after which a request comes.
 
-        The faults, and values that cannot be, are those of the last rank alone.
-        """
+        The faults, and values that cannot be, are those of the last rank alone."""
         last = self.engines[-1]
 
         def stream(engine):
             for place, (name, number) in enumerate(items):
                 here = number if engine is last or number != SPOILED else 1
-                yield name, pattern(name, here, self.tied)
+                yield from self._tensors(name, here)
                 if place in asked:
                     self._ask_within(engine)
             if fault and engine is last:
@@ -177,6 +175,9 @@ class Toy:
         assert len(self.raised) in (0, len(ended)), f"ranks differ: {ended}; {self}"
         self.spec.ended(bool(self.raised))
         self.check()
+
+    def _tensors(self, name: str, number: int | str) -> list[tuple[str, torch.Tensor]]:
+        return [(name, pattern(name, number, self.tied))]
 
     # -- what is there -------------------------------------------------------------------------------------
 

@@ -16,7 +16,6 @@ from omegaconf import OmegaConf
 import verl, verl.utils.config
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from flashpatch.patches._shared import verl_config
-
 overrides = json.loads(sys.argv[1])
 typed = {text.partition("=")[0].lstrip("+~") for text in overrides}
 verl_config.overrides = lambda: set(typed)     # as Hydra tells a driver that it started
@@ -41,8 +40,7 @@ def validated(
     """Return what the driver found, and everything that it said.
 
     ``overrides``: verl's command line; ``folder``: for the ledger; ``wanted``: settings to return as they are after validation;
-    ``variables``: FlashPatch's.
-    """
+    ``variables``: FlashPatch's."""
     given = [json.dumps(list(overrides)), json.dumps(list(wanted))]
     done = cpu_lab.python(DRIVER, folder, arguments=given, **variables)
     assert done.returncode == 0, cpu_lab.tail(done)

@@ -1,7 +1,6 @@
 """Whole jobs of verl's own entry point, for every family's tests: the command, a tiny world, what a job said.
 
-Two cores need 150 to 250 seconds for a job of two steps on one rank.
-"""
+Two cores need 150 to 250 seconds for a job of two steps on one rank."""
 
 import contextlib
 import json

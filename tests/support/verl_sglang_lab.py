@@ -3,8 +3,7 @@
     python verl_sglang_lab.py WORLD OTHER FOLDER
 
 opens a server on the model in WORLD, sends it that and the one in OTHER in many ways, some of which fail, and prints
-what was seen as one line of JSON, name to value. Errors are given as text.
-"""
+what was seen as one line of JSON, name to value. Errors are given as text."""
 
 import asyncio
 import json
@@ -65,20 +64,17 @@ async def seen(a: str, b: str, folder: Path) -> AsyncIterator[tuple[str, Any]]:
     yield "update", await error(trainer.update_weights(weights(b), global_steps=1))
     yield "receipts", receipts()
     yield "a as b", await answers(server_of_a)
-
     fault.write_text("raise")
     yield "raised", await error(trainer.update_weights(weights(a), global_steps=2))
     yield "refused", await error(answers(server_of_a, 2))
     yield "again", await error(trainer.update_weights(weights(a), global_steps=3))
     yield "receipts again", receipts()
     yield "a again", await answers(server_of_a)
-
     yield "generator", await error(trainer.update_weights(weights(b, but=9), global_steps=4))
     yield "refused too", await error(answers(server_of_a, 2))
     yield "incomplete", await error(trainer.update_weights(part(b), global_steps=5))
     yield "healed", await error(trainer.update_weights(weights(b), global_steps=6))
     yield "a as b again", await answers(server_of_a)
-
     fault.write_text("stop")
     began = time.monotonic()
     yield "stopped", await error(trainer.update_weights(weights(a), global_steps=7))
@@ -86,7 +82,6 @@ async def seen(a: str, b: str, folder: Path) -> AsyncIterator[tuple[str, Any]]:
     go_on(fault)
     yield "went on", await error(trainer.update_weights(weights(a), global_steps=8))
     yield "a at last", await answers(server_of_a)
-
     # SGLang's server follows its dead scheduler in a second, or in a minute on a very busy machine
     flashpatch.enable("fp8", transfer_timeout=240.0)
     fault.write_text("kill")

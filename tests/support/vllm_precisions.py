@@ -1,8 +1,7 @@
 """Open an engine in a precision by its name, update it, and compare it with stock vLLM.
 
 The oracle of int8 is stock vLLM on a compressed-tensors checkpoint of the same weights, written by the
-laboratory's own converter: the first load and every update must equal it to the last bit.
-"""
+laboratory's own converter: the first load and every update must equal it to the last bit."""
 
 import contextlib
 import random

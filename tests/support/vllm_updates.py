@@ -1,7 +1,6 @@
 """What the tests of weight updates share: the sending side of an update, and checkpoints in between.
 
-Most of it runs in the engine's process; functions whose first argument is `worker` run on each rank.
-"""
+Most of it runs in the engine's process; functions whose first argument is `worker` run on each rank."""
 
 import dataclasses
 import os

@@ -5,8 +5,7 @@ FlashPatch finds the framework imported, as with a user's late ``flashpatch.enab
 framework is imported start a new interpreter instead.
 
 Servers of one run of pytest end with it. Those in the folder that ``WARM_SERVERS`` names serve all runs beside each other,
-such as the lanes of `make test`, and end with the last of them.
-"""
+such as the lanes of `make test`, and end with the last of them."""
 
 from __future__ import annotations
 
@@ -36,11 +35,7 @@ PLAIN = (
 )
 #: Modules worth importing once, by the framework a process is about. The server of `MODELS` serves for a part of them too.
 VLLM = (
-    "vllm",
-    "vllm.entrypoints.llm",
-    "vllm.v1.engine.async_llm",
-    "vllm.v1.engine.core",
-    "vllm.v1.worker.cpu_worker",
+    *"vllm vllm.entrypoints.llm vllm.v1.engine.async_llm vllm.v1.engine.core vllm.v1.worker.cpu_worker".split(),
     "vllm.v1.worker.cpu_model_runner",
 )
 #: vLLM's CUDA wheel.
@@ -81,8 +76,7 @@ _at_first = dict(os.environ)
 def remember() -> None:
     """Take this process's environment for the one that tests were started with.
 
-    Libraries that tests import later add to it, as triton and cv2 do, and no server differs from another by that.
-    """
+    Libraries that tests import later add to it, as triton and cv2 do, and no server differs from another by that."""
     _at_first.clear()
     _at_first.update(_own)
 
@@ -223,8 +217,7 @@ def start(
 ) -> Process:
     """Fork ``python *arguments`` from a server with the modules imported in an environment like ``env``.
 
-    Of directories on the path only those in ``path`` are on the server's too.
-    """
+    Of directories on the path only those in ``path`` are on the server's too."""
     env = _given(env)
     base = {name: value for name, value in env.items() if not name.startswith(("FLASHPATCH", "PYTHONPATH"))}
     if path:

@@ -2,8 +2,7 @@
 
 Arguments: the listening socket's descriptor, then the modules. A request is one line of JSON with the arguments, environment
 and directory of a Python process, and the descriptors to give it. The answer is the process id, and when it has ended, its
-status. FlashPatch is not imported here: in the child its start-up file runs as it does in a new interpreter.
-"""
+status. FlashPatch is not imported here: in the child its start-up file runs as it does in a new interpreter."""
 
 import atexit
 import faulthandler

@@ -85,7 +85,16 @@ def test_a_path_without_a_framework_is_an_error(tmp_path, name):
     (tmp_path / "empty").mkdir()
     (tmp_path / "text").write_text("no archive")
     report = survey([tmp_path / name], [PATCH])
-    assert [path for path, _ in report.unreadable] == [str(tmp_path / name)] and report.exit_status == 2
+    told, status = (report.empty, 3) if name == "empty" else (report.unreadable, 2)
+    assert [path for path, _ in told] == [str(tmp_path / name)] and report.exit_status == status
+
+
+def test_a_drift_beside_a_path_that_holds_nothing_of_it_is_a_drift(tmp_path):
+    bare = tmp_path / "bare.whl"
+    with zipfile.ZipFile(bare, "w") as archive:
+        archive.writestr("another/__init__.py", "")
+    whole, drifts = wheel(tmp_path, "1.0", HOLDS), site(tmp_path / "site", "1.3", DRIFTED)
+    assert [survey(paths, [PATCH]).exit_status for paths in ([bare, drifts], [bare, whole])] == [1, 3]
 
 
 @pytest.mark.parametrize("builds", [(HOLDS, DRIFTED), (DRIFTED, HOLDS)])

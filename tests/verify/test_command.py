@@ -9,7 +9,7 @@ import sys
 import types
 
 import pytest
-from live_rows import patch
+from live_rows import patch, row
 
 import flashpatch
 from flashpatch.record import Family
@@ -86,8 +86,8 @@ def test_the_report_says_why_a_patch_that_was_never_called_is_healthy(evidence, 
     from flashpatch.verify.run import _report
 
     one = patch("toy.one.a", evidence, tested=("1.0",))
-    row = types.SimpleNamespace(patches={one.id: {"state": "installed", "calls": 0}})
-    found = _report(one, types.SimpleNamespace(version="1.0"), [row])
+    written = row(patches={one.id: {"state": "installed", "calls": 0}})
+    found = _report(one, types.SimpleNamespace(version="1.0"), [written])
     assert (found.state.word, found.evidence, found.tested) == (word, text, True)
 
 
@@ -95,15 +95,15 @@ def test_what_waits_for_a_framework_that_the_probe_did_without():
     """Only that: a patch still waiting for a framework in use, or for the only one, is a failure."""
     from flashpatch.verify.run import _unused
 
-    def row(**calls):
+    def called(**calls):
         entries = {f"toy.{name}": {"state": "live", "calls": count} for name, count in calls.items()}
-        return types.SimpleNamespace(patches={id.replace("_", "."): entry for id, entry in entries.items()})
+        return row(patches={id.replace("_", "."): entry for id, entry in entries.items()})
 
     ids = ("toy.one.a", "toy.one.b", "toy.two.a")
     family = Family("toy", "", tuple(patch(id, "update", requires=f"{id.split('.')[1]}>=1") for id in ids))
-    assert _unused(family, [row(one_a=1, one_b=0, two_a=0)]) == {"toy.two.a"}
-    assert _unused(family, [row(one_a=1), row(two_a=1)]) == set()
-    assert _unused(family, [row(one_a=0)]) == set() == _unused(family, [])
+    assert _unused(family, [called(one_a=1, one_b=0, two_a=0)]) == {"toy.two.a"}
+    assert _unused(family, [called(one_a=1), called(two_a=1)]) == set()
+    assert _unused(family, [called(one_a=0)]) == set() == _unused(family, [])
 
 
 def test_what_waits_for_a_module_of_a_path_that_was_not_taken():
@@ -188,9 +188,12 @@ def test_live_judges_a_finished_job(run, verify):
     lines = verify("--live").stdout.splitlines()
     assert lines[1].split() == ["name", "acted", "in", "calls", "last", "version", "precision", "verdict"]
     assert lines[2].split() == ["toy", "1", "of", "1", "worker", "2", "proven"]
-    told = "0 of 1 process alive: it has ended; patches acted in 1, 0 called none (--all shows each)"
+    told = (
+        "0 of 1 process alive: it has ended (returned); patches acted in 1, 0 called none (--all shows each)"
+    )
     assert lines[3] == told
-    assert len(lines) == 4 and "Processes" in verify("--live", "--all").stdout
+    assert lines[7].split() == ["toy", *"the patches that were due were called 1 of 1".split()]
+    assert len(lines) == 8 and "Processes" in verify("--live", "--all").stdout
 
 
 def test_live_names_what_a_job_left_behind(run, verify):
@@ -230,7 +233,7 @@ child.wait()
 def test_a_run_in_which_nothing_was_on_proves_nothing(run, verify):
     run("-c", "from flashpatch import ledger; ledger.boot(); ledger.flush()")
     done = verify("--live")
-    assert done.returncode == 1 and "nothing is on in this run" in done.stdout
+    assert done.returncode == 1 and "nothing on in this run" in done.stdout
 
 
 def test_live_chooses_a_run(run, verify):
@@ -259,8 +262,8 @@ def test_a_name_that_acted_nowhere_is_not_proven(run, verify):
     run("-c", "import toyfw.engine", FLASHPATCH="toy")
     done = verify("--live", "--json")
     report = json.loads(done.stdout)
-    assert (done.returncode, report["ok"], report["names"][0]["verdict"]) == (1, False, "never called")
-    assert "toy was called in no process" in verify("--live").stdout
+    assert (done.returncode, report["ok"], report["names"][0]["verdict"]) == (1, False, "nothing to prove")
+    assert "toy: nothing to prove: nothing of it was due" in verify("--live").stdout
 
 
 def test_live_without_any_process_and_on_a_directory(verify, run, tmp_path):

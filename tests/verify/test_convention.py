@@ -33,11 +33,10 @@ def test_a_family_of_another_package_brings_its_own():
 
 def test_patches_do_not_import_verify_and_probes_load_lazily():
     code = (
-        "import sys; from flashpatch import registry; registry.families();"
-        "assert not [name for name in sys.modules if name.startswith('flashpatch.verify')];"
-        "from flashpatch.verify.run import find_probe;"
-        "[find_probe(family) for family in registry.families().values()];"
-        "print([n for n in sys.modules if n in ('numpy', 'sglang', 'torch', 'transformers', 'verl', 'vllm')])"
+        "import sys; from flashpatch import registry; registry.families();assert not [name for name in sys.modules if "
+        "name.startswith('flashpatch.verify')];from flashpatch.verify.run import find_probe;[find_probe(family) for family in "
+        "registry.families().values()];print([n for n in sys.modules if n in ('numpy', 'sglang', 'torch', 'transformers', "
+        "'verl', 'vllm')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("[]\n", "")

@@ -5,8 +5,7 @@ the processes (roles of a process of its own or joined, one or two of each), in 
 or everything, and in whether the job was resumed, so that processes of an earlier try lie beside it.
 
 A mutant is a job of one family and framework with two processes of each role, in which everything was called but one patch whose
-evidence is due there: in one process its calls are gone, its state is another, or it waits.
-"""
+evidence is due there: in one process its calls are gone, its state is another, or it waits."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -21,7 +21,7 @@ def problems(
     *rows: Row, expected: tuple[Expected, ...] = (), required: Mapping[str, str] | None = None
 ) -> list[str]:
     report = judge(Run("r", list(rows), list(expected)), PATCHES, required)
-    assert report.ok == (not report.problems)
+    assert not (report.ok and report.problems)
     return list(report.problems)
 
 

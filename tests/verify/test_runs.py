@@ -16,12 +16,12 @@ def test_runs_are_listed_newest_first_with_their_verdicts(run, tmp_path) -> None
     assert columns.split() == ["run", "began", "command", "names", "verdict", "alive"]
     cells = [re.split(r"\s{2,}", row) for row in rows]
     assert [(name, *rest) for name, _, *rest in cells] == [
-        ("idle", "-c", "toy", "not proven", "0 of 1"),
+        ("idle", "-c", "toy", "nothing to prove", "0 of 1"),
         ("acted", "-c", "toy", "proven", "0 of 1"),
     ], shown.stderr
     found = json.loads(run(*listing, "--json").stdout)
     assert [(one["run"], one["names"], one["verdict"]) for one in found] == [
-        ("idle", ["toy"], "not proven"),
+        ("idle", ["toy"], "nothing to prove"),
         ("acted", ["toy"], "proven"),
     ]
 

@@ -7,7 +7,7 @@ from live_rows import entry, row
 
 from flashpatch import registry
 from flashpatch.ledger.runs import Expected, Run
-from flashpatch.verify.live import judge, typed_names
+from flashpatch.verify.live import judge
 
 PATCHES = registry.patches()
 ON = {"fp8": {"name": "int8", "options": {"precision": "int8"}}, "fsdp": {"name": "fsdp", "options": {}}}
@@ -18,7 +18,7 @@ SHARDING = "fsdp.verl.get_sharding_strategy"
 def job(*rows, expected=(), required=None):
     run = Run("r", [replace(one, on=ON) for one in rows], list(expected))
     report = judge(run, PATCHES, required)
-    return {one.name: one for one in typed_names(run.rows, report)}, report
+    return {one.name: one for one in report.names}, report
 
 
 def worker(pid: int, calls: int = 3, version: int = 2, **more):

@@ -15,8 +15,8 @@ from flashpatch.ledger import files
 from flashpatch.ledger.runs import Row
 from flashpatch.patch_status import is_absent
 from flashpatch.record import Patch
-from flashpatch.verify import live
-from flashpatch.verify.job import lanes, series
+from flashpatch.verify import ends, live
+from flashpatch.verify.job import lanes, page, series
 from flashpatch.verify.job.source import Source, load
 
 PHASES = ("gather", "transfer", "load", "process")
@@ -31,12 +31,11 @@ _Events = list[tuple[str, list[_Event]]]  # by process
 def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) -> dict[str, Any]:
     """Return what is known of a job, for the page: see the keys below. Times are seconds since 1970.
 
-    ``about`` says what job it was (label, text), ``verdict`` whether what is due was observed, ``names`` has one entry per name
-    that the user typed, ``recorded`` how many events were read, and how many were not kept, and ``not_recorded`` sentences."""
+    ``about`` says what job it was (label, text), ``verdict`` whether what is due was observed, ``how`` the job ended, ``stated`` what the names
+    did, ``names`` one entry per name that the user typed, ``recorded`` how many events were read, and how many were not kept, and ``not_recorded`` sentences.
+    """
     now = time.time() if now is None else now
     report = live.judge(source.run, patches)
-    typed = live.typed_names(source.run.rows, report)
-    idle = live.idle(typed)
     named = names(source)
     events = [(named[row.key], source.of(row).events) for row in source.run.rows]
     rows = {row.key: row for row in source.run.rows}
@@ -45,9 +44,14 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "version": __version__,
         "generated": now,
         "about": _about(source.run.rows),
-        "verdict": "not proven" if report.problems or idle else "proven",
-        "names": [{**vars(name), "acted": name.where, "versions": list(name.versions)} for name in typed],
-        "problems": [*report.problems, *idle, *source.problems],
+        "verdict": report.verdict,
+        "how": report.ended,
+        "running": report.ended == ends.RUNNING,
+        "stated": [vars(one) | {"name": report.typed[one.family]} for one in report.stated],
+        "names": [
+            {**vars(name), "versions": list(name.versions), "cells": name.cells()} for name in report.names
+        ],
+        "problems": [*report.lines, *report.remarks, *source.problems],
         "processes": [
             _process(one, rows.get((one.host, one.pid, one.start)), named, source) for one in report.processes
         ],
@@ -60,11 +64,11 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
     }
     times = [event["t"] for _, mine in events for event in mine]
     times += [row.first_written for row in source.run.rows if row.first_written]
-    ends = [lanes.ended(row, source.of(row).events) for row in source.run.rows]
+    last = [lanes.ended(row, source.of(row).events) for row in source.run.rows]
     found["alive"] = sum(process["alive"] == "yes" for process in found["processes"])
-    found["began"] = min((t for t in [*times, *ends] if t), default=now)
-    found["ended"] = now if found["alive"] else max([*times, *ends], default=now)
-    found["incidents"] = _incidents(source, named, events, report.problems)
+    found["began"] = min((t for t in [*times, *last] if t), default=now)
+    found["ended"] = now if found["running"] else max([*times, *last], default=now)
+    found["incidents"] = _incidents(source, named, events, (*report.lines, *report.remarks))
     found["not_recorded"] = _not_recorded(found)
     return found
 
@@ -107,7 +111,6 @@ def _about(rows: Iterable[Row]) -> list[tuple[str, str]]:
 
 
 def _process(one: live.Process, row: Row | None, named: Mapping[_Key, str], source: Source) -> dict[str, Any]:
-    states = Counter(str(patch["state"]) for patch in one.patches.values())
     events = source.of(row).events if row is not None else []
     memory = [event["rss_bytes"] for event in events if event.get("rss_bytes")]
     return {
@@ -116,7 +119,8 @@ def _process(one: live.Process, row: Row | None, named: Mapping[_Key, str], sour
         **{name: list(getattr(one, name)) for name in ("roles", "names", "problems")},
         "rank": dict(one.rank),
         "alive": one.lives,
-        "states": dict(states),
+        "how": one.ended or one.lives,
+        "states": dict(sum(map(_states, row.parts), Counter[str]())) if row is not None else {},
         "began": row.first_written if row is not None else 0.0,
         "ended": lanes.ended(row, events) if row is not None else 0.0,
         "version": row.notes.get("policy_version") if row is not None else None,
@@ -125,21 +129,25 @@ def _process(one: live.Process, row: Row | None, named: Mapping[_Key, str], sour
     }
 
 
+def _states(patches: Mapping[str, Mapping[str, Any]]) -> Counter[str]:
+    return Counter(str(patch["state"]) for patch in patches.values())
+
+
 def _patches(rows: list[Row], patches: Mapping[str, Patch]) -> list[dict[str, Any]]:
     """Return one entry per patch that was on somewhere, with its calls over all processes."""
     found: dict[str, dict[str, Any]] = {}
-    for row in rows:
-        for id, patch in row.patches.items():
-            if patch["state"] == "disabled":
-                continue
-            known = patches.get(id)
+    parts = {id(part): part for row in rows for part in row.parts}  # many rows share one
+    many = Counter(id(part) for row in rows for part in row.parts)
+    for number, part in parts.items():
+        for name, patch in part.items():
+            known = patches.get(name)
             due, why = (known.evidence, known.why) if known else ("unknown", "not a patch of this FlashPatch")
-            new = dict(id=id, due=due, calls=0, processes=0, states=Counter(), tested=None, why=why)
-            entry = found.setdefault(id, new)
+            new = dict(id=name, due=due, calls=0, processes=0, states=Counter(), tested=None, why=why)
+            entry = found.setdefault(name, new)
             absent = is_absent(patch["state"], patch.get("detail") or "")
-            entry["states"]["not installed" if absent else patch["state"]] += 1
-            entry["calls"] += patch["calls"]
-            entry["processes"] += bool(patch["calls"])
+            entry["states"]["not installed" if absent else patch["state"]] += many[number]
+            entry["calls"] += patch["calls"] * many[number]
+            entry["processes"] += many[number] * bool(patch["calls"])
             entry["tested"] = patch.get("tested") if patch.get("tested") is not None else entry["tested"]
     order = sorted(found.values(), key=lambda entry: (not entry["calls"], entry["id"]))
     return [{**entry, "states": dict(entry["states"])} for entry in order]
@@ -216,44 +224,12 @@ def _recorded(source: Source) -> dict[str, int]:
     }
 
 
-_MISSING = (
-    (("updates",), "Weight updates: none recorded."),
-    (("syncs",), "Syncs and their phases: none recorded; fp8, int8 and bf16 record them under verl."),
-    (("acceptance", "trained"), "Acceptance of drafts: none recorded; eagle does while its bandit runs."),
-    (("arms",), "Chosen speculative configurations: none recorded. The family eagle records them."),
-    (
-        ("mismatch",),
-        "Mismatch between rollout and trainer: none recorded. fp8, int8 and bf16 record it under verl, where verl logs it.",
-    ),
-    (("audit",), "Audits of weights: none recorded. The family fsdp records them under verl."),
-    (
-        ("staleness",),
-        "Staleness of tokens: none recorded. The trainer mode stream_async of the family grpo records it.",
-    ),
-    (
-        ("memory", "device_memory", "host_memory"),
-        "Memory: none recorded. It is read at each weight update, for the process as a whole; memory of accelerators is not.",
-    ),
-)
-"""Lists and charts of which one shows a thing, and what to say if none is there."""
-_COUNTED = {
-    "untimed": "When {untimed} processes took their policy: they recorded versions, and no times.",
-    "silent": "Times of {silent} of {all} processes: nothing happened in them that is timed, or FLASHPATCH_EVENT_BYTES was 0.",
-    "dropped": "{dropped} old events, for which their files had no room (FLASHPATCH_EVENT_BYTES is bytes per process): "
-    "what is shown of those processes begins later than they did.",
-    "lost": "{lost} events, while the file system of the ledger did not answer.",
-    "dropped_samples": "{dropped_samples} old samples, for which there was no room either.",
-    "unreadable": "{unreadable} lines that cannot be read, as a killed process leaves one.",
-    "left_out": "{left_out} further lines of charts with more than twelve are recorded and not drawn.",
-}
-
-
 def _not_recorded(found: dict[str, Any]) -> list[str]:
     """Return one sentence per thing that is not known of a job, of what was gathered."""
     there = {chart["id"] for chart in found["charts"]} | {
         name for name in ("updates", "syncs") if found[name]
     }
-    said = [text for shown_by, text in _MISSING if there.isdisjoint(shown_by)]
+    said = [text for shown_by, text in page.said()["missing"] if there.isdisjoint(shown_by)]
     counts = {
         **found["recorded"],
         "untimed": sum(not lane["timed"] for lane in found["lanes"]),
@@ -261,4 +237,4 @@ def _not_recorded(found: dict[str, Any]) -> list[str]:
         "all": len(found["processes"]),
         "left_out": sum(chart["lines_left_out"] for chart in found["charts"]),
     }
-    return said + [text.format(**counts) for name, text in _COUNTED.items() if counts[name]]
+    return said + [text.format(**counts) for name, text in page.said()["counted"].items() if counts[name]]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Collection, Iterable
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from flashpatch.ledger.runs import Row
@@ -19,10 +19,15 @@ _APART = ("drafter", "lora")  # roles of updates whose versions are counted apar
 
 def ended(row: Row, events: Iterable[dict[str, Any]]) -> float:
     """Return when a process was last heard of, seconds since 1970; 0 if nothing says."""
-    with suppress(ValueError):
-        written = datetime.strptime(row.written, "%Y-%m-%dT%H:%M:%S%z").timestamp()
-        return max([written, row.first_written, *(event["t"] for event in events)])
-    return max([row.first_written, *(event["t"] for event in events)])
+    return max([_seconds(row.written), row.first_written, *(event["t"] for event in events)])
+
+
+@cache
+def _seconds(written: str) -> float:
+    try:
+        return datetime.strptime(written, "%Y-%m-%dT%H:%M:%S%z").timestamp()
+    except ValueError:
+        return 0.0
 
 
 def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) -> list[dict[str, Any]]:
@@ -31,7 +36,7 @@ def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) 
     A lane has ``process``; ``label``, which tells it from the others in little room; ``replica``, counted from 1; ``segments``,
     lists of begin, end (seconds since 1970), first and last version; ``marks``, lists of time and text of updates refused or
     abandoned; ``timed``, False if a version is known and its time is not."""
-    found = []
+    found, known = [], {(row.host, row.pid) for row in source.run.rows if "engine-core" in row.roles}
     for row in source.run.rows:
         events = source.of(row).events
         changes = _changes(events)
@@ -42,7 +47,7 @@ def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) 
         found.append(
             {
                 "process": names[row.host, row.pid, row.start],
-                "core": _core(row, source),
+                "core": _core(row, known),
                 "label": _label(row),
                 "segments": _segments(begin, end, changes, int(row.notes.get("policy_version", 0))),
                 "marks": _marks(events),
@@ -101,8 +106,7 @@ def _marks(events: Iterable[dict[str, Any]]) -> list[list[Any]]:
     ][-100:]
 
 
-def _core(row: Row, source: Source) -> tuple[str, int]:
+def _core(row: Row, cores: Collection[tuple[str, int]]) -> tuple[str, int]:
     """Host and pid of the engine core that a process belongs to: itself or its parent."""
-    cores = {(other.host, other.pid) for other in source.run.rows if "engine-core" in other.roles}
     is_child = (row.host, row.pid) not in cores and (row.host, row.ppid) in cores
     return row.host, row.ppid if is_child else row.pid

@@ -5,6 +5,8 @@ from __future__ import annotations
 import html
 import json
 import re
+import tomllib
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -21,6 +23,12 @@ def render(found: dict[str, Any]) -> str:
         "script": asset("page.js"),
     }
     return re.sub(r"{{(\w+)}}", lambda name: parts[name[1]], asset("page.html"))
+
+
+@cache
+def said() -> dict[str, Any]:
+    """Return the sentences, charts and metrics of ``said.toml``."""
+    return tomllib.loads(asset("said.toml"))
 
 
 def asset(name: str) -> str:

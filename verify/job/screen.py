@@ -13,22 +13,15 @@ def view(found: dict[str, Any], height: int) -> list[Table]:
     a part of them, and says how many lines it leaves out."""
     most = max(3, (height - 24 - len(found["names"])) // 3)
     head = (
-        f"Job {found['run']}  {found['verdict']}  "
+        f"Job {found['run']}  {found['verdict']}, {found['how'] or 'ended'}  "
         f"{found['alive']} of {counted(len(found['processes']), 'process', 'processes')} alive, "
         f"{counted(len(found['updates']), 'update')}, {counted(len(found['syncs']), 'sync')}, "
         f"{counted(len(found['incidents']), 'refusal or problem', 'refusals and problems')}, "
         f"{span(found['ended'] - found['began'])} since it began"
     )
-    parts = [_names(found), _processes(found, most), _updates(found, most), _incidents(found, most)]
+    names = Table("What was switched on", COLUMNS, [one["cells"] for one in found["names"]])
+    parts = [names, _processes(found, most), _updates(found, most), _incidents(found, most)]
     return [Table(head, (), (), ""), *parts, *([_measured(found)] if found["charts"] else [])]
-
-
-def _names(found: dict[str, Any]) -> Table:
-    rows = []
-    for one in found["names"]:
-        calls, versions = str(one["calls"]), ", ".join(map(str, one["versions"]))
-        rows.append((one["name"], one["acted"], calls, versions, one["precision"], one["verdict"]))
-    return Table("What was switched on", COLUMNS, rows)
 
 
 def _processes(found: dict[str, Any], most: int) -> Table:
@@ -37,12 +30,12 @@ def _processes(found: dict[str, Any], most: int) -> Table:
         (one for one in found["processes"] if one["calls"] or one["verdict"] != "ok"),
         key=lambda one: (one["verdict"] == "ok", one["name"] not in held, held.get(one["name"], (0,))[0]),
     )
-    columns, rows = ("process", "replica", "policy", "for", "calls", "memory", "alive", "verdict"), []
+    columns, rows = ("process", "replica", "policy", "for", "calls", "memory", "ended", "verdict"), []
     for one in order[:most]:
         replica, segment = held.get(one["name"], ("", None))
         policy = ("", "") if segment is None else (str(segment[3]), span(segment[1] - segment[0]))
         memory = f"{one['rss_bytes'] / 2**30:.2f} GiB" if one["rss_bytes"] else ""
-        state = str(one["calls"]), memory, one["alive"], one["verdict"]
+        state = str(one["calls"]), memory, one["how"], one["verdict"]
         rows.append((one["name"], str(replica), *policy, *state))
     idle = len(found["processes"]) - len(order)
     notes = [f"{idle} that called no patch"] if idle else []

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from flashpatch.verify.job import page
+
 Points = list[tuple[float, float]]
 """Times, seconds since 1970, and values."""
 
@@ -13,19 +15,6 @@ _POINTS = 1200
 
 _LINES = 12
 """The most lines of one chart."""
-
-_STEP_TIMES = r"timing_s/(step|gen|old_log_prob|update_actor|update_weights)\Z"
-_METRICS = (
-    ("mismatch", "Gap between rollout and trainer (k3, an estimate of KL)", "nats", "mismatch/k3"),
-    ("staleness", "Age of the tokens trained on", "policy versions", "stream/staleness/m"),
-    ("trained", "Acceptance of drafts, by the trainer's log", "tokens per step", "eagle/acceptance_length"),
-    ("trained_rate", "Rate of acceptance, by verl's servers", "share", "rollout/spec_accept_rate"),
-    ("score", "Score of rollouts", "score", "critic/score/mean"),
-    ("steps", "Time of a training step", "seconds", _STEP_TIMES),
-    ("device_memory", "Memory by verl's log", "GB", "perf/max_memory"),
-    ("host_memory", "Memory of the trainer's host, by verl's log", "GB", "perf/cpu_memory"),
-)
-"""Id, title and unit of a chart, and a pattern with which the names of its metrics begin."""
 
 
 def charts(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
@@ -39,16 +28,8 @@ def charts(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any
                 collected.setdefault(chart, {}).setdefault(label, []).append((event["t"], value))
         for arm, points in _arm_shares(mine).items():
             collected.setdefault("arms", {})[f"{arm}, {process}"] = points
-    titles = {id: (title, unit) for id, title, unit, _ in _METRICS} | _OWN
-    return [_chart(id, *titles[id], collected[id]) for id in titles if id in collected]
-
-
-_OWN = {
-    "acceptance": ("Tokens per speculative step", "tokens"),
-    "arms": ("Share of steps by speculative configuration", "share"),
-    "memory": ("Resident memory of processes at updates", "MiB"),
-    "audit": ("Weights refused or reported by audits, in total", "audits"),
-}
+    known = page.said()["charts"].items()
+    return [_chart(id, title, unit, collected[id]) for id, (title, unit, *_) in known if id in collected]
 
 
 def _values(process: str, event: dict[str, Any]) -> list[tuple[str, str, float]]:
@@ -57,8 +38,8 @@ def _values(process: str, event: dict[str, Any]) -> list[tuple[str, str, float]]
         return [
             (id, metric, float(value))
             for metric, value in event.get("values", {}).items()
-            for id, _, _, pattern in _METRICS
-            if re.match(pattern, metric)
+            for id, (_, _, *patterns) in page.said()["charts"].items()
+            if any(re.match(pattern, metric) for pattern in patterns)
         ]
     if name == "speculation" and event.get("drafted"):
         return [("acceptance", process, float(event.get("acceptance_length", 0)))]

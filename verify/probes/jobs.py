@@ -12,15 +12,18 @@ import os
 import subprocess
 import sys
 import time
+import tomllib
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from flashpatch import ledger
 from flashpatch.patches._shared.child import kill_group
 
 FRESH = "fresh"
@@ -200,6 +203,12 @@ def tell(workdir: Path, line: str) -> None:
         told.write(f"{line}\n")
 
 
+@cache
+def given() -> dict[str, Any]:
+    """Return the settings of ``settings.toml``."""
+    return tomllib.loads(Path(__file__).with_name("settings.toml").read_text())
+
+
 def write(path: Path, value: Any) -> None:
     """Write a JSON file atomically: another job may wait for it."""
     draft = path.with_name(f".{path.name}")
@@ -223,4 +232,5 @@ def main() -> None:
         seen["failed"] = f"{type(error).__name__}: {error}"
     write(workdir / f"{name}.json", seen)
     time.sleep(_LAST_ROW)
+    ledger.ending()  # of this process, which has done its part
     os._exit("failed" in seen)  # an engine's shutdown takes seconds; what is left of it is killed

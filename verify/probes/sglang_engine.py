@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch.patches.fp8.update.events import REQUESTS_RUN
+from flashpatch.verify.probes import jobs
 from flashpatch.verify.probes.answers import PROMPTS, TOKENS, buckets
 
 NAME, ENTRY, RELOAD = "sglang", "Engine", "update_weights_from_disk"
@@ -21,20 +22,7 @@ _BUSY_SECONDS = 10.0  # seconds
 
 def arguments(model: str | Path, **more: Any) -> dict[str, Any]:
     """Return keywords of ``sglang.Engine``: small, eager, no tokenizer."""
-    return {
-        "model_path": str(model),
-        "dtype": "bfloat16",
-        "skip_tokenizer_init": True,
-        "skip_server_warmup": True,
-        "disable_cuda_graph": True,
-        "grammar_backend": "none",
-        "max_total_tokens": 4096,
-        "max_running_requests": 4,
-        "mem_fraction_static": 0.95,  # other processes take memory meanwhile
-        "random_seed": 0,
-        "log_level": "warning",
-        **more,
-    }
+    return {"model_path": str(model), **jobs.given()["sglang"], **more}
 
 
 class Engine:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from flashpatch.verify.probes import jobs
+
 
 def on_cpu(*names: str) -> None:
     """Switch names on, such as family cpu, in a process that has no accelerator."""
@@ -70,27 +72,13 @@ def engine(strategy: str, model: Path, rate: float, lora_rank: int = 0, **settin
     from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
     from verl.workers.engine import EngineRegistry
 
-    full = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    known = jobs.given()
     made = EngineRegistry.new(
         model_type="language_model",
         backend=strategy,
-        model_config=HFModelConfig(
-            path=str(model),
-            load_tokenizer=False,
-            use_remove_padding=False,
-            enable_gradient_checkpointing=False,
-            lora_rank=lora_rank,
-            override_config={"attn_implementation": "sdpa"},
-        ),
-        engine_config=FSDPEngineConfig(
-            strategy=strategy,
-            use_torch_compile=False,
-            use_remove_padding=False,
-            **{"mixed_precision": full, **settings},
-        ),
-        optimizer_config=FSDPOptimizerConfig(
-            lr=rate, optimizer="SGD", weight_decay=0.0, clip_grad=1.0, total_training_steps=10
-        ),
+        model_config=HFModelConfig(path=str(model), lora_rank=lora_rank, **known["model"]),
+        engine_config=FSDPEngineConfig(strategy=strategy, **{**known["fsdp"], **settings}),
+        optimizer_config=FSDPOptimizerConfig(lr=rate, **known["optimizer"]),
         checkpoint_config=CheckpointConfig(),
     )
     made.initialize()

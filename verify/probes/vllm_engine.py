@@ -6,38 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flashpatch.verify.probes import jobs
 from flashpatch.verify.probes.answers import PROMPTS, TOKENS, buckets
 
 NAME, ENTRY, RELOAD = "vllm", "LLM", "reload_weights"
 
-#: Variables with which a tiny engine starts quickly and gives the same answers in any process.
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "OMP_NUM_THREADS": "1",
-    "TORCH_COMPILE_DISABLE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-    "VLLM_NO_USAGE_STATS": "1",
-}
+ENVIRONMENT = jobs.given()["vllm_variables"]
 IN_ONE = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 APART = {**ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 
 
 def arguments(model: str | Path, **more: Any) -> dict[str, Any]:
     """Return keywords of ``vllm.LLM`` and ``vllm.EngineArgs``: small, eager, prefix caching, no tokenizer."""
-    return {
-        "model": str(model),
-        "skip_tokenizer_init": True,
-        "dtype": "bfloat16",
-        "max_model_len": 256,
-        "max_num_seqs": 4,
-        "enforce_eager": True,
-        "enable_prefix_caching": True,
-        "kv_cache_memory_bytes": 32 << 20,
-        "gpu_memory_utilization": 0.3,
-        "disable_log_stats": True,
-        **more,
-    }
+    return {"model": str(model), **jobs.given()["vllm"], **more}
 
 
 def register_model() -> None:

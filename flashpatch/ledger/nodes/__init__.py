@@ -1,10 +1,8 @@
 """Gather the ledger of a job that runs on several nodes in Ray's key-value store, and read it from there.
 
-Each node has a run directory of its own. One process per directory, connected to Ray and elected by a lock, publishes the
-files in it (`published`, called by `agent`); the store lies on Ray's head node, so rows outlive the node that wrote
-them. A reader copies them into its own run directory, below ``nodes/`` (`fetch`), where they are kept and read like
-others (`node`).
-"""
+Each node has a run directory of its own. One process per directory, connected to Ray and elected by a lock, publishes the files
+in it (`published`, called by `agent`); the store lies on Ray's head node, so rows outlive the node that wrote them. A reader
+copies them into its own run directory, below ``nodes/`` (`fetch`), where they are kept and read like others (`node`)."""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ A daemon thread begins when Ray is imported and asks every second whether this p
 processes that are, one publishes: the one that holds the lock on a file in the run directory, which ends with the
 process, so another takes over. Files of processes that are not connected are published by it too. The job's driver also
 copies what the other nodes published into its own run directory, so that it stays there when the cluster is gone. A
-failure never reaches the job: it is logged once, and tried again later.
-"""
+failure never reaches the job: it is logged once, and tried again later."""
 
 from __future__ import annotations
 

@@ -5,8 +5,7 @@ A *place* is one run directory on one node. Keys, in the namespace `NAMESPACE`:
 - ``v3/runs/<run>``: when a node last published for the run;
 - ``v3/places/<run>/<place>``: what is in the place, see `flashpatch.ledger.nodes.published`.
 
-Every value is JSON, compressed by zlib.
-"""
+Every value is JSON, compressed by zlib."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ MOST_BYTES = 64 << 20
 """Bytes of all rows of one place; rows beyond are left out, and counted."""
 
 FILE = re.compile(
-    r"(?P<kind>row|expect|events|samples)-(?P<host>.*)-(?P<pid>\d+)-(?P<start>[A-Za-z0-9._]*?)(?:\.old)?\.jsonl?"
+    r"(?P<kind>row|expect|idle|events|samples)-(?P<host>.*)-(?P<pid>\d+)-(?P<start>[A-Za-z0-9._]*?)(?:\.old)?\.jsonl?"
 )
 """Name of a file of a process in a run directory."""
 

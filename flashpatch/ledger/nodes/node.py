@@ -38,8 +38,7 @@ class Node:
         state: ``alive``, ``dead`` or ``unknown``, as Ray said.
         written: when it last published, by its own clock, seconds since 1970.
         fetched: when that was read, likewise.
-        running: pid and start of its processes that ran.
-    """
+        running: pid and start of its processes that ran."""
 
     id: str
     name: str
@@ -80,8 +79,7 @@ def kept(folder: Path) -> dict[str, dict[str, Any]]:
 
     Raises:
         OSError: the file cannot be read; FileNotFoundError if nothing was fetched.
-        ValueError: it is damaged, or of another version.
-    """
+        ValueError: it is damaged, or of another version."""
     try:
         found = json.loads(files.load_bytes(str(folder / FOLDER / FILE), _LARGEST)[0])
         if all(isinstance(one["published"], str) for one in found.values()):
@@ -141,8 +139,7 @@ def fetch(store: Store, run: str, folder: Path, here: str = "") -> int:
     """Bring the directory of a run up to date, or make it; return how many places published.
 
     ``here`` is the place that this directory is: nothing is copied if there is no other. Raises StoreError if Ray does not
-    answer, OSError if the directory cannot be written.
-    """
+    answer, OSError if the directory cannot be written."""
     prefix = keys.of_place(run)
     places = {key: place for key in store.keys(prefix) if keys.is_plain(place := key.removeprefix(prefix))}
     if {*places.values()} <= {here}:

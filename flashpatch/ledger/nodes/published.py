@@ -1,8 +1,7 @@
 """Say what a node publishes in Ray's key-value store, which runs are there, and remove old ones.
 
 The store is memory of Ray's head node and lives as long as the cluster, so fewer runs are kept than on disk. A run that
-was published to within the last ten minutes stays.
-"""
+was published to within the last ten minutes stays."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def publish(store: Store, run: str, folder: str, node: str) -> None:
 def snapshot(folder: str, node: str) -> bytes:
     """Return the rows in a directory, the ends of its events, and which of its processes are alive, packed.
 
-    In a directory that several hosts share, each publishes the files of its own processes.
-    """
+    In a directory that several hosts share, each publishes the files of its own processes."""
     rows: dict[str, str] = {}
     alive, logs, room, left_out = [], list[str](), keys.MOST_BYTES, 0
     for entry in sorted(runs.entries(folder), key=lambda entry: entry.name):
@@ -84,8 +82,7 @@ def run_ids(store: Store) -> list[str]:
 def prune(store: Store, present: str) -> list[str]:
     """Remove runs as the environment says: those last published to too long ago, and all but the newest, at most `MOST_RUNS`.
 
-    The run ``present`` stays, and counts as the newest. Return the ids of those that were removed. Raises StoreError.
-    """
+    The run ``present`` stays, and counts as the newest. Return the ids of those that were removed. Raises StoreError."""
     try:
         days, most = old_runs.limits()
     except ValueError as error:

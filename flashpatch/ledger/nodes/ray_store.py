@@ -1,8 +1,7 @@
 """Read and write Ray's key-value store, which lies on the head node, and list the nodes of the cluster.
 
 The only module of `flashpatch` that imports Ray: in a process that is connected to it, or that was asked to read from
-it. Ray is no dependency.
-"""
+it. Ray is no dependency."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ def connection() -> Connection | None:
     process of Ray Client (``ray://``) is on no node, and has none.
 
     Raises:
-        StoreError: this version of Ray has no such attributes.
-    """
+        StoreError: this version of Ray has no such attributes."""
     worker = getattr(sys.modules.get("ray._private.worker"), "global_worker", None)
     node = getattr(worker, "node", None)
     if node is None or not getattr(worker, "connected", False):
@@ -53,8 +51,7 @@ def address(wanted: str) -> str:
     """Return ``host:port`` of a cluster's head; for an empty text that of ``RAY_ADDRESS``, or of the one running here.
 
     Raises:
-        StoreError: there is none, or Ray is not installed.
-    """
+        StoreError: there is none, or Ray is not installed."""
     try:
         from ray._private import services
 
@@ -66,8 +63,7 @@ def address(wanted: str) -> str:
 class Store:
     """Keys and values of FlashPatch's namespace, on Ray's head at ``host:port``. A call may take ``timeout`` seconds.
 
-    Every method raises `StoreError`, and may be called from any thread.
-    """
+    Every method raises `StoreError`, and may be called from any thread."""
 
     def __init__(self, address: str) -> None:
         self.address = address

@@ -18,8 +18,7 @@ class Arm:
     Attributes:
         steps: draft steps; a request gains between 1 and ``steps + 1`` tokens.
         topk: branches kept per step; 1 drafts a chain.
-        draft_tokens: tokens per request that the target verifies, the last accepted one included.
-    """
+        draft_tokens: tokens per request that the target verifies, the last accepted one included."""
 
     steps: int
     topk: int

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable
@@ -36,8 +37,7 @@ class Controller:
     Attributes:
         recent: the last arms chosen, held ones included.
         drafts: steps of single requests in which drafts were verified, since the start.
-        drafted, accepted: draft tokens verified and accepted, since the start.
-    """
+        drafted, accepted: draft tokens verified and accepted, since the start."""
 
     save_seconds = 10.0
     """Seconds between two writes of the state file."""
@@ -61,6 +61,8 @@ class Controller:
 
     def count_drafts(self, requests: int, drafted: int, accepted: int) -> None:
         """Add a step that verified ``drafted`` tokens over ``requests`` requests and accepted some of them."""
+        if drafted and not self.drafted:
+            self._noted = -math.inf  # the first drafts are told at once
         self._verified.append((requests, accepted))
         self.drafts += requests
         self.drafted += drafted

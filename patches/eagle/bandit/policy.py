@@ -37,8 +37,7 @@ class Policy:
         broadcast: makes all ranks of an engine run the same arm.
 
     Raises:
-        PatchError: an unknown rule, a malformed arm, or a number out of range.
-    """
+        PatchError: an unknown rule, a malformed arm, or a number out of range."""
 
     def __init__(
         self,
@@ -103,8 +102,7 @@ class Policy:
             batch_size: requests in the step.
             arm: the arm that ran.
             accepted_tokens: tokens of the step over all requests, between 1 and ``batch_size * (steps + 1)``.
-            seconds: time of the step, with the switch if there was one.
-        """
+            seconds: time of the step, with the switch if there was one."""
         place = self._place.get(arm, -1)
         if place < 0 and arm == Arm.DISABLE:  # the guard's choice, which is no arm of this policy
             self._ran = -1
@@ -143,8 +141,7 @@ class Policy:
     def metrics(self) -> dict[str, float]:
         """Return totals, and per bucket seen the pulls and estimated rates of each arm, flat.
 
-        ``regret_seconds`` is an estimate: the time beyond that of the arm estimated best.
-        """
+        ``regret_seconds`` is an estimate: the time beyond that of the arm estimated best."""
         found: dict[str, float] = {
             "steps": float(sum(map(sum, self._pulls))),
             "tokens": self._tokens,
@@ -208,8 +205,7 @@ class Policy:
     def _try_state(self) -> None:
         """Choose and learn once for each bucket and arm; raise what a step would raise, and for a value that is not finite.
 
-        Draws are repeated afterwards, and no other rank is asked.
-        """
+        Draws are repeated afterwards, and no other rank is asked."""
         places = tuple(range(len(self.arms)))
         for bucket, batch_size in enumerate(BUCKETS):
             self.rule.choose(bucket, batch_size, places, self._current)

@@ -1,8 +1,7 @@
 """Make all ranks of an engine run the arm that the first one chooses.
 
 Ranks measure their own times, so their bandits would choose differently; ranks that run different arms wait
-in different collectives for ever.
-"""
+in different collectives for ever."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ class RankBroadcast:
         group: a ``torch.distributed`` process group for CPU tensors (gloo); None for the default group.
 
     Raises:
-        PatchError: torch.distributed is not initialised.
-    """
+        PatchError: torch.distributed is not initialised."""
 
     def __init__(self, group: Any = None) -> None:
         import torch
@@ -50,8 +48,7 @@ class RankBroadcast:
         if leader[:2] != [step, batch_size]:
             raise eagle_error(
                 "broadcast",
-                f"this rank is at step {step} with batch {batch_size}, "
-                f"the leader at {leader[0]} with {leader[1]}.",
+                f"this rank is at step {step} with batch {batch_size}, the leader at {leader[0]} with {leader[1]}.",
                 "Call the policy for the same steps on every rank.",
             )
         return leader[2]

@@ -1,8 +1,7 @@
 """Choose which positions of a request are captured: all of a short one, one window of a long one.
 
 A request's length is not known while it runs, so windows are drawn as they come: the n-th window of a request takes the
-place of the one kept before with chance 1/n, which leaves each the same chance in the end (Vitter's reservoir of one).
-"""
+place of the one kept before with chance 1/n, which leaves each the same chance in the end (Vitter's reservoir of one)."""
 
 from __future__ import annotations
 
@@ -22,8 +21,7 @@ class CaptureWindow:
     Attributes:
         first: first position of the window that is kept.
         length: positions seen, from the request's beginning.
-        last: the last window that was seen, -1 if none was.
-    """
+        last: the last window that was seen, -1 if none was."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -34,8 +32,7 @@ class CaptureWindow:
         """Take up positions that were computed; return whether another window is kept now.
 
         Positions may come again, as those of rejected drafts and of preempted requests do. Windows of which nothing was
-        computed, as their prefix was in the cache, do not count.
-        """
+        computed, as their prefix was in the cache, do not count."""
         moved = False
         self.length = max(self.length, max(positions) + 1)
         for window in sorted({position // self.size for position in positions}):

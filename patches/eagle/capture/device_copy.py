@@ -23,8 +23,7 @@ class Rows:
 
     Attributes:
         ids, positions: integers [rows].
-        hidden: [rows, H]; auxiliary: [rows, k*H] or None.
-    """
+        hidden: [rows, H]; auxiliary: [rows, k*H] or None."""
 
     ids: torch.Tensor
     positions: torch.Tensor
@@ -56,8 +55,7 @@ class Batch:
 
     Attributes:
         requests: those that are captured; lengths: rows of each; captured: of all.
-        first, behind: the rows of the step within which theirs lie.
-    """
+        first, behind: the rows of the step within which theirs lie."""
 
     def __init__(self, found: Sequence[Request | None], lengths: Sequence[int]) -> None:
         captured = {at: one for at, one in enumerate(found) if one is not None and not one.lost}
@@ -83,8 +81,7 @@ class Step:
         rows: from the batch's first to its last.
         version: of the policy that computed the rows.
         wait: blocks until the rows are on the host.
-        release: frees the memory of the rows.
-    """
+        release: frees the memory of the rows."""
 
     rows: Rows
     batch: Batch
@@ -99,8 +96,7 @@ class DeviceCopy:
     On a CPU nothing is copied but the small inputs, which the engine overwrites. From an accelerator all rows of a step are
     packed into one tensor on the engine's stream, which is quick, and copied on a stream of their own into pinned memory
     that is used again: two launches, and one more for auxiliary layers. It is taken for 32 steps at once: the driver needs
-    milliseconds, in which the device rests.
-    """
+    milliseconds, in which the device rests."""
 
     def __init__(self) -> None:
         self._stream: Any = None
@@ -146,8 +142,7 @@ class DeviceCopy:
     def _copy(self, packed: torch.Tensor, pinned: torch.Tensor) -> Any:
         """Copy on the stream of copies, once the engine's stream has packed; return the event that follows.
 
-        Streams are set, and named by number: torch's context of a stream asks the environment four times for the device.
-        """
+        Streams are set, and named by number: torch's context of a stream asks the environment four times for the device."""
         device, index = torch.get_device_module(packed.device), packed.get_device()
         if self._stream is None:
             self._stream = device.Stream(index)

@@ -1,8 +1,7 @@
 """Hold captured rows on the host, in pages of which requests take as many as they need; bounded in all by tokens.
 
 The rows of many steps are filed at once: Python once for each request and step would take longer than the copies, and hold
-up the engine's thread meanwhile.
-"""
+up the engine's thread meanwhile."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ class HostBuffers:
     Attributes:
         tokens: the bound; 0 until the first rows come: then a share of the memory that is available.
         ids: int64 [tokens], the token that was the input at each place.
-        versions: int64 [tokens], version of the policy that computed the row, -1 if there is none.
-    """
+        versions: int64 [tokens], version of the policy that computed the row, -1 if there is none."""
 
     def __init__(self, tokens: int, window: int, give_up: Callable[[Request, str], None]) -> None:
         self.tokens, self._window, self._give_up = tokens, window, give_up

@@ -8,8 +8,7 @@ engine says which tokens it kept, and rows whose input was another token are mas
 Of a long request one window is kept, see `capture_window`.
 
 The engine's thread only notes what it saw; the rest is done in a thread of this module. Nothing here raises
-into the engine: what cannot be kept is dropped and counted.
-"""
+into the engine: what cannot be kept is dropped and counted."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class Recorder:
         version: of the policy that is running now, set by the engine's side.
         counts: ``rows``, ``requests`` (offered), ``skipped`` (by rate or budget), ``lost`` (given up: no memory, too
             many waiting steps, error), of which ``lost_to_512`` and so on up to a length of so many positions, ``empty``
-            (nothing seen), ``mismatched`` (rows masked because another token had been the input).
-    """
+            (nothing seen), ``mismatched`` (rows masked because another token had been the input)."""
 
     def __init__(
         self,
@@ -103,8 +101,7 @@ class Recorder:
             requests: in the order of their rows; lengths: rows of each.
             ids, positions: integers [rows or more], the inputs; they may change after the call.
             hidden: [rows or more, H], final states, which on a CPU must stay as they are.
-            auxiliary: tensors [rows or more, H], the layers EAGLE-3 reads.
-        """
+            auxiliary: tensors [rows or more, H], the layers EAGLE-3 reads."""
         names: list[str] = []
         try:
             names = list(requests)

@@ -29,8 +29,7 @@ class Sample:
         response: bool [n], True for generated tokens.
         version: of the policy that computed every known state.
         auxiliary: [n, k*H], the layers EAGLE-3 reads, side by side, or None.
-        file: where a trainer keeps it beyond its own life, or None; not part of what is saved.
-    """
+        file: where a trainer keeps it beyond its own life, or None; not part of what is saved."""
 
     request: str
     input_ids: torch.Tensor

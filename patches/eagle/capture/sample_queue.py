@@ -5,8 +5,7 @@ whenever either side is killed. A reader claims a file by renaming it, so two re
 When the queue is full the oldest sample is dropped: a slow or dead reader costs samples, never tokens.
 
 Nodes may share the directory. Names hold the host and a random part, and what a killed process left is known by its age,
-since a process id says nothing on another node. The directory is this user's, with mode 0700, and no link.
-"""
+since a process id says nothing on another node. The directory is this user's, with mode 0700, and no link."""
 
 from __future__ import annotations
 
@@ -58,8 +57,7 @@ class SampleWriter:
     Attributes:
         counts: ``offered``, ``written``, ``dropped`` (the writer could not keep up), ``failed`` (could not be
             written) and ``evicted`` (dropped unread for a newer one).
-        problem: why the last write failed, or "".
-    """
+        problem: why the last write failed, or ""."""
 
     def __init__(
         self, directory: str | os.PathLike[str], slots: int = 1024, bytes: int = 1 << 30, waiting: int = 1024
@@ -81,8 +79,7 @@ class SampleWriter:
         Args:
             sample: its tensors must stay as they are until ``release``; or what makes it, in the writer's thread.
             release: called once the sample's memory may be used again, from any thread, also when it is
-            dropped.
-        """
+            dropped."""
         self.counts["offered"] += 1
         try:
             if self._closed or os.getpid() != self._pid:
@@ -182,8 +179,7 @@ class SampleReader:
         directory: as the writers'.
 
     Attributes:
-        counts: ``read``, ``corrupt`` (deleted unread) and ``missed`` (dropped, or another reader was first).
-    """
+        counts: ``read``, ``corrupt`` (deleted unread) and ``missed`` (dropped, or another reader was first)."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)

@@ -5,8 +5,7 @@ tokens the bandit happened to ask for. From it follows the acceptance length at 
 
 A fall of acceptance condemns new weights only if the policy stayed as it was. A policy that moved costs any drafter
 acceptance, so the old weights are then tried on the same policy, after the new ones, and the new ones go only if the
-old ones do better there.
-"""
+old ones do better there."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Verdict(NamedTuple):
     """Hold the acceptance lengths of the old weights (``before``) and the new ones (``after``), and what follows.
 
     ``outcome`` is ``kept``, ``worse``, or ``doubted``: acceptance fell, but not for certain by the new weights, so the
-    old ones are to be tried.
-    """
+    old ones are to be tried."""
 
     before: float
     after: float
@@ -58,8 +56,7 @@ class AcceptanceCheck:
     Args:
         max_drafts: speculative tokens the engine has room for.
         tolerance: share of the acceptance length that new weights may cost; 1: any.
-        steps: speculative steps that are compared on either side; by default `STEPS`.
-    """
+        steps: speculative steps that are compared on either side; by default `STEPS`."""
 
     def __init__(self, max_drafts: int, tolerance: float, steps: int | None = None) -> None:
         self.max_drafts, self.steps, self.tolerance = max_drafts, steps or STEPS, tolerance
@@ -90,8 +87,7 @@ class AcceptanceCheck:
         """Begin to judge weights that have just been loaded; return the acceptance length before them.
 
         Weights that come before a verdict on earlier ones share their steps and are compared with the same ones as they.
-        Without enough steps before them, what the last verdict measured counts; without one, the old weights are tried.
-        """
+        Without enough steps before them, what the last verdict measured counts; without one, the old weights are tried."""
         measured = len(self._recent)
         before = self.acceptance_length
         if measured < self.steps // _SHARE and self._good:

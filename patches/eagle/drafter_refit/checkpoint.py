@@ -2,8 +2,7 @@
 
 The drafter's own checkpoint, with which the engine was opened, says which names and shapes an update must
 have: exactly those, less what the drafter shares with the target. So a tensor of the target is refused by
-name, and an update is read, checked and known to be whole before anything is touched.
-"""
+name, and an update is read, checked and known to be whole before anything is touched."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.checkpoint_shapes import files, shapes
 
 if TYPE_CHECKING:
     import torch
@@ -27,12 +27,11 @@ def load(path: Path, own: Path, shared: set[str], patch: str) -> dict[str, torch
         own, shared, patch: see `check`.
 
     Raises:
-        PatchError: there is none, a file is damaged, or see `check`.
-    """
+        PatchError: there is none, a file is damaged, or see `check`."""
     from safetensors.torch import load_file
 
     tensors: dict[str, torch.Tensor] = {}
-    for file in _files(path):
+    for file in files(path):
         try:
             tensors |= load_file(file)
         except Exception as error:  # safetensors raises errors of its own beside OSError
@@ -47,21 +46,6 @@ def load(path: Path, own: Path, shared: set[str], patch: str) -> dict[str, torch
     return tensors
 
 
-def shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Read the shape of each tensor of a checkpoint from the files' headers."""
-    from safetensors import safe_open
-
-    found: dict[str, tuple[int, ...]] = {}
-    for file in _files(path):
-        with safe_open(file, framework="pt") as opened:
-            found |= {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}
-    return found
-
-
-def _files(path: Path) -> list[Path]:
-    return sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.exists() else []
-
-
 def check(tensors: Mapping[str, torch.Tensor], own: Path, shared: set[str], path: Any, patch: str) -> None:
     """Refuse ``tensors`` that are not the drafter's, all of them and finite.
 
@@ -73,8 +57,7 @@ def check(tensors: Mapping[str, torch.Tensor], own: Path, shared: set[str], path
         patch: id of the patch that errors name.
 
     Raises:
-        PatchError: names or shapes differ, or a value is NaN or infinite.
-    """
+        PatchError: names or shapes differ, or a value is NaN or infinite."""
     theirs = sorted(name for name in tensors if shared & set(name.split(".")))
     if theirs:
         raise problem(

@@ -5,8 +5,7 @@ follows acceptance, ``drafter`` (version), ``drafter_path``, ``drafter_good`` (t
 returns to) and ``acceptance``; ``SAVE_EMBEDDINGS`` (folder) writes the target's token embeddings and head.
 
 If verl's server counts drafts itself, its first answer to ``FLUSH`` has ``REQUESTS`` and, as means over them,
-``ACCEPT_RATE`` (accepted per drafted tokens) and ``ACCEPT_LENGTH`` (1 + accepted tokens per verification).
-"""
+``ACCEPT_RATE`` (accepted per drafted tokens) and ``ACCEPT_LENGTH`` (1 + accepted tokens per verification)."""
 
 from __future__ import annotations
 

@@ -31,8 +31,7 @@ def save_embeddings_and_head(
         Tensors written, 0 in other ranks than the first.
 
     Raises:
-        PatchError: the model has no such module, or it is not of plain floating point.
-    """
+        PatchError: the model has no such module, or it is not of plain floating point."""
     from safetensors.torch import save_file
 
     inner = getattr(model, "model", None)

@@ -38,8 +38,7 @@ class DrafterVersions(ABC):
         in_use: the weights that draft: `current`, or `good` while they are tried.
         check: compares acceptance before and after an update.
         log: one entry per event, newest last. ``event`` is ``update``, ``kept``, ``doubted``, ``trial``, ``worse``,
-            ``rollback`` or ``unjudged``; ``before`` and ``after`` are acceptance lengths.
-    """
+            ``rollback`` or ``unjudged``; ``before`` and ``after`` are acceptance lengths."""
 
     def __init__(self, weights: Weights, check: AcceptanceCheck) -> None:
         self.good = self.current = self.in_use = weights

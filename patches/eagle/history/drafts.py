@@ -22,8 +22,7 @@ class AcceptanceTable:
     exponentially, as the policy changes.
 
     Args:
-        sources: how many sources there are.
-    """
+        sources: how many sources there are."""
 
     def __init__(self, sources: int) -> None:
         kinds = sources * (len(_MATCHES) + 1) * 9
@@ -95,8 +94,7 @@ class HistoryDrafts:
 
     Attributes:
         drafts: drafts verified; drafted, accepted: tokens of them. All since the start.
-        seconds: time spent here.
-    """
+        seconds: time spent here."""
 
     def __init__(self, capacity: int = REMEMBERED, clock: Callable[[], float] = time.perf_counter) -> None:
         self.capacity, self._clock = capacity, clock
@@ -139,8 +137,7 @@ class HistoryDrafts:
             texts: the requests that decode in that step.
             room: draft tokens that each of them has room for.
             rivals: draft tokens that each of them has from another drafter; empty: there is none.
-            free: the engine's steps take as long whatever is drafted.
-        """
+            free: the engine's steps take as long whatever is drafted."""
         began = self._clock()
         rivals = rivals or [0] * len(texts)
         for text in texts:
@@ -186,8 +183,7 @@ class HistoryDrafts:
             outcomes: accepted tokens of the requests that verified what `propose` returned.
             batch_size: requests in the step.
             draft_tokens: tokens verified in all, those of other drafters included.
-            seconds: time of the step; None if it did more than decode.
-        """
+            seconds: time of the step; None if it did more than decode."""
         for text, accepted in outcomes.items():
             if text.draft is not None:
                 self._acceptance.learn(text.draft.source, text.draft.guesses, accepted)
@@ -255,8 +251,7 @@ def draft_lengths(
         chances: for each request of the batch, for each guess the chance that it and all before it are accepted.
         base: seconds of the step without these guesses.
         slope: seconds that a verified guess adds.
-        tokens: expected tokens of the step without these guesses; None: one per request.
-    """
+        tokens: expected tokens of the step without these guesses; None: one per request."""
     lengths = [0] * len(chances)
     tokens, seconds = float(len(chances)) if tokens is None else tokens, base
     ordered = sorted(

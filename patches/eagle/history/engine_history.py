@@ -21,13 +21,12 @@ class EngineHistory:
 
     Attributes:
         drafts: what is drafted from.
-        texts: by the engine's request.
-    """
+        texts: by the engine's request."""
 
     def __init__(self) -> None:
         self.drafts = HistoryDrafts()
         self.texts: weakref.WeakKeyDictionary[Any, Text] = weakref.WeakKeyDictionary()
-        self._noted = 0.0
+        self._noted, self._told = 0.0, False
 
     def take_tokens(self, request: Any, prompt: Sequence[int], tokens: Sequence[int], start: int = 0) -> int:
         """Take up what a request has generated since the last call, ``tokens`` from position ``start`` on; return how
@@ -42,8 +41,9 @@ class EngineHistory:
 
     def note_if_due(self) -> None:
         """Write counts to the ledger, once a second."""
-        if (now := time.monotonic()) - self._noted > _NOTE_SECONDS:
-            self._noted = now
+        now, is_first = time.monotonic(), self.drafts.drafted and not self._told
+        if is_first or now - self._noted > _NOTE_SECONDS:
+            self._noted, self._told = now, bool(self.drafts.drafted)
             ledger.note(eagle_history=self.drafts.metrics())
 
 

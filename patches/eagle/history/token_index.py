@@ -17,8 +17,7 @@ class Guess(NamedTuple):
         token: its id.
         match: tokens before it that the text has in common with the occurrences that voted.
         votes: occurrences that were followed by it.
-        total: occurrences that voted.
-    """
+        total: occurrences that voted."""
 
     token: int
     match: int
@@ -34,8 +33,7 @@ class TokenIndex:
 
     Args:
         order: tokens that an occurrence has in common with the text at least.
-        capacity: tokens per part.
-    """
+        capacity: tokens per part."""
 
     def __init__(self, order: int, capacity: int) -> None:
         self.order, self.capacity = order, capacity

@@ -7,8 +7,7 @@ no step waits to learn how many were accepted.
 
 Under EAGLE-3 the target hands its drafter inner layers side by side. SGLang 0.5.23 keeps the last hidden states beside
 them when its logits processor is told to, which `eagle_worker_v2_init` does before graphs are recorded. SGLang moves the
-inner layers of a tree to the front and leaves the last states at their nodes; `last_rows` takes those of the accepted path.
-"""
+inner layers of a tree to the front and leaves the last states at their nodes; `last_rows` takes those of the accepted path."""
 
 from __future__ import annotations
 
@@ -120,8 +119,7 @@ def captured_states(worker: Any, output: Any) -> tuple[torch.Tensor | None, torc
         output: SGLang's ``LogitsProcessorOutput``; None from a rank that is not the last of the pipeline.
 
     Returns:
-        [rows, H] and [rows, layers * H].
-    """
+        [rows, H] and [rows, layers * H]."""
     global _recorder
     if output is None or output.hidden_states is None:
         return None, None
@@ -196,8 +194,7 @@ def accepted_rows(
         hidden: [requests * nodes, H].
 
     Returns:
-        ids and positions, [requests, steps + 1], and states, [requests * (steps + 1), H], a copy.
-    """
+        ids and positions, [requests, steps + 1], and states, [requests * (steps + 1), H], a copy."""
     import torch
 
     count, depth = result.accept_index.shape
@@ -216,8 +213,7 @@ def last_rows(result: Any, last: torch.Tensor) -> torch.Tensor:
         last: [requests * nodes, H], a row per node of the trees.
 
     Returns:
-        [requests * (steps + 1), H], a copy.
-    """
+        [requests * (steps + 1), H], a copy."""
     return last[result.accept_index.reshape(-1).long().clamp(min=0)]
 
 
@@ -230,8 +226,7 @@ def last_rows(result: Any, last: torch.Tensor) -> torch.Tensor:
 def forward_prefill_batch(original, self, batch: Any, *args: Any, **kwargs: Any):
     """Note tokens, positions and states of prompts, chunk by chunk; cached prefixes stay unknown.
 
-    The drafter shifts the inputs by one.
-    """
+    The drafter shifts the inputs by one."""
     recorder = recorder_of(self)
     if recorder is None or batch.forward_mode.is_idle():
         return original(self, batch, *args, **kwargs)

@@ -1,8 +1,7 @@
 """Answer the family's calls in SGLang's schedulers, through its request for the internal state.
 
 The call is `request`; SGLang brings it to every tensor-parallel rank, between two batches. New drafter weights are
-loaded in an update session of their own, which a session that is open, such as the policy's, excludes.
-"""
+loaded in an update session of their own, which a session that is open, such as the policy's, excludes."""
 
 from __future__ import annotations
 
@@ -99,8 +98,7 @@ def update_drafter(manager: Any, path: str, version: int) -> dict[str, Any]:
         ``version`` and the number of ``tensors``.
 
     Raises:
-        PatchError: a rank cannot take them, and nothing has changed; or the session failed.
-    """
+        PatchError: a rank cannot take them, and nothing has changed; or the session failed."""
     import msgspec
     from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput, EndWeightUpdateReqInput
 

@@ -1,8 +1,7 @@
 """Count versions of policy and drafter, and take back drafter weights that lower acceptance.
 
 The weights travel through SGLang's own session, with ``selector="draft"`` (see `send`). This module notes which models a
-session changed, keeps what the drafter was before, and restores that when the target accepts less.
-"""
+session changed, keeps what the drafter was before, and restores that when the target accepts less."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class DrafterRefit(DrafterVersions):
 
     Attributes:
         own: the checkpoint that the engine was opened with.
-        incoming: version and path of the weights that the open session brings, if the sender named them.
-    """
+        incoming: version and path of the weights that the open session brings, if the sender named them."""
 
     def __init__(self, manager: Any, options: Any) -> None:
         worker = manager.draft_worker

@@ -4,8 +4,7 @@ An engine without speculation is opened with SGLang's n-gram worker. There, and 
 chains, history replaces the drafts of those requests for which more of its own tokens are expected to be accepted. A step
 verifies the same number of tokens whatever is drafted, so drafts are as long as it has room for. Verification is SGLang's
 own and asks only the target, so the answers are distributed as the target's. Nothing here depends on time, so that the
-ranks of an engine draft alike.
-"""
+ranks of an engine draft alike."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class WorkerHistory(EngineHistory):
 
     Attributes:
         rows: requests of the last batch whose drafts are from history, by their place in it.
-        steps: batches that were verified since the last call of `propose`.
-    """
+        steps: batches that were verified since the last call of `propose`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,8 +52,7 @@ class WorkerHistory(EngineHistory):
             room: draft tokens per request.
 
         Returns:
-            At most ``room`` tokens per request; None if the worker's own drafts are better.
-        """
+            At most ``room`` tokens per request; None if the worker's own drafts are better."""
         outcomes: dict[Text, int] = {}
         for row, request in enumerate(self._last):
             text, accepted = self.texts[request], self._take(request) - 1
@@ -114,8 +111,7 @@ def replace_chains(drafter: Any, batch: Any, verify_input: Any) -> None:
     Args:
         drafter: ``EagleDraftWorker``.
         batch: the ``ScheduleBatch``.
-        verify_input: what ``draft`` returned; ``draft_token`` [requests * draft_token_num] is written.
-    """
+        verify_input: what ``draft`` returned; ``draft_token`` [requests * draft_token_num] is written."""
     history = _history_of(drafter, _unsuited(drafter, verify_input))
     if history is None or not batch.reqs or batch.forward_mode.is_idle():
         return

@@ -3,8 +3,7 @@
 If every arm is a chain (top-k 1) SGLang's own adaptive controller does the switching, with the bandit as
 its policy. It does not know trees; for these the same runtime states are built and applied here, and two
 things are kept at the largest top-k, the engine's own: the number of tokens that the drafter proposes for the
-next step, and the cache slots reserved for a step.
-"""
+next step, and the cache slots reserved for a step."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ class TreeSwitcher:
     """Switch a worker between configurations with several top-k.
 
     Args:
-        own: the configuration the engine was opened with, the largest.
-    """
+        own: the configuration the engine was opened with, the largest."""
 
     def __init__(self, worker: Any, controller: SpecController, own: Arm) -> None:
         self.controller, self.own = controller, own

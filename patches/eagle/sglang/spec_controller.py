@@ -1,8 +1,7 @@
 """Let the bandit choose the configuration of each decode batch of a worker, and learn from the batches.
 
 A batch is rewarded when its accepted counts reach the host, which SGLang reports without waiting for the
-device: tokens by the time since the batch was chosen for, or since the batch before was done.
-"""
+device: tokens by the time since the batch was chosen for, or since the batch before was done."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ class SpecController(Controller):
     """Choose for one worker, and learn from its batches.
 
     Attributes:
-        finished: the arm of the last batch that is done.
-    """
+        finished: the arm of the last batch that is done."""
 
     save_seconds = 1.0  # SGLang ends its processes by SIGKILL
 

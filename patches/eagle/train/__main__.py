@@ -1,8 +1,7 @@
 """Train in a process of its own: ``python -m flashpatch.patches.eagle.train SETTINGS-JSON``.
 
 It reads commands as JSON lines from standard input and reports events as JSON lines on standard output, see `worker`;
-anything that libraries print goes to standard error. When its input ends, the parent has ended, and so does it.
-"""
+anything that libraries print goes to standard error. When its input ends, the parent has ended, and so does it."""
 
 from __future__ import annotations
 

@@ -19,8 +19,7 @@ class Buffer:
         seed: of the draws.
 
     Raises:
-        PatchError: a bound below 1.
-    """
+        PatchError: a bound below 1."""
 
     def __init__(self, samples: int = 10_000, bytes: int = 8 << 30, versions: int = 0, seed: int = 0) -> None:
         if samples < 1 or bytes < 1 or versions < 0:

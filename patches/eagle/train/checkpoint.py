@@ -29,8 +29,7 @@ class Checkpoints:
 
     Attributes:
         failed: checkpoints that could not be written, as when the disk is full; training goes on.
-        problem: why the last one failed, or "".
-    """
+        problem: why the last one failed, or ""."""
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
         self.folder, self.keep = Path(folder), keep
@@ -64,8 +63,7 @@ class Checkpoints:
 
         Raises:
             PatchError: the checkpoint is damaged or is of another trainer.
-            RuntimeError: it cannot be read now, as when its disk does not answer; starting again may help.
-        """
+            RuntimeError: it cannot be read now, as when its disk does not answer; starting again may help."""
         path = self.newest()
         if path is None:
             return False

@@ -1,8 +1,7 @@
 """Start, stop and restart the training process, and give it slices of time.
 
 Nothing here blocks but `wait_idle` and `close`, which have time limits; nothing raises because the worker is
-slow, dead or fails. Works without torch.
-"""
+slow, dead or fails. Works without torch."""
 
 from __future__ import annotations
 
@@ -47,8 +46,7 @@ class Coordinator:
         figures: the worker's last report.
         counts: ``started``, ``died``, ``killed``, ``drafters``, ``errors``, ``undelivered``
             (commands that could not be sent).
-        problem: the last one, or "".
-    """
+        problem: the last one, or ""."""
 
     def __init__(
         self,
@@ -150,8 +148,7 @@ class Coordinator:
         Args:
             load: folder of the weights to continue from, as after a rollback; once.
             target: folder of the policy's present embedding and head.
-            keep: folders of the drafters that engines may return to, which stay on disk.
-        """
+            keep: folders of the drafters that engines may return to, which stay on disk."""
         with self._lock:
             self._orders |= orders
             if self.state == "idle":

@@ -3,8 +3,7 @@
 EAGLE-1 (Li et al., arXiv 2401.15077): ``fc`` over [embedding, state] of width 2H, then a decoder layer
 without its input norm. EAGLE-3 (arXiv 2503.01840): ``fc`` over k of the target's layers, then a layer that
 attends over [normed embedding, normed state]. Parameters carry the names that vLLM's ``llama_eagle.py`` and
-``llama_eagle3.py`` and SGLang's files of the same names read.
-"""
+``llama_eagle3.py`` and SGLang's files of the same names read."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ class Drafter(nn.Module):
     """Predict, as EAGLE-1, the target's next state from its present one and the token in between.
 
     Args:
-        config: of `drafter_config.drafter_config`.
-    """
+        config: of `drafter_config.drafter_config`."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         super().__init__()
@@ -49,8 +47,7 @@ class Drafter(nn.Module):
 
         Returns:
             [steps, T, H]: at step j the state j + 1 positions on. The last j rows of step j mean nothing, nor do those
-            of a window.
-        """
+            of a window."""
         layer, states, found = self.layer(), self.begin(states), []
         unrolled: UnrolledAttention | None = None
         for step in range(steps):
@@ -118,8 +115,7 @@ class Drafter3(Drafter):
 def make_drafter(config: PretrainedConfig, seed: int = 0, dtype: torch.dtype = torch.float32) -> Drafter:
     """Make a drafter from scratch, its matrices drawn with the target's ``initializer_range``.
 
-    An EAGLE-1 drafter starts near the map that keeps the state.
-    """
+    An EAGLE-1 drafter starts near the map that keeps the state."""
     generator = torch.Generator().manual_seed(seed)
     drafter = (Drafter3 if config.eagle_kind == "eagle3" else Drafter)(config)
     with torch.no_grad():

@@ -38,8 +38,7 @@ def drafter_config(target: PretrainedConfig, kind: str = "eagle", auxiliary: int
         auxiliary: layers of the target that an EAGLE-3 drafter reads.
 
     Raises:
-        PatchError: another model type or kind.
-    """
+        PatchError: another model type or kind."""
     if target.model_type not in LAYER_TYPES:
         raise eagle_error(
             "drafter",

@@ -33,8 +33,7 @@ def engine_weights(
 
     SGLang's EAGLE-1 model has a bias on ``fc`` that stays random when the checkpoint lacks it, so it is written as
     zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint holds the target's head. Raises PatchError for an
-    unknown engine, or an EAGLE-3 drafter without the target's head.
-    """
+    unknown engine, or an EAGLE-3 drafter without the target's head."""
     if engine not in ENGINES:
         raise eagle_error(
             None, f"no drafter format is known for {engine!r}.", f"Choose {' or '.join(ENGINES)}."
@@ -55,8 +54,7 @@ def engine_weights(
 def engine_config(config: PretrainedConfig, engine: str, dtype: torch.dtype) -> dict[str, Any]:
     """Return ``config.json`` for an engine, which chooses the model class by it.
 
-    vLLM has one EAGLE-1 class, Llama's; a Qwen2 layer is there a Llama layer with biases on q, k and v.
-    """
+    vLLM has one EAGLE-1 class, Llama's; a Qwen2 layer is there a Llama layer with biases on q, k and v."""
     plain = copy.deepcopy(config).to_dict()
     plain = {name: value for name, value in plain.items() if value is not None and not name.startswith("_")}
     plain["torch_dtype"] = plain["dtype"] = str(dtype).removeprefix("torch.")
@@ -95,8 +93,7 @@ def save_drafter(
 
     Raises:
         PatchError: see `engine_weights`.
-        OSError: the disk is full or cannot be written; nothing is left behind.
-    """
+        OSError: the disk is full or cannot be written; nothing is left behind."""
     final = Path(folder)
     found = engine_weights(weights, config, engine, target_embeddings)
     temporary = final.parent / f".{final.name}-{os.getpid()}"

@@ -31,8 +31,7 @@ class KeptSamples(SampleReader):
 
     Attributes:
         counts: ``unkept`` too: files that could not be moved here, as when the disk is full; their samples are held in
-            memory alone.
-    """
+            memory alone."""
 
     def __init__(self, queue: str | os.PathLike[str], folder: Path) -> None:
         super().__init__(queue)
@@ -57,8 +56,7 @@ class KeptSamples(SampleReader):
     def read_kept(self) -> list[Sample]:
         """Return what an earlier trainer kept, and what is in the queue, oldest first; delete files that cannot be read.
 
-        Each job counts its policies from 0, and these samples may be of several: all get version 0, not above any that comes.
-        """
+        Each job counts its policies from 0, and these samples may be of several: all get version 0, not above any that comes."""
         found = []
         for file in sorted(self.folder.glob("*.safetensors")):  # names begin with the time of capture
             try:

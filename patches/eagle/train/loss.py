@@ -1,8 +1,7 @@
 """Compute a drafter's loss: towards the target's states, and towards the distributions of the target's head.
 
 EAGLE's objective (arXiv 2401.15077, section 4.2): SmoothL1 between states plus cross entropy between the
-distributions that the frozen head gives for both.
-"""
+distributions that the frozen head gives for both."""
 
 from __future__ import annotations
 
@@ -26,8 +25,7 @@ class Sums(NamedTuple):
     Attributes:
         states: SmoothL1 per position, the mean over the width; zero for EAGLE-3, whose states are its own.
         tokens: soft cross entropy per position.
-        agreed: positions where both distributions have the same highest token.
-    """
+        agreed: positions where both distributions have the same highest token."""
 
     states: Tensor
     tokens: Tensor

@@ -1,8 +1,7 @@
 """Pack windows of samples into rows for training; windows of a row do not attend to each other.
 
 Position j of a sample pairs the state of token j with token j + 1; its target is the state of token j + 1. So
-a window of n positions spans n + 1 tokens, and no position has a target in another window.
-"""
+a window of n positions spans n + 1 tokens, and no position has a target in another window."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class Pack:
         positions: int64 [T], in the request.
         segment: int64 [T], the window each position belongs to.
         seen: bool [T], False where the state was not captured: no position attends to it.
-        learn: bool [T], True for positions to learn from.
-    """
+        learn: bool [T], True for positions to learn from."""
 
     next_ids: Tensor
     states: Tensor
@@ -52,8 +50,7 @@ class Pack:
     def learn_at(self, step: int) -> Tensor:
         """Return bool [T]: rows from which a drafting's step ``step``, counted from 0, has a target in the window.
 
-        That target is `targets` of the row ``step`` rows on.
-        """
+        That target is `targets` of the row ``step`` rows on."""
         if step == 0:
             return self.learn
         found = torch.zeros_like(self.learn)

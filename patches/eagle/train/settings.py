@@ -20,8 +20,7 @@ class Recipe:
         states: weight of the SmoothL1 loss on states.
         tokens: weight of the soft cross entropy.
         ttt_steps: draft steps that training unrolls (training-time test, arXiv 2503.01840); 1 for the first alone.
-        ttt_decay: weight of each step's loss over that of the step before; the weights are scaled to sum 1.
-    """
+        ttt_decay: weight of each step's loss over that of the step before; the weights are scaled to sum 1."""
 
     rate: float = 1e-4
     clip: float = 0.5
@@ -61,8 +60,7 @@ class WorkerSettings(Recipe):
         checkpoint: steps between checkpoints; 0 for none.
         seed: of the weights from scratch and of the draws.
         niceness: added to the process's, so that engines have priority.
-        threads: of torch on the CPU; 0 for torch's default.
-    """
+        threads: of torch on the CPU; 0 for torch's default."""
 
     target: str
     queue: str

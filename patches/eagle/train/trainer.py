@@ -27,8 +27,7 @@ class Trainer:
 
     Attributes:
         count: steps done.
-        skipped: steps whose gradient was not finite, and which changed nothing.
-    """
+        skipped: steps whose gradient was not finite, and which changed nothing."""
 
     def __init__(
         self, drafter: Drafter, target_embeddings: TargetEmbeddings, recipe: Recipe | None = None
@@ -45,8 +44,7 @@ class Trainer:
         The keys are ``loss``, ``states``, ``tokens``, ``agreement`` (positions where drafter and target have
         the same first choice), ``norm`` of the gradient before clipping and ``positions``; nothing happens,
         and positions is 0, when there is nothing to learn. ``loss`` is over all draft steps, the others are of
-        the first; ``agreement_2`` and so on are those of later steps, if all drafts before were the target's.
-        """
+        the first; ``agreement_2`` and so on are those of later steps, if all drafts before were the target's."""
         self.optimizer.zero_grad(set_to_none=True)
         found = self.backward(rows)
         if not found["positions"]:

@@ -3,8 +3,7 @@
 Training-time test (EAGLE-3, arXiv 2503.01840, section 3.1): the drafter is unrolled for several draft steps, and reads from
 the second on what it has put out itself. A drafting that begins at row i has at its step j the keys of rows 0 to i, made
 from the target's states, and those of its own steps 1 to j at row i. So beside the mask of the first step each later
-step adds one key per row, its own: the diagonal.
-"""
+step adds one key per row, its own: the diagonal."""
 
 from __future__ import annotations
 
@@ -31,8 +30,7 @@ class UnrolledAttention:
         attention: the layer's attention, Llama's or Qwen2's of transformers.
         inputs: [1, T, width], what it read at the first step.
         rotary: cosines and sines [1, T, d] of the first step's positions.
-        mask: bool [1, 1, T, T], of the first step.
-    """
+        mask: bool [1, 1, T, T], of the first step."""
 
     def __init__(self, attention: nn.Module, inputs: Tensor, rotary: Rotary, mask: Tensor) -> None:
         self.attention, self.mask = attention, mask[0, 0]
@@ -101,8 +99,7 @@ def attend(
         scaling: of the products.
 
     Returns:
-        [1, heads, rows, d].
-    """
+        [1, heads, rows, d]."""
     count, key_heads = queries.shape[1], keys.shape[1]
     precise = torch.promote_types(queries.dtype, torch.float32)
     grouped = queries.unflatten(1, (key_heads, count // key_heads))

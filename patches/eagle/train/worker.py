@@ -5,8 +5,7 @@ orders of `coordinator.Coordinator.order`, ``{"command": "stop"}``, ``{"command"
 
 Events: ``ready``, ``loaded`` (the weights in ``folder``, and a restart would not bring back those before), ``training`` (once
 a second, with the last step's figures), ``drafter`` (new weights are in ``folder``), ``idle`` (after each command, which it
-names), ``error`` (a command failed; the worker goes on), ``bye``.
-"""
+names), ``error`` (a command failed; the worker goes on), ``bye``."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class Worker:
         commands: queue of commands.
 
     Attributes:
-        resumed: whether the trainer began from a checkpoint.
-    """
+        resumed: whether the trainer began from a checkpoint."""
 
     def __init__(
         self,

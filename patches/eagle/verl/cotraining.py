@@ -1,8 +1,7 @@
 """Co-train the drafter of one verl job: train when rollouts end, and send it to every replica before the next begin.
 
 Nothing here stops a job. Whatever fails, the target's verification keeps every token right; only speed is
-lost, and the log, the ledger and the metrics say so.
-"""
+lost, and the log, the ledger and the metrics say so."""
 
 from __future__ import annotations
 
@@ -53,8 +52,7 @@ class Job:
     Attributes:
         coordinator: of the training process; None until a replica has reported its sample directory.
         version: of the drafter that was sent last, also if not all replicas took it: those that did hold it, and go back to it.
-        metrics: of the last pause, ``eagle/...``.
-    """
+        metrics: of the last pause, ``eagle/...``."""
 
     def __init__(
         self,

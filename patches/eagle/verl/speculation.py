@@ -1,7 +1,6 @@
 """Read and write an engine's speculation settings in verl's configuration.
 
-Each engine has settings of its own; `of` returns the class that knows them.
-"""
+Each engine has settings of its own; `of` returns the class that knows them."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class Vllm:
     """Know vLLM's settings, ``engine_kwargs.vllm.speculative_config``, a mapping or JSON of one; `Sglang` has the same methods.
 
     Attributes:
-        engine: verl's name of the engine.
-    """
+        engine: verl's name of the engine."""
 
     engine = "vllm"
 

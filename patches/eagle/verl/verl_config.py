@@ -12,7 +12,7 @@ from flashpatch import engine, registry, user_directories
 from flashpatch.arming.preflight import examine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.options import UNTIL_VERL
 from flashpatch.patches.eagle.train.settings import WorkerSettings
@@ -44,7 +44,10 @@ def settings(rollout: Any) -> dict[str, Any] | None:
     return json.loads(found["eagle"]) if found else None
 
 
-@Patches("eagle", "verl>=0.9", scope="driver", remove_when=UNTIL_VERL).wrap(
+patches = Patches("eagle", "verl>=0.9", scope="driver", remove_when=UNTIL_VERL)
+
+
+@patches.wrap(
     TARGET,
     relies_on="config.actor_rollout_ref.rollout",
     evidence="install",
@@ -54,8 +57,7 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     """Give the rollout engine the drafter that the option names, made from scratch on demand, and log why a configured
     drafter cannot be trained.
 
-    Raises PatchError if the configuration contradicts the family's options; all such settings are named.
-    """
+    Raises PatchError if the configuration contradicts the family's options; all such settings are named."""
     job = JobConfig.open(config, ID)
     options = engine.options("eagle")
     if job.get(f"{ROLLOUT}.engine_kwargs.{OURS}"):  # another process of the job has done it
@@ -96,6 +98,9 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     return original(config, *args, **kwargs)
 
 
+door(patches)
+
+
 def refusals(get: Get, options: Mapping[str, Any], dialect: Dialect | None) -> Iterator[str]:
     """Yield the settings that contradict the option ``drafter``, each with the reason."""
     if not options["drafter"]:
@@ -113,8 +118,7 @@ def refusals(get: Get, options: Mapping[str, Any], dialect: Dialect | None) -> I
 def _engine_refusals(get: Get) -> Iterator[str]:
     """Yield why the family cannot act in the rollout engine, which would end when it is opened.
 
-    A driver need not have the engine: it may be on a node of its own.
-    """
+    A driver need not have the engine: it may be on a node of its own."""
     if get(f"{ROLLOUT}.name") != "sglang":
         return
     found = examine(registry.patch(IN_SGLANG))
@@ -140,6 +144,8 @@ def remarks(
     mode = get("trainer.v1.trainer_mode")
     if mode in ("separate_async", "stream_async"):
         yield f"in trainer mode {mode} rollouts never pause"
+    if get("rollout"):  # the trainers of verl.experimental have such a section
+        yield "rollouts on devices of their own never pause"
     if not get(MODEL) or not _path(get(MODEL)).is_dir():
         yield f"{MODEL}={get(MODEL)} is not a folder"
 

@@ -2,8 +2,7 @@
 
 The hook is ``sample_tokens``, in which both runners also propose drafts: there the step's input tokens, their positions
 and the final hidden states lie side by side, whether or not the drafter gets to run in that step and whether or not the
-engine speculates at all. See `flashpatch.patches.eagle.capture.recorder` for what is kept of them.
-"""
+engine speculates at all. See `flashpatch.patches.eagle.capture.recorder` for what is kept of them."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ class Capture:
 
     Attributes:
         recorder: None in ranks for which another one records, and when capture is off.
-        version: 0 for the weights the engine was opened with, one more after each update or adapter.
-    """
+        version: 0 for the weights the engine was opened with, one more after each update or adapter."""
 
     def __init__(self, model: Any, recorder: Recorder | None) -> None:
         self.recorder = recorder
@@ -131,8 +129,7 @@ def _end_captures(site: Site) -> None:
 def execute_model(original, self, scheduler_output: Any, *args: Any, **kwargs: Any):
     """End the recording of requests that the scheduler reports as finished, and count policy versions.
 
-    Their names may come again in this step.
-    """
+    Their names may come again in this step."""
     capture = capture_of(self)
     if capture is not None:
         if capture.recorder is not None and scheduler_output.finished_req_ids:

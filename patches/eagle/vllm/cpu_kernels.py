@@ -26,8 +26,7 @@ def expand_kernel_impl(site: Site) -> Callable[[], None]:
     """Expand the values with torch and write them where they are read.
 
     The stand-in hands a converted copy of the output to the kernel unless the output is int64, and the copy is dropped: sampled
-    tokens under speculation do not follow the target's distribution. Greedy requests are not affected.
-    """
+    tokens under speculation do not follow the target's distribution. Greedy requests are not affected."""
     return _replace(site, expand)
 
 
@@ -45,8 +44,7 @@ def expand(
 
     Args:
         output: [tokens], of any dtype; input_val: [requests]; cu_num_tokens: [requests], running sum.
-        replace_from, replace_to: a value of ``input_val`` and what to write instead.
-    """
+        replace_from, replace_to: a value of ``input_val`` and what to write instead."""
     import torch
 
     if output.dtype == torch.int64:

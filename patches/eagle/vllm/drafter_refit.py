@@ -4,8 +4,7 @@ The call is ``collective_rpc("eagle_update_drafter", args=(path, version))``.
 
 Any client of vLLM can make this call, verl's servers too. Every worker loads the file itself; the engine core
 compares acceptance before and after, refreshes the bandit, and has the last good weights loaded again when
-the new ones turn out worse.
-"""
+the new ones turn out worse."""
 
 from __future__ import annotations
 

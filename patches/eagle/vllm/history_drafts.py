@@ -2,8 +2,7 @@
 
 An engine without a drafter is opened with one that proposes nothing. Beside another drafter, history replaces its drafts
 for those requests for which more of its own tokens are expected to be accepted. Verification is vLLM's own: each draft
-token counts as certain, as those of its n-gram method do, so the answers are distributed as the target's.
-"""
+token counts as certain, as those of its n-gram method do, so the answers are distributed as the target's."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ class SchedulerHistory(EngineHistory):
 
         Args:
             scheduled, output: the step's ``SchedulerOutput`` and ``ModelRunnerOutput``.
-            requests: the step's requests by name, with their new tokens.
-        """
+            requests: the step's requests by name, with their new tokens."""
         now = time.perf_counter()
         verified, lengths = scheduled.scheduled_spec_decode_tokens, scheduled.num_scheduled_tokens
         outcomes: dict[Text, int] = {}
@@ -189,8 +187,7 @@ def _forget(site: Site) -> None:
 def update_draft_token_ids(original, self, draft_token_ids: Any, *args: Any, **kwargs: Any):
     """Propose continuations of earlier answers to the scheduler, as many as raise the step's tokens per second.
 
-    vLLM takes them up as it takes a drafter's, and so drops what a grammar does not allow.
-    """
+    vLLM takes them up as it takes a drafter's, and so drops what a grammar does not allow."""
     result = original(self, draft_token_ids, *args, **kwargs)
     history = _histories.get(self)
     if history is not None:

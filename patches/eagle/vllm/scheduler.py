@@ -1,8 +1,7 @@
 """Let vLLM's scheduler tell workers which tokens finished requests kept, and have the bandit choose the drafts of each step.
 
 A worker does not know those tokens: it sees tokens behind a stop that the scheduler cuts off, and with asynchronous scheduling
-it holds placeholders. The bandit is in `spec_controller`, drafts from history are in `history_drafts`.
-"""
+it holds placeholders. The bandit is in `spec_controller`, drafts from history are in `history_drafts`."""
 
 from __future__ import annotations
 
@@ -125,8 +124,7 @@ def create_speculative_config(original, self, *args: Any, **kwargs: Any):
     """Open vLLM's dynamic speculation with a schedule that names every arm.
 
     Not if the user opened it. For drafts from history speculation itself is opened. Under data parallelism, whose ranks must
-    take steps alike, it stays static: vLLM 0.26 and newer turn the schedule off again, older ones would hang.
-    """
+    take steps alike, it stays static: vLLM 0.26 and newer turn the schedule off again, older ones would hang."""
     options = engine.options("eagle")
     history_drafts.open_speculation(self, options)
     config = original(self, *args, **kwargs)

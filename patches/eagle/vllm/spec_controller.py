@@ -7,8 +7,7 @@ batch size in a list; here an object in the list's place asks the bandit.
 The number scheduled with step t is that of the drafts that step t+1 verifies. A step's tokens and seconds belong to one
 arm if the step verified as many drafts as it schedules, for every request, with no prompt among them. Choices are held for a
 few steps, so most steps count. Other steps teach nothing, unless prompts come with each step: after `UNTAUGHT_STEPS` steps that
-taught nothing the bandit learns from the requests that decode beside a prompt.
-"""
+taught nothing the bandit learns from the requests that decode beside a prompt."""
 
 from __future__ import annotations
 
@@ -37,8 +36,7 @@ def arms_schedule(policy: Policy) -> list[tuple[int, int, int]]:
     """Return the schedule that opens vLLM's dynamic speculation, in turns each arm's tokens for each batch size.
 
     The bandit chooses in its place. vLLM records CUDA graphs for the numbers of tokens that a schedule names, each up to the
-    largest batch size that has it: for an arm that is the largest that the guard lets it run, whatever ``max_num_seqs`` is.
-    """
+    largest batch size that has it: for an arm that is the largest that the guard lets it run, whatever ``max_num_seqs`` is."""
     steps, found = sorted({arm.steps for arm in policy.arms}), []
     for size in range(1, _MOST_REQUESTS + 1):
         fit = [one for one in steps if not one or (one + 1) * size <= policy.guard] or [0]
@@ -50,8 +48,7 @@ def graph_sizes(max_drafts: int, most: int) -> list[int]:
     """Return the sizes of CUDA graphs, in tokens up to ``most``, that the default arms share.
 
     vLLM gives a batch the next larger size that any arm has, and no full graph if its own arm has none of that size. So all but
-    the smallest are multiples of the tokens that the widest arm verifies per request, which those of every arm divide.
-    """
+    the smallest are multiples of the tokens that the widest arm verifies per request, which those of every arm divide."""
     width = max_drafts + 1
     requests = [1, 2, 3, 4, 6, *range(8, 32, 4), *range(32, 97, 8), *range(112, most, 16)]
     small = [size for size in range(1, width) if size <= 2 or not width % size]
@@ -84,8 +81,7 @@ class SpecController(Controller):
             engine refuses it earlier.
         check: follows acceptance from the first step on, or None.
         on_drafts: called with the `DraftCounts` of every step that verified drafts.
-        given_up: called when the pending call failed for the last time.
-    """
+        given_up: called when the pending call failed for the last time."""
 
     def __init__(
         self,
@@ -112,8 +108,7 @@ class SpecController(Controller):
         """Return the arm for the next step, no larger than the engine has room for.
 
         Prompts in the step do not count, if anything decodes: vLLM gives the number of all scheduled requests, which changes
-        with each prompt.
-        """
+        with each prompt."""
         return self._arms[min(super().choose(self._decoding or batch_size).steps, self.max_drafts)]
 
     def step_started(self, running: Iterable[Any] = ()) -> float:
@@ -123,8 +118,7 @@ class SpecController(Controller):
             running: vLLM's requests.
 
         Returns:
-            The time at which the step starts.
-        """
+            The time at which the step starts."""
         self._decoding = sum(one.num_computed_tokens >= one.num_prompt_tokens for one in running)
         if self.pending is not None and self.pending != self._refused:
             self._call_pending("retried once all requests are over")
@@ -133,8 +127,7 @@ class SpecController(Controller):
     def drop_unasked_drafts(self, requests: Iterable[Any]) -> None:
         """Shorten the drafts of requests to the number that their last step was to make.
 
-        A runner that drafts the maximum at every step would otherwise have all of them verified.
-        """
+        A runner that drafts the maximum at every step would otherwise have all of them verified."""
         for request in requests:
             if len(request.spec_token_ids) > self._asked:
                 request.spec_token_ids = request.spec_token_ids[: self._asked]
@@ -171,8 +164,7 @@ class SpecController(Controller):
             started: what `step_started` returned.
             scheduled: the step's ``SchedulerOutput``.
             output: the step's ``ModelRunnerOutput``.
-            from_history: requests whose drafts are not the drafter's; their step belongs to no arm.
-        """
+            from_history: requests whose drafts are not the drafter's; their step belongs to no arm."""
         now = self.clock()
         started, self._finished = max(started, self._finished), now  # steps may overlap
         lengths, drafts = scheduled.num_scheduled_tokens, scheduled.scheduled_spec_decode_tokens

@@ -33,8 +33,7 @@ class Checkpoint:
 
     Raises:
         PatchError: no such checkpoint here, not in safetensors, or hostile: an index that leads out of the
-            directory, shards without the tensors the index promises, absurd names or headers.
-    """
+            directory, shards without the tensors the index promises, absurd names or headers."""
 
     def __init__(self, where: str) -> None:
         self.path = directory(where)

@@ -46,8 +46,7 @@ class Row:
         tensor: its name.
         error: relative error, Frobenius norm of the difference over that of the reference.
         allowed: the largest error that rounding explains.
-        equal: share of the 8-bit values that come out the same.
-    """
+        equal: share of the 8-bit values that come out the same."""
 
     layer: str
     tensor: str
@@ -87,8 +86,7 @@ def compare(model: Checkpoint, other: Checkpoint) -> tuple[Profile, list[Row]]:
 
     Raises:
         PatchError: ``other`` is not ``model`` quantized; the message names the tensors that show it. Or
-            either cannot be read.
-    """
+            either cannot be read."""
     _same_tensors(model, other)
     blocks: dict[str, list[str]] = {}
     for name in sorted(model.shapes, key=lambda name: [part.zfill(8) for part in name.split(".")]):
@@ -203,8 +201,7 @@ def _find(model: Checkpoint, other: Checkpoint, exchange: Exchange, found: _Find
 def _refine(model: Checkpoint, other: Checkpoint, exchange: Exchange, found: _Findings) -> None:
     """Add what the rows of a linear producer say of its scale, each side weighed by how sure it is.
 
-    The variance of a relative scale is that of rounding, 1/12, over the sum of squares in units of rounding.
-    """
+    The variance of a relative scale is that of rounding, 1/12, over the sum of squares in units of rounding."""
     inward, _, _ = found.so_far().scales(f"{exchange.producer}.weight")
     scale, before = found.smooth[exchange.producer].double(), found.certainty[exchange.producer]
     for old, new, (unit, rows) in _row_chunks(model, other, exchange.producer):

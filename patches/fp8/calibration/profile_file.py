@@ -43,8 +43,7 @@ class Profile:
         shapes: name to shape of every tensor that the profile touches.
         exchanges: what exchanges scales with what.
         smooth: producer to ``s``, float32 [channels], positive.
-        quantized: names of the weights that are rounded.
-    """
+        quantized: names of the weights that are rounded."""
 
     form: str
     granularity: str
@@ -66,8 +65,7 @@ class Profile:
             afterwards and of the same dtype for the others.
 
         Raises:
-            PatchError: the shape is not the one the profile was made for.
-        """
+            PatchError: the shape is not the one the profile was made for."""
         if name in self.shapes and tuple(tensor.shape) != self.shapes[name]:
             raise refuse(
                 name,
@@ -211,8 +209,7 @@ def _check_scale(scale: torch.Tensor, wanted: tuple[int, ...], name: str, path: 
     if scale.dtype != torch.float32 or tuple(scale.shape) != wanted:
         raise refuse(
             path,
-            f"{name} is {str(scale.dtype).removeprefix('torch.')} {list(scale.shape)}, "
-            f"not float32 {list(wanted)}",
+            f"{name} is {str(scale.dtype).removeprefix('torch.')} {list(scale.shape)}, not float32 {list(wanted)}",
         )
     if not bool(torch.isfinite(scale).all()) or not bool((scale > 0).all()):
         bad = scale[~(torch.isfinite(scale) & (scale > 0))][0].item()

@@ -1,8 +1,7 @@
 """Say which channels can exchange a scale: a table of names by model type, as llm-compressor's SmoothQuant has one.
 
 A norm or linear layer gives up a scale of its output channels to all linear layers that it feeds. Left alone are a norm
-that feeds a router or the residual too, experts, and a part of a fused layer (Phi-3's gate and up in one).
-"""
+that feeds a router or the residual too, experts, and a part of a fused layer (Phi-3's gate and up in one)."""
 
 from __future__ import annotations
 
@@ -21,8 +20,7 @@ class Exchange:
         producer: module name.
         offset: a norm multiplies by ``offset + weight`` (0 for Llama's, 1 for Gemma's); None for a linear layer.
         consumers: names of linear layers.
-        index: for consumers that are not fed one to one, the producer channel of each input channel.
-    """
+        index: for consumers that are not fed one to one, the producer channel of each input channel."""
 
     producer: str
     offset: float | None
@@ -47,17 +45,7 @@ def _known(offset: float, before_mlp: str) -> tuple[Exchange, ...]:
 
 TABLE: Mapping[str, tuple[Exchange, ...]] = {
     **dict.fromkeys(
-        (
-            "granite",
-            "hunyuan_v1_dense",
-            "llama",
-            "ministral",
-            "mistral",
-            "mixtral",
-            "phi3",
-            "qwen2",
-            "qwen2_moe",
-        )
+        (*"granite hunyuan_v1_dense llama ministral mistral mixtral phi3 qwen2 qwen2_moe".split(),)
         + ("qwen3", "qwen3_moe", "seed_oss", "smollm3"),
         _known(0.0, "post_attention_layernorm"),
     ),

@@ -1,7 +1,6 @@
 """Read files from elsewhere: checked before they are read, and never executed.
 
-Everything here raises `flashpatch.PatchError` and nothing else for a file that is not what it should be.
-"""
+Everything here raises `flashpatch.PatchError` and nothing else for a file that is not what it should be."""
 
 from __future__ import annotations
 

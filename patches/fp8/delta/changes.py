@@ -1,8 +1,7 @@
 """Encode the values of a tensor that changed, and write them into a copy of the tensor.
 
 A patch is ``(size,)`` uint8: the new bits of some values, then the gaps between their positions, each of one or two
-bytes, whichever is smaller in all. Where a gap does not fit, values in between that did not change come along.
-"""
+bytes, whichever is smaller in all. Where a gap does not fit, values in between that did not change come along."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ def encode(old: torch.Tensor, new: torch.Tensor, some: bool = False) -> tuple[in
     Args:
         old: ``(n,)`` integers, see `bits`, on any device.
         new: likewise; where it is, is compared.
-        some: make a patch if no value differs too.
-    """
+        some: make a patch if no value differs too."""
     import torch
 
     def differs(at: int) -> torch.Tensor:

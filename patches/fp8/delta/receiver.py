@@ -27,8 +27,7 @@ class Receiver:
     Attributes:
         version: of the copy; None if it is of none.
         refused: why the last sync was not taken; empty if it was.
-        facts: plain numbers of the last sync, for the ledger.
-    """
+        facts: plain numbers of the last sync, for the ledger."""
 
     def __init__(self) -> None:
         self._copies: dict[str, torch.Tensor] = {}
@@ -53,8 +52,7 @@ class Receiver:
 
         Returns:
             All weights, each whole, on the device on which they arrived, while they arrive if everything comes; or None if
-            the sync was refused: then it was taken to its end, and ``refused`` says why.
-        """
+            the sync was refused: then it was taken to its end, and ``refused`` says why."""
         from flashpatch.patches._shared.tensor_message import Message
 
         self.refused, self.facts, self._next = "", {}, None

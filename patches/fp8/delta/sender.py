@@ -23,8 +23,7 @@ class Sent:
         base, version: versions that it leads from, None if everything was sent, and to.
         bytes: what was handed to the transfer; whole: what a sync of everything would have handed to it.
         changed, values: values that differ from those sent before, if that was looked for, and all of them.
-        seconds: in comparing, encoding and fingerprints.
-    """
+        seconds: in comparing, encoding and fingerprints."""
 
     base: str | None
     version: str
@@ -45,8 +44,7 @@ class Sender:
 
     Attributes:
         version: of the copy; None while it may differ from what receivers got.
-        last: the numbers of the last sync; None before the first.
-    """
+        last: the numbers of the last sync; None before the first."""
 
     def __init__(self) -> None:
         self._copies: dict[str, torch.Tensor] = {}
@@ -63,8 +61,7 @@ class Sender:
             base: version that all receivers hold; None, or another one than this end sent last: send everything.
 
         Raises:
-            ValueError: two weights have one name.
-        """
+            ValueError: two weights have one name."""
         import torch
 
         from flashpatch.patches._shared import tensor_message

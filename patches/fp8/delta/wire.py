@@ -2,8 +2,7 @@
 
 A stream is: the opening message, with the version that it leads from (None: everything comes) and to; weights, whole under
 their own names or as patches; the closing message, with the name of each weight in order and the fingerprint of what it
-must have become. Other messages of FlashPatch's own, such as an audit's, pass at their place.
-"""
+must have become. Other messages of FlashPatch's own, such as an audit's, pass at their place."""
 
 from __future__ import annotations
 

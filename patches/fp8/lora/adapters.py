@@ -1,8 +1,7 @@
 """Hold the LoRA adapters of one engine's rank, and replace one as a transaction of all ranks.
 
 An adapter is staged and checked on every rank, then put in place on every rank. If either fails on one, all keep the
-adapter they had. Its identity is its content: a name that means something else than before is noticed.
-"""
+adapter they had. Its identity is its content: a name that means something else than before is noticed."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ class Adapter:
         name, number, path: what requests call it, and where it came from; SGLang numbers by texts.
         version: of the adapters of this rank when it was put in place.
         digest: of its content, see `check.digest`.
-        key: what the engine's caches know it by.
-    """
+        key: what the engine's caches know it by."""
 
     name: str
     number: int | str
@@ -56,8 +54,7 @@ class Adapters:
         models: what the engine made of each that is held, by number; to be put in place again.
         error: why the adapters in place are not whole, empty if they are.
         asked: whether an adapter is being sent, not only named by a request.
-        kept: numbers whose removal waits for their successor; None if removals are carried out.
-    """
+        kept: numbers whose removal waits for their successor; None if removals are carried out."""
 
     def __init__(self, consensus: Consensus) -> None:
         self.consensus = consensus
@@ -73,8 +70,7 @@ class Adapters:
     def policy(self) -> Policy:
         """Return what the scheduler must know: the state, and a version that changes as ``meanings`` does.
 
-        A number whose content caches know as that of another number serves nobody: to them the two are one.
-        """
+        A number whose content caches know as that of another number serves nobody: to them the two are one."""
         holds = {
             number: (one.name, one.path) if self._contents[one.key] == one.digest else None
             for number, one in self.held.items()
@@ -111,8 +107,7 @@ class Adapters:
             restore: puts what was in place before back.
 
         Raises:
-            PatchError: another rank could not take it. What ``stage`` and ``place`` raise is raised on.
-        """
+            PatchError: another rank could not take it. What ``stage`` and ``place`` raise is raised on."""
         name, number, path, key = names
         began = time.perf_counter()
         try:
@@ -158,7 +153,7 @@ class Adapters:
             self._restore(restore)
             self.consensus.agree_on_commit(f"{type(error).__name__}: {error}")
             raise
-        verdict = self.consensus.agree_on_commit(None)
+        verdict, _ = self.consensus.agree_on_commit(None)
         if verdict is not None:
             self._restore(restore)
             raise PatchError(

@@ -22,8 +22,7 @@ class Pair:
     Attributes:
         a: ``(rank, inputs)``, None if it did not come.
         b: ``(outputs, rank)``, None if it did not come.
-        scaling: the factor that the engine will apply.
-    """
+        scaling: the factor that the engine will apply."""
 
     a: torch.Tensor | None
     b: torch.Tensor | None
@@ -74,8 +73,7 @@ def problems(
         pairs: by the engine's name of the module.
         finite: whether all values are known to be.
         places: modules of the engine that take an adapter; None for one whose size is not known.
-        config: as PEFT writes it: ``r``, ``lora_alpha``, and what else changes what the tensors mean.
-    """
+        config: as PEFT writes it: ``r``, ``lora_alpha``, and what else changes what the tensors mean."""
     found = list(_unread(config))
     if not pairs:
         found.append("it has no tensors")
@@ -89,13 +87,22 @@ def problems(
     return found
 
 
+#: Settings of PEFT's ``LoraConfig`` that are read here, or mean nothing once an adapter is trained.
+_HARMLESS = frozenset(
+    "r lora_alpha use_rslora init_lora_weights lora_dropout target_modules exclude_modules layers_to_transform layers_pattern "
+    "task_type peft_type peft_version base_model_name_or_path revision inference_mode auto_mapping runtime_config fan_in_fan_out "
+    "loftq_config eva_config corda_config lora_ga_config megatron_config megatron_core qalora_group_size ensure_weight_tying".split()
+)
+_OWN_INITS = ("gaussian", "eva", "orthogonal")  # which leave the base as it is
+
+
 def _unread(config: Mapping[str, Any]) -> Iterator[str]:
-    """Name settings of PEFT that change what an adapter does beyond its pairs."""
-    for name in ("rank_pattern", "alpha_pattern", "use_dora", "lora_bias", "modules_to_save"):
-        if config.get(name):
+    """Name settings of PEFT that may change what an adapter does beyond its pairs: all that are set but `_HARMLESS`."""
+    for name in sorted(config.keys() - _HARMLESS):
+        if config[name] and (name, config[name]) != ("bias", "none"):
             yield f"{name}={config[name]} is not followed"
     init = config.get("init_lora_weights")
-    if isinstance(init, str) and init.lower().startswith(("pissa", "olora", "corda", "loftq")):
+    if isinstance(init, str) and init.lower() not in _OWN_INITS:
         yield f"init_lora_weights={init!r} changes the base too: convert it by PEFT's path_initial_model_for_weight_conversion"
 
 

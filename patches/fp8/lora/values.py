@@ -19,8 +19,7 @@ def read(tensors: Sequence[torch.Tensor]) -> tuple[bool, bytes]:
     """Return whether all values are finite, and a digest of their bits.
 
     The first is False too if values are so large that their sum is infinite. Digests are of two kinds, by whether the package
-    xxhash is installed: its hash of 128 bits, or the exact fingerprints of weights, which take longer.
-    """
+    xxhash is installed: its hash of 128 bits, or the exact fingerprints of weights, which take longer."""
     content = hashlib.sha256() if xxhash is None else xxhash.xxh3_128()
     sums = []
     for tensor in tensors:

@@ -40,8 +40,7 @@ def measure(
         ``tokens``, ``k1``, ``k3``, ``ratio_mean``, ``ratio_std`` and ``clip_fraction`` (of tokens whose ratio is
         above ``cap``); only ``tokens``, 0, where none counts. With ``truncated`` also ``kept_mass``, an unbiased
         estimate of the trainer's probability of the kept set, a mean over positions, and ``kept_mass_error``, its
-        standard error, which grows with the difference of the policies; for equal ones each ratio is the kept mass.
-    """
+        standard error, which grows with the difference of the policies; for equal ones each ratio is the kept mass."""
     d = (trainer - rollout)[mask.bool()].double().clamp(-_BOUND, _BOUND)
     if d.numel() == 0:
         return {"tokens": 0.0}
@@ -74,8 +73,7 @@ class Batch:
     Attributes:
         cap: truncation of the importance weights.
         precisions: per sample; "" if unknown, None for padding. None: unknown for all.
-        truncated: whether the rollout's logprobs are normalized over fewer tokens than the trainer's.
-    """
+        truncated: whether the rollout's logprobs are normalized over fewer tokens than the trainer's."""
 
     cap: float = CAP
     precisions: Sequence[str | None] | None = None
@@ -98,8 +96,7 @@ class Monitor:
     def jump(self, precision: str, k3: float, factor: float) -> float | None:
         """Return the usual k3 of this precision if the new one is more than ``factor`` times that, else None.
 
-        A value that is a jump is not remembered, so that a second bad update is one too. NaN is a jump.
-        """
+        A value that is a jump is not remembered, so that a second bad update is one too. NaN is a jump."""
         seen = self._seen.setdefault(precision, deque(maxlen=_HISTORY))
         usual = median(seen) if len(seen) >= _MIN_HISTORY else None
         stands_out = usual is not None and factor > 0 and not k3 <= factor * max(usual, _FLOOR)

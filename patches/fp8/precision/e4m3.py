@@ -1,8 +1,7 @@
 """Decode float8_e4m3fn exactly, by integer shifts.
 
 torch's own cast from fp8 to a wider type takes one value at a time on a CPU. Sign, exponent and mantissa of a code
-shifted into their places in a float32 give its value times 2^-120, subnormals included; one multiplication mends that.
-"""
+shifted into their places in a float32 give its value times 2^-120, subnormals included; one multiplication mends that."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def decode(codes: torch.Tensor, out: torch.Tensor, nan: bool = True) -> torch.Te
         nan: whether there may be NaN among the codes; if False, theirs become plus or minus 480.
 
     Returns:
-        ``out``.
-    """
+        ``out``."""
     bits = out.view(torch.int32)
     bits.copy_(codes.view(torch.int8))
     bits.bitwise_left_shift_(_SHIFT).bitwise_and_(_FIELDS)

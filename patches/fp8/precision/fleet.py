@@ -1,8 +1,7 @@
 """Assign several precisions to the replicas of a rollout in turn (mixed fleets).
 
 A fleet is a list of entries; the replica of rank r runs in entry r modulo their number, all its
-tensor-parallel ranks alike. Entries come from ``[[fp8.fleet]]`` tables in flashpatch.toml.
-"""
+tensor-parallel ranks alike. Entries come from ``[[fp8.fleet]]`` tables in flashpatch.toml."""
 
 from __future__ import annotations
 
@@ -39,8 +38,7 @@ class Entry:
 
     Attributes:
         precision: a key of ``SCHEMES``.
-        scheme: vLLM's name of the quantization, in place of the precision's own.
-    """
+        scheme: vLLM's name of the quantization, in place of the precision's own."""
 
     precision: str
     scheme: str = ""
@@ -116,8 +114,7 @@ def entries(precision: str, scheme: str, tables: Sequence[Mapping[str, Any]]) ->
         tables: the option ``fleet``; empty for none.
 
     Raises:
-        PatchError: the tables are none of a fleet, or a variable of FlashRL is set, which nothing reads.
-    """
+        PatchError: the tables are none of a fleet, or a variable of FlashRL is set, which nothing reads."""
     theirs = sorted(name for name, value in os.environ.items() if name.startswith("FLASHRL_") and value)
     if theirs:
         raise _refuse(
@@ -138,8 +135,7 @@ def place(args: Any, environ: Mapping[str, str] | None = None) -> Place:
         environ: for tests.
 
     Raises:
-        PatchError: one engine configuration serves several data-parallel ranks, or a rank is not a number.
-    """
+        PatchError: one engine configuration serves several data-parallel ranks, or a rank is not a number."""
     environ = os.environ if environ is None else environ
     if VERL_REPLICA_RANK in environ:
         return Place(_number(environ, VERL_REPLICA_RANK), VERL_REPLICA_RANK)

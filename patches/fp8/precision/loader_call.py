@@ -18,8 +18,7 @@ class LoaderCall:
     Args:
         names: `parameter_names` of the loader.
         args: given by position.
-        kwargs: given by keyword.
-    """
+        kwargs: given by keyword."""
 
     def __init__(self, names: tuple[str, ...], args: tuple, kwargs: Mapping[str, Any]) -> None:
         self._names = names

@@ -2,8 +2,7 @@
 
 Products of two e4m3 values are exact in float32, and so are the values themselves in bfloat16. What is left
 to choose is the matrix product that torch does fast: bfloat16 if the CPU has instructions for it and there
-are rows enough, which rounds each sum to bfloat16 once more; float32 elsewhere.
-"""
+are rows enough, which rounds each sum to bfloat16 once more; float32 elsewhere."""
 
 from __future__ import annotations
 
@@ -70,8 +69,7 @@ def scaled_mm(
         out_dtype: dtype of the result.
 
     Returns:
-        [m, n].
-    """
+        [m, n]."""
     m, n = a.shape[0], b.shape[1]
     wide = a.float() if a.numel() <= FEW_CODES else decode(a, torch.empty(a.shape, dtype=torch.float32))
     dtype = torch.float32

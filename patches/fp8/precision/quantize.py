@@ -3,8 +3,7 @@
 int8 is symmetric, -127 to 127, as W8A8 kernels require; fp8 is e4m3 (largest value 448). A weight ``w`` [out, in] is
 kept as ``q`` of the same shape and a float32 ``scale`` [out, 1] (or [1, 1], one for the tensor) with ``w ≈ q * scale``.
 The largest error of one weight is ``scale / 2`` in int8. In fp8 it is 2^-4 of the weight, or ``scale * 2^-10`` for
-weights below ``scale * 2^-6``; both before the rounding of float32 itself.
-"""
+weights below ``scale * 2^-6``; both before the rounding of float32 itself."""
 
 from __future__ import annotations
 
@@ -32,8 +31,7 @@ def quantized(w: torch.Tensor, form: str, granularity: str = "channel") -> tuple
 
     Returns:
         ``q``, shaped like w, int8 or float8_e4m3fn, and ``scale``, float32 [..., out, 1] or [1, 1]. Channels without a
-        value other than 0 have scale 1; where there is NaN or Inf, so is the scale.
-    """
+        value other than 0 have scale 1; where there is NaN or Inf, so is the scale."""
     dtype = DTYPES[form]
     scale = scales(row_amax(w) if granularity == "channel" else largest(w).view(1, 1), dtype)
     q = torch.empty(w.shape, dtype=dtype, device=w.device)
@@ -82,8 +80,7 @@ def row_amax(w: torch.Tensor) -> torch.Tensor:
     """Return the largest magnitude of each row [..., n] of a floating tensor: float32 [..., 1], NaN where a row holds one.
 
     Bits without the sign are ordered as magnitudes are, NaN above all, and torch compares integers several times as
-    fast as bf16 on a CPU.
-    """
+    fast as bf16 on a CPU."""
     w = w.detach()
     if not w.is_cpu or w.dtype.itemsize not in _MAGNITUDE or w.numel() == 0:
         return torch.linalg.vector_norm(w, torch.inf, dim=-1, keepdim=True, dtype=wide(w.dtype)).float()

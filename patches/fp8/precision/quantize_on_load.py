@@ -5,8 +5,7 @@ in a fused parameter. `Rounding` stands before the loaders of a model's 8-bit we
 whole, so that its scales do not depend on the ranks, and goes on as an 8-bit value and a scale, each through
 the loader of its own parameter. No name of a checkpoint and no model class is known here, one tensor is in
 hand at a time, and what comes in 8 bits passes as it is. What comes in float32 is cast to the model's dtype
-first, as engines do that round after loading: a layer is the same whether a trainer casts or not.
-"""
+first, as engines do that round after loading: a layer is the same whether a trainer casts or not."""
 
 from __future__ import annotations
 
@@ -44,8 +43,7 @@ class Rounding:
     Attributes:
         from_bf16: values that were cast to bf16 are being rounded and placed.
         readings: what is asked about the weights that come. The error of experts is the largest, over those that have come
-            since one came again.
-    """
+            since one came again."""
 
     def __init__(self, model: torch.nn.Module, profile: Profile | None = None, at_load: bool = True) -> None:
         self._profile = profile

@@ -1,7 +1,6 @@
 """Ask a device about many tensors together: each operator is a launch there, and reading a number waits for it.
 
-On a CPU, where nothing is waited for, all is read at once.
-"""
+On a CPU, where nothing is waited for, all is read at once."""
 
 from __future__ import annotations
 
@@ -23,8 +22,7 @@ class Readings:
     """What is asked about the tensors of one model, and not read yet.
 
     Attributes:
-        errors: layer (with the shard of a fused one) to the relative error with which it was rounded last.
-    """
+        errors: layer (with the shard of a fused one) to the relative error with which it was rounded last."""
 
     def __init__(self) -> None:
         self.errors: dict[str, float] = {}
@@ -66,8 +64,7 @@ class Readings:
             w: [out, in], any floating dtype.
             how: form and granularity, see `quantize.quantized`.
             note: receives the error.
-            largest: magnitude of all of it, float32 [], if it is known.
-        """
+            largest: magnitude of all of it, float32 [], if it is known."""
         rows = w.detach()[:: -(-w.shape[0] // _ROWS)].clone()
         if how[1] == "tensor" and largest is None:
             largest = quantize.largest(w)

@@ -35,8 +35,7 @@ def scaled_fp8_quant(
         group_shape: (-1, 1) for a scale per column, (1, -1) per row, of a one-dimensional ``scale``.
 
     Returns:
-        The codes [m or more, n] and the scale, float32.
-    """
+        The codes [m or more, n] and the scale, float32."""
     rows, columns = input.shape
     per_token = scale is None and use_per_token_if_dynamic
     if scale is None:

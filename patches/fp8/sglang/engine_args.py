@@ -35,8 +35,7 @@ def run_resolution_pipeline(original, server_args: Any):
     """Declare quantization, as SGLang's own resolvers do, if it is unset, the checkpoint is not quantized and the model is not
     excluded.
 
-    SGLang calls this once, before anything is derived from the arguments.
-    """
+    SGLang calls this once, before anything is derived from the arguments."""
     declare(server_args, run_resolution_pipeline, fields_for(server_args, run_resolution_pipeline))
     return original(server_args)
 
@@ -55,6 +54,7 @@ def fields_for(args: Any, function: Callable[..., Any]) -> dict[str, Any]:
     does not have this precision."""
     engine.require("fp8")
     ledger.role("driver")
+    ledger.opens_engine(str(args.dist_init_addr) if args.nnodes > 1 else "")
     options = engine.options("fp8")
     if any(fnmatch.fnmatch(args.model_path, pattern) for pattern in options["exclude"]):
         return {}
@@ -103,8 +103,7 @@ def _precision_for(args: Any, function: Callable[..., Any], options: Mapping[str
 def _has_own_quantization(args: Any) -> bool:
     """Whether the checkpoint is quantized already (SGLang then follows its configuration).
 
-    Without a configuration to read (SGLang's ``dummy`` and ``none``) there is nothing to quantize either.
-    """
+    Without a configuration to read (SGLang's ``dummy`` and ``none``) there is nothing to quantize either."""
     if str(args.model_path).lower() in ("none", "dummy"):
         return True
     from sglang.srt.utils.hf_transformers_utils import get_config

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from flashpatch import engine
+from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.sglang import schedulers
 from flashpatch.patches.fp8.update.model import LoaderAdapter
 from flashpatch.patches.fp8.update.ranks import Consensus, RankConsensus, SingleRank
@@ -40,6 +41,9 @@ class SglangAdapter(LoaderAdapter):
         from sglang.srt.distributed.parallel_state import get_tp_group
 
         return RankConsensus(get_tp_group().ranks, name=name) if self._ranks > 1 else SingleRank()
+
+    def lenders(self) -> list[model_registry.ManagedModel]:
+        return model_registry.targets() if self.role == "drafter" else []
 
     def process(self, module: torch.nn.Module) -> None:
         from sglang.srt.lora.layers import BaseLayerWithLoRA
@@ -128,8 +132,7 @@ def unwrapped(model: torch.nn.Module) -> Iterator[None]:
     Within, layers stand in the model as they did before they were wrapped; afterwards wrappers have their new parameters.
 
     A wrapper has the layer's weight and bias as its own too. Of an embedding that is the head as well SGLang makes two
-    layers with one weight.
-    """
+    layers with one weight."""
     from sglang.srt.lora.layers import BaseLayerWithLoRA
     from sglang.srt.utils import replace_submodule
 

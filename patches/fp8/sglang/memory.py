@@ -2,8 +2,7 @@
 
 A released model whose weights SGLang copies to the host (``enable_weights_cpu_backup``, for a drafter also
 ``enable_draft_weights_cpu_backup``) comes back whole. Without that the policy waits for a complete update. A drafter, which
-no update of the policy brings, and what modules of the policy hold beside parameters are copied to the host here.
-"""
+no update of the policy brings, and what modules of the policy hold beside parameters are copied to the host here."""
 
 from __future__ import annotations
 
@@ -36,8 +35,7 @@ patches = Patches("fp8", "sglang>=0.5.21", scope="engine-core", evidence="option
 )
 def release_memory_occupation(original, self, recv_req: Any):
     """Mark the policy as broken until a complete update and refuse updates until the memory is back, unless SGLang keeps a
-    copy on the host; copy the drafter to the host.
-    """
+    copy on the host; copy the drafter to the host."""
     from sglang.srt.runtime_context import get_exec
 
     return release_as_asked(
@@ -56,8 +54,7 @@ def release_as_asked(
     Args:
         recv_req: SGLang's ``ReleaseMemoryOccupationReqInput``.
         settings: of the engine: which weights SGLang itself copies to the host.
-        owners_of_role, do: see `check`.
-    """
+        owners_of_role, do: see `check`."""
     if not settings.enable_memory_saver or not has_weights(recv_req.tags):
         return do()
     whole = settings.enable_weights_cpu_backup
@@ -77,8 +74,7 @@ def release(
         owners: the managed models by role, target or draft.
         kept: whether SGLang itself keeps the weights of a role.
         do: releases the memory, or overwrites it.
-        by: what the user called, for refusals.
-    """
+        by: what the user called, for refusals."""
     from flashpatch.patches.fp8.update.tensors import HostCopies
 
     policy = [tensor for owner in owners["target"] for tensor in owner.brought()]
@@ -152,8 +148,7 @@ def check(
     Args:
         recv_req: SGLang's ``CheckWeightsReqInput``; before 0.5.21 it selects no role, and means all.
         owners_of_role: returns the managed models of a role, target or draft.
-        do: SGLang's own function.
-    """
+        do: SGLang's own function."""
     if recv_req.action != RESET:
         return do()
     selector = getattr(recv_req, "selector", "all")

@@ -66,8 +66,7 @@ patches = Patches("fp8", "sglang>=0.5.21", scope="worker", evidence="install", r
 )
 def initialize_model(original, model_config: Any, load_config: Any, *args: Any, **kwargs: Any):
     """Record every parameter and buffer, and the Python state around it, as the constructor made it, and route the model's
-    load_weights through an update. Stand aside for load_format=flash_rl.
-    """
+    load_weights through an update. Stand aside for load_format=flash_rl."""
     from flashpatch.patches.fp8.sglang import loader_adapter
 
     engine.require("fp8")
@@ -89,8 +88,7 @@ def manage(
         model: nothing is loaded.
         model_config, load_config: SGLang's, of this model.
         patch: id of the patch that stands aside then.
-        adapter_for: makes the adapter from model and configuration.
-    """
+        adapter_for: makes the adapter from model and configuration."""
     from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
     from flashpatch.patches.fp8.update.model import ManagedModel
 
@@ -101,6 +99,8 @@ def manage(
     elif hasattr(model, "load_weights"):
         rounding = Rounding(model) if model_config.quantization == INT8 else None
         adapter = adapter_for(model, model_config)
+        if getattr(form, "value", form) == "dummy":
+            adapter.stands_for = model_config.model_path
         model_registry.add(model, ManagedModel(model, adapter, engine.options("fp8"), rounding))
 
 

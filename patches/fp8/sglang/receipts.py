@@ -26,8 +26,7 @@ class SessionReceipt:
     Args:
         sync: the sender's id of it; empty if it gave none and wants no receipts.
         owners: the models it updates.
-        retry: the session before was not committed, so that its version number is missing.
-    """
+        retry: the session before was not committed, so that its version number is missing."""
 
     def __init__(self, sync: str, owners: Sequence[ManagedModel], retry: bool) -> None:
         self.sync = sync
@@ -80,8 +79,7 @@ def of_adapter(runner: Any, sync: str, adapters: Mapping[str, str], seconds: flo
         runner: SGLang's ``ModelRunner`` of this rank.
         sync: the sender's id of the sync.
         adapters: digest by name of those that this rank holds.
-        seconds: that it took.
-    """
+        seconds: that it took."""
     from sglang.srt.distributed.parallel_state import get_tp_group
 
     from flashpatch.patches.fp8 import model_registry
@@ -99,8 +97,7 @@ class _Session:
 
     Attributes:
         receipt: None while no session is open.
-        failed: the session before was not committed.
-    """
+        failed: the session before was not committed."""
 
     receipt: SessionReceipt | None = None
     failed = False
@@ -131,8 +128,7 @@ def end(done: bool) -> None:
 def of_all_ranks(receipt: dict[str, Any] | None, group: Any) -> str:
     """Gather the receipts of a tensor-parallel group and return them as text for SGLang's message.
 
-    Every rank of ``group``, a gloo process group, must call this.
-    """
+    Every rank of ``group``, a gloo process group, must call this."""
     import torch
 
     found: list[Any] = [None] * torch.distributed.get_world_size(group)

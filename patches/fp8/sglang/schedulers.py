@@ -1,7 +1,6 @@
 """Follow SGLang's scheduler processes: which are started, whether they run requests, and when they may schedule one.
 
-On SGLang scheduler and model share a process.
-"""
+On SGLang scheduler and model share a process."""
 
 from __future__ import annotations
 
@@ -33,6 +32,7 @@ ABORT = (
     "sglang.srt.managers.io_struct:AbortReq.finished_reason",
 )
 
+_stepped = False
 _refusing = False  # whether this process ended requests last
 _known: weakref.WeakKeyDictionary[Any, Callable[[Any], bool]] = weakref.WeakKeyDictionary()
 
@@ -91,8 +91,7 @@ def idle(scheduler: Any) -> bool:
 def flush(scheduler: Any) -> bool:
     """Flush the cache although requests wait; False, and nothing, while some run.
 
-    SGLang refuses that because waiting requests may hold parts of it; `idle` has checked that none does.
-    """
+    SGLang refuses that because waiting requests may hold parts of it; `idle` has checked that none does."""
     if not idle(scheduler):
         return False
     with having(scheduler, "waiting_queue", []):
@@ -111,15 +110,21 @@ def get_next_batch_to_run(original, self, *args: Any, **kwargs: Any):
 
 
 def gate(scheduler: Any, patch: str, abort: Callable[[Any, str, dict[str, Any]], None]) -> None:
-    """End a scheduler's requests with the reason if a model of this process may not generate now.
+    """End a scheduler's requests with the reason if the policy may not generate now. A drafter decides how fast tokens come,
+    never which.
 
     Args:
         scheduler: which is about to run them.
         patch: id of the patch that asks.
-        abort: ends them, with a message, which is in SGLang's reason for the end too.
-    """
-    global _refusing
-    broken = next((owner for owner in model_registry.all_models() if not owner.may_generate), None)
+        abort: ends them, with a message, which is in SGLang's reason for the end too."""
+    global _refusing, _stepped
+    if not _stepped and not scheduler.running_batch.is_empty():
+        _stepped = True
+        ledger.note(steps=1)  # a batch came back from the workers
+    broken = None
+    for owner in model_registry.all_models():
+        if owner.adapter.role == "target" and not owner.may_generate:
+            broken = owner
     if broken is None and _refusing:
         _refusing = False
         ledger.note(refusing="")

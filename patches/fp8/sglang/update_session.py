@@ -48,8 +48,7 @@ patches = Patches("fp8", "sglang>=0.5.21", scope="engine-core", evidence="option
 def begin_weight_update(original, self, recv_req: Any):
     """Answer a refusal with success=False and the reason, and leave no session open.
 
-    A sender that numbers its updates begins anew after one that it could not finish.
-    """
+    A sender that numbers its updates begins anew after one that it could not finish."""
     from sglang.srt.managers.io_struct import BeginWeightUpdateReqOutput
 
     if self._session is not None and recv_req.rid and receipts.unfinished():
@@ -70,8 +69,7 @@ def begin(sync: str, owners: Sequence[ManagedModel], do: Callable[[], tuple[bool
     Args:
         sync: the sender's id of the session, or empty.
         owners: the models that it updates.
-        do: opens them, and answers.
-    """
+        do: opens them, and answers."""
     weight_updater.failures.clear()
     receipt = receipts.begin(sync, owners)
     with receipt.processing():
@@ -132,8 +130,7 @@ class Outcome:
         done: the update is committed, and the cache of the old policy is flushed.
         message: for the sender.
         open: the session goes on.
-        committed: the new weights are in place.
-    """
+        committed: the new weights are in place."""
 
     done: bool
     message: str
@@ -157,8 +154,7 @@ def end(
         idle: whether no request holds anything computed.
         flush: flushes the cache; False if it could not.
         gather: returns all ranks' receipts as text; every rank calls it.
-        rank: this rank, the number of ranks, the engine's quantization.
-    """
+        rank: this rank, the number of ranks, the engine's quantization."""
     waits = None if idle else "requests are running; wait for them"
     if any(owner.asleep for owner in owners):
         waits = "the memory of the weights is released; resume it"

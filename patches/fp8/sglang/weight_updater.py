@@ -58,8 +58,7 @@ def load_bucket(
         named_tensors: see `receipts.SessionReceipt.loading`.
         load_format: as the sender says; formats that write past the model's ``load_weights`` are refused.
         patch: id of the patch that refuses.
-        do: SGLang's own function.
-    """
+        do: SGLang's own function."""
 
     def load() -> tuple[bool, str]:
         if load_format not in (None, "flattened_bucket"):
@@ -107,8 +106,7 @@ def load_from_disk(owner: Any, config: Any, do: Callable[[], tuple[bool, str]]) 
     """Update one model from disk by ``do``, SGLang's own function; return its answer.
 
     After a failure SGLang "rolls back" by loading the same new path once more; stop that attempt, and
-    restore the path that it has already set.
-    """
+    restore the path that it has already set."""
     path = config.model_path
     with model.one_attempt(owner):
         done, message = exception_as_answer(do)

@@ -1,7 +1,6 @@
 """Follow the models of SGLang 0.5.12 to 0.5.20: their construction, their first load, and what is loaded into them later.
 
-Errors of updates are answers.
-"""
+Errors of updates are answers."""
 
 from __future__ import annotations
 

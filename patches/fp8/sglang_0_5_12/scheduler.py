@@ -63,8 +63,7 @@ patches = for_old_sglang(
 def update_weights_from_tensor(original, self, recv_req: Any):
     """Commit the update when everything has come, or at the session's end, and flush the cache once, then.
 
-    A request is a bucket, or what `sglang_sessions` says.
-    """
+    A request is a bucket, or what `sglang_sessions` says."""
     sync = sglang_sessions.sync_of(recv_req.load_format)
     if sync is not None:
         return _output(self, *_begin(self, sync))
@@ -282,8 +281,7 @@ async def tokenizer_update_weights_from_tensor(
 ) -> tuple[bool, str]:
     """Take the version of a committed update from its answer, whichever of its buckets has named it.
 
-    It is the tokenizer's process that stamps answers; from 0.5.19 on the scheduler's stamps tokens.
-    """
+    It is the tokenizer's process that stamps answers; from 0.5.19 on the scheduler's stamps tokens."""
     with holding(_ASKING, True):
         done, message = await original(self, obj, *args, **kwargs)
     if sglang_sessions.OPEN in message:

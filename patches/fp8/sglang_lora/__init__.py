@@ -1,7 +1,6 @@
 """Follow the LoRA adapters of SGLang's engines.
 
-A group of its own: if SGLang's code for LoRA has changed, engines without adapters are updated as before.
-"""
+A group of its own: if SGLang's code for LoRA has changed, engines without adapters are updated as before."""
 
 from __future__ import annotations
 

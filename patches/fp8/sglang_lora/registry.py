@@ -36,8 +36,7 @@ patches = Patches(
 @patches.wrap(f"{TOKENIZER}.load_lora_adapter", relies_on="self.lora_registry.register")
 async def tokenizer_load_lora_adapter(original, self, obj: Any, *args: Any, **kwargs: Any) -> Any:
     """Load the new adapter beside the old, give it the name when all ranks hold it, and unload the old one when its requests
-    have ended; under in_flight=refuse an adapter with requests is not replaced.
-    """
+    have ended; under in_flight=refuse an adapter with requests is not replaced."""
     return await replace(original, self, obj, patches.of(tokenizer_load_lora_adapter).id, *args, **kwargs)
 
 
@@ -70,8 +69,7 @@ async def replace(original, manager: Any, obj: Any, patch: str, *args: Any, **kw
         original: SGLang's method, which sends ``obj`` to all ranks and registers the name if they took it.
         manager: SGLang's ``TokenizerManager``.
         obj: the request.
-        patch: id of the patch that asks.
-    """
+        patch: id of the patch that asks."""
     from sglang.srt.managers.io_struct import LoRAUpdateOutput
 
     registry = manager.lora_registry

@@ -26,8 +26,7 @@ _IN_LAYER = re.compile(r"\blayers\.\d+\..*")
 def sent() -> Iterator[Parts]:
     """Within, collect the tensors of adapters as they came, by name, and give each adapter memory of its own.
 
-    SGLang keeps a tensor in the memory it came in, a sender's or a mapped file's, until a request first needs the adapter.
-    """
+    SGLang keeps a tensor in the memory it came in, a sender's or a mapped file's, until a request first needs the adapter."""
     from sglang.srt.lora.lora import LoRAAdapter
 
     found: Parts = {}
@@ -59,8 +58,7 @@ class Staged:
 
     Args:
         manager: which has loaded it, or failed to.
-        number: SGLang's id of the adapter.
-    """
+        number: SGLang's id of the adapter."""
 
     def __init__(self, manager: Any, number: str) -> None:
         self._manager, self._number = manager, number
@@ -89,8 +87,7 @@ class Staged:
 
 def checked(manager: Any, staged: Staged, name: str, parts: Mapping[str, torch.Tensor], patch: str) -> str:
     """Check an adapter, ``staged`` in SGLang's ``LoRAManager``, its tensors ``parts`` as they came; return its digest.
-    Raises PatchError, which names ``patch`` and all reasons, if the engine would not do with it what the trainer does.
-    """
+    Raises PatchError, which names ``patch`` and all reasons, if the engine would not do with it what the trainer does."""
     pairs = _pairs(parts, staged.adapter.scaling)
     return check.checked(
         name, pairs, _consumed(manager, staged.adapter, pairs), staged.config.hf_config, patch

@@ -46,8 +46,7 @@ patches = Patches(
 @patches.wrap(f"{WORKER}.load_lora_adapter", relies_on="self.model_runner.load_lora_adapter")
 def load_lora_adapter(original, self, recv_req: Any) -> Any:
     """Load the adapter beside the one in place, in memory of its own, check it against the engine's layers, agree over the
-    ranks, put it in place, agree again.
-    """
+    ranks, put it in place, agree again."""
     return load(original, self, recv_req, patches.of(load_lora_adapter).id)
 
 
@@ -81,8 +80,7 @@ def load(original, worker: Any, recv_req: Any, patch: str) -> Any:
         patch: id of the patch that asks.
 
     Returns:
-        SGLang's ``LoRAUpdateOutput``: a refusal is an answer.
-    """
+        SGLang's ``LoRAUpdateOutput``: a refusal is an answer."""
     from flashpatch.patches.fp8.sglang_lora import staging
 
     manager = worker.model_runner.lora_manager

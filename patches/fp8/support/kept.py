@@ -2,8 +2,7 @@
 
 Under top-p, top-k or min-p a token is drawn from the kept set K of its position, with the policy's probabilities
 divided by their sum over K. Processed log-probabilities are those of K, and minus infinity elsewhere. The trainer's
-log-probability of the same draw is its logit minus the logarithm of the sum of exponentials over K.
-"""
+log-probability of the same draw is its logit minus the logarithm of the sum of exponentials over K."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ _ROUNDING = 1e-5  # of the sum of a set's probabilities, in float32
 class Drawn(float):
     """Hold the log-probability of a sampled token, with the ids that it was drawn from.
 
-    Whatever extends, cuts or shifts a list of log-probabilities with its tokens keeps the ids where they belong.
-    """
+    Whatever extends, cuts or shifts a list of log-probabilities with its tokens keeps the ids where they belong."""
 
     __slots__ = ("kept",)
     kept: numpy.ndarray
@@ -72,8 +70,7 @@ def renormalized(logits: torch.Tensor, labels: torch.Tensor, ids: torch.Tensor) 
     Args:
         logits: ``(tokens, vocabulary)``, after temperature.
         labels: ``(tokens,)``, each among the ids of its row.
-        ids: ``(tokens, width)``, filled up with `NO_SET`; in a row without any the result is 0, and has no gradient.
-    """
+        ids: ``(tokens, width)``, filled up with `NO_SET`; in a row without any the result is 0, and has no gradient."""
     import torch
 
     absent = ids < 0

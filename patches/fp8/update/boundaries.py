@@ -4,12 +4,11 @@ A sender that names begin and end (a session) has said it. Without a name two th
 
 - one call that brings everything;
 - calls from the *anchor* on that have brought each name once; the next request commits them. The anchor is the first name of
-  the first such update. It always begins anew.
+  the first such update, also if that one has failed. It always begins anew.
 
 A tensor that comes again with the values that it brought before is nothing. What else comes has no effect: its call raises,
 and no request is answered until a whole update has come. A sender that names its ends alone needs no anchor: what has come
-since its last end is its update.
-"""
+since its last end is its update, and no request commits it."""
 
 from __future__ import annotations
 
@@ -34,14 +33,15 @@ class Boundaries:
     """The names of the open update.
 
     Attributes:
+        ends: a sender has named the end alone of an update: no request ends one of several calls.
         named: somebody has said where the open update begins, and will say where it ends.
-        came: name -> number of the call that brought it last.
-    """
+        came: name -> number of the call that brought it last."""
 
     def __init__(self) -> None:
         self.named = False
         self.came: dict[str, int] = {}
-        self._anchor: str | None = None  # before a request has committed an update of several calls
+        self.ends = False
+        self._anchor: str | None = None  # outlives what is given up
         # what the names brought last that came without a begin and an end; outlives a commit
         self._values: dict[str, Hashable] = {}
         self._alone = 0  # number of a call that counts only if it brings everything
@@ -65,8 +65,7 @@ class Boundaries:
         Args:
             name: of the tensor, as its sender calls it.
             call: number of the call that brings it.
-            values: tell its values from others; None: not known, as in a named update.
-        """
+            values: tell its values from others; None: not known, as in a named update."""
         if self.named:
             self.came[name] = call
             return Step.TAKE
@@ -85,6 +84,11 @@ class Boundaries:
         self._repeats &= same
         self.came[name], self._values[name] = call, values
         return step
+
+    def keep_anchor(self) -> None:
+        """Note that a call was taken that does not bring everything: the next ones belong behind its first name."""
+        if not (self.named or self.ends):
+            self._anchor = self._anchor or next(iter(self.came), None)
 
     def _count_alone(self, call: int, why: str) -> None:
         self._alone, self._why = call, why
@@ -109,11 +113,10 @@ class Boundaries:
         if by_name:
             self._values.clear()
             if not self.named:
+                self.ends |= not self.one_call
                 self.end_by_name()
             return
         self._values = {name: self._values[name] for name in self.came}
-        if not self.one_call:
-            self._anchor = self._anchor or next(iter(self.came))
 
     def end_by_name(self) -> None:
         """Note that somebody says where updates end: no name has to tell where one begins."""

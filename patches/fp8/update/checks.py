@@ -57,8 +57,7 @@ class JoinedLayers(Check):
     equal. A trainer sends one of them, or both.
 
     Args:
-        target: name of the model's class, for errors.
-    """
+        target: name of the model's class, for errors."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -141,8 +140,7 @@ class CachedScales(Check):
 
     Args:
         layers, layer_state, adapter: of the model.
-        keeps_cache: requests that run go on with what they have cached.
-    """
+        keeps_cache: requests that run go on with what they have cached."""
 
     def __init__(
         self, layers: list[Layer], layer_state: LayerState, adapter: LoaderAdapter, keeps_cache: bool
@@ -204,8 +202,7 @@ class TiedHead(Check):
 
     Args:
         model: just constructed.
-        layers: its layers.
-    """
+        layers: its layers."""
 
     def __init__(self, model: torch.nn.Module, layers: list[Layer]) -> None:
         tensor = _embedding(model)
@@ -289,8 +286,7 @@ class WideWeights:
 
     Attributes:
         names: of weights that came in float32 and must not be rounded to bf16; None if it cannot be told, as a loader wrote
-            what is no copy of the weight that came last.
-    """
+            what is no copy of the weight that came last."""
 
     def __init__(self, rounding: Rounding | None) -> None:
         self.names: set[str] | None = set()
@@ -303,8 +299,7 @@ class WideWeights:
         Args:
             weights: those that come.
             param: what is written to.
-            source: see `WriteTracker`.
-        """
+            source: see `WriteTracker`."""
         last = weights.tensor
         self._came |= last is not None and last.dtype in (torch.float32, torch.float64)
         if not self._came or source is None or self.names is None or last is None:

@@ -47,8 +47,7 @@ class Policy:
         version: number of the last committed update, 0 before the first.
         missing: names that an open update still waits for, as `listed` gives them.
         error: why the weights are broken, or what came may be of several updates; empty otherwise.
-        holds: of LoRA adapters, number to name and path; None if another number has taken its place in caches.
-    """
+        holds: of LoRA adapters, number to name and path; None if another number has taken its place in caches."""
 
     role: str
     state: str
@@ -85,8 +84,7 @@ class UpdateEvents:
     opened is an event ``refused``. The note ``updates_refused`` counts both it and the abandoned ones.
 
     Args:
-        role: ``target`` or ``drafter``.
-    """
+        role: ``target`` or ``drafter``."""
 
     def __init__(self, role: str) -> None:
         self._role = role

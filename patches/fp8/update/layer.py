@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -31,17 +33,16 @@ class Came:
         processed: number of the call that completed it; 0: it is not complete yet.
         queued: it is complete, and waits to be processed.
         later: writes of the present call, if an earlier one opened the layer: what is written, and by which name.
-        buffers: those of which nothing had shown that they come.
+        unexpected: parameters and buffers of which nothing had shown that they come.
         scales: each scale that was written, and its values if they are small.
         shared: shared storage -> the new values for it, and their name.
-        plan: the way of the processed values into the live layer, until the commit.
-    """
+        plan: the way of the processed values into the live layer, until the commit."""
 
     opened: int = 0
     processed: int = 0
     queued: bool = False
     later: list[tuple[PristineParam, torch.Tensor, str]] = field(default_factory=list)
-    buffers: list[PristineParam] = field(default_factory=list)
+    unexpected: list[PristineParam] = field(default_factory=list)
     scales: list[tuple[PristineParam, torch.Tensor | None]] = field(default_factory=list)
     shared: dict[int, tuple[torch.Tensor, str]] = field(default_factory=dict)
     plan: Plan | None = None
@@ -56,7 +57,11 @@ class Layer:
         deferred: processed after all other layers (attention-like layers that look at their neighbours).
         processed: whether post-processing does anything to a module of it.
         borrows: whether a foreign resource may point into its tensors.
-    """
+
+    Attributes:
+        lent: its tensors in use are another model's, so that what comes is compared with them, and never written."""
+
+    lent = False
 
     def __init__(
         self,
@@ -98,6 +103,11 @@ class Layer:
     def written(self) -> bool:
         return any(param.written for param in self.params)
 
+    def places(self) -> set[int]:
+        """Return the storages of its parameters in use."""
+        live = [param.live() for param in self.params if not param.is_buffer]
+        return {one.untyped_storage()._cdata for one in live if one is not None and one.numel()}
+
     @property
     def waits(self) -> bool:
         """Whether a tensor of it may come still, or not at all: only the end of the update tells."""
@@ -108,6 +118,19 @@ class Layer:
         if self.deferred:
             return self.complete or (left_out and not self.written)  # it may look at others that came
         return self.waits and self.complete
+
+    def copy_to_lend(self) -> Layer:
+        """Return a layer of the same modules, as their constructor left them, of which nothing has come."""
+        lent = copy.copy(self)
+        storages = {
+            id(one): SharedStorage(one.nbytes, one.device) for one in (p.storage for p in self.params)
+        }
+        lent.params = [
+            dataclasses.replace(param, storage=storages[id(param.storage)], layer=lent, tensor=None)
+            for param in self.params
+        ]
+        lent.came, lent.tables, lent.live_tables, lent._kept_alive, lent.released_in = Came(), [], [], [], 0
+        return lent
 
     def consists_of(self, tensors: set[int]) -> bool:
         """Whether the layer has live parameters, and all are among ``tensors`` (identities)."""
@@ -122,10 +145,10 @@ class Layer:
         undecided = () if named or self.came.processed else self.params
         return names + [param.name for param in undecided if param.undecided and not param.written]
 
-    def learn_buffers(self, named: bool) -> None:
-        """Keep which buffers an update has brought: every one after it brings them; ``named``: no other ones."""
+    def learn_what_came(self, named: bool) -> None:
+        """Keep what an update has brought: every one after it brings that too; ``named``: and no other buffers."""
         for param in self.params:
-            if param in self.came.buffers:
+            if param in self.came.unexpected:
                 param.brings = True
             elif named and param.undecided:
                 param.brings = False
@@ -143,8 +166,7 @@ class Layer:
 
         Args:
             state: which containers belong to which layer.
-            held: the tensors that it loaded into, by identity of their description.
-        """
+            held: the tensors that it loaded into, by identity of their description."""
         for param in self.scales():
             if param.expected is not None and param.expected.covered:
                 param.loaded = param.copy_small(held[id(param)])
@@ -194,8 +216,7 @@ class Layer:
         A loader in the middle of a call holds the staged tensors, and uses them no more.
 
         Args:
-            needed: identities of tensors that a plan still brings into the live layer.
-        """
+            needed: identities of tensors that a plan still brings into the live layer."""
         self.tables = []
         staged: dict[SharedStorage, set[int]] = {}
         for param in self.params:
@@ -227,8 +248,7 @@ class Layer:
             left_out: the update leaves tensors out, which stay what was loaded before.
 
         Raises:
-            PatchError: the values hold NaN or Inf, as far as that is known now, or were not written into the staged tensors.
-        """
+            PatchError: the values hold NaN or Inf, as far as that is known now, or were not written into the staged tensors."""
         check_staged([self])
         show_live([self])
         for param in self.params:
@@ -236,8 +256,8 @@ class Layer:
                 param.fill(param.live(), left_out)
             if param.written:
                 param.largest = readings.finite(param.stage(), param.name)
-                if param.may_come:
-                    self.came.buffers.append(param)
+                if param.may_come or (param.optional and param.expected is None):
+                    self.came.unexpected.append(param)
 
     def take_live(self, readings: Readings) -> None:
         """Stage what the live layer holds: it came for another layer, whose memory this one shares."""
@@ -264,8 +284,7 @@ class Layer:
             compiled: graphs or compiled code read the tensors in use.
 
         Raises:
-            PatchError: the values do not fit the storage in use.
-        """
+            PatchError: the values do not fit the storage in use."""
         as_built = self.pristine.holds(self.modules)
         live = self.pristine.with_tables_of(self.modules) if as_built else state.capture(self.modules)
         try:
@@ -290,8 +309,7 @@ class Layer:
         """Plan the way of each staged tensor into its own live one, as post-processing has done nothing; None if one has none.
 
         Raises:
-            PatchError: the values do not fit the storage in use.
-        """
+            PatchError: the values do not fit the storage in use."""
         pairs = [(param.live(), param.stage(), param.name) for param in self.params if self._is_staged(param)]
         if any(live is None for live, _, _ in pairs):
             return None
@@ -334,8 +352,7 @@ class Layer:
 
         Returns:
             Of buffers at their initial values: identity to the number of writes so far. Those to inference tensors are
-            not counted, so that these are left out.
-        """
+            not counted, so that these are left out."""
         buffers = [module._buffers.copy() for module in self.modules]
         self.pristine.restore()
         for module, live in zip(self.modules, buffers):
@@ -358,8 +375,7 @@ class Layer:
 def show_staged(layers: Iterable[Layer]) -> None:
     """Put staged tensors in place of the live ones, whose tables are set aside untouched.
 
-    Every bucket shows every layer, as a loader may ask for any tensor: this makes no call for a layer.
-    """
+    Every bucket shows every layer, as a loader may ask for any tensor: this makes no call for a layer."""
     for layer in layers:
         for module, parameters, buffers in layer.tables:
             state = module.__dict__
@@ -372,8 +388,7 @@ def check_staged(layers: Iterable[Layer], memory: bool = True) -> None:
     """Check that loaders have written to the tensors that they are shown and not replaced them, nor their ``memory``.
 
     Raises:
-        PatchError: names a tensor that was replaced; what was loaded into its place would be lost.
-    """
+        PatchError: names a tensor that was replaced; what was loaded into its place would be lost."""
     with torch._C.DisableTorchFunctionSubclass():
         for layer in layers:
             for param in layer.params:
@@ -415,8 +430,7 @@ def group_layers(
         borrows: whether a foreign resource that it makes may point into the module's tensors.
 
     Raises:
-        PatchError: a parameter has no shape before it is loaded.
-    """
+        PatchError: a parameter has no shape before it is loaded."""
     modules = dict(model.named_modules())
     params = record(modules, device)
     group: dict[int, set[int]] = {}
@@ -444,18 +458,30 @@ def group_layers(
     return layers
 
 
-def release_removed(model: torch.nn.Module, layers: list[Layer]) -> list[torch.nn.Module] | None:
-    """Remove, in place, the layers whose modules have left the model: engines share a target's with its drafter.
+def find_lent(
+    model: torch.nn.Module, layers: list[Layer], lenders: Sequence[Layer]
+) -> list[torch.nn.Module] | None:
+    """Find, in place, what engines share of a target with its drafter: modules, or the tensors of modules.
+
+    Args:
+        model: the drafter, or a target: of that nothing is lent, but modules may have left it.
+        layers: its layers. Those whose modules have left the model go, and those of modules that it was given come.
+        lenders: the target's layers.
 
     Returns:
-        The modules that no layer owns now, or None if nothing has left.
-    """
+        The modules that no layer owns now, or None if all modules are as they were."""
     present = {id(module) for module in model.modules()}
     kept = [layer for layer in layers if any(id(module) in present for module in layer.modules)]
-    if len(kept) == len(layers):
+    own = {id(module) for layer in kept for module in layer.modules}
+    given = [one for one in lenders if any(id(m) in present and id(m) not in own for m in one.modules)]
+    changed = len(kept) < len(layers) or given
+    layers[:] = [*kept, *(one.copy_to_lend() for one in given)]
+    lent = {place for layer in lenders for place in layer.places()}
+    for layer in layers:
+        layer.lent = bool(places := layer.places()) and places <= lent
+    if not changed:
         return None
-    layers[:] = kept
-    own = {id(module) for layer in layers for module in layer.modules}
+    own |= {id(module) for layer in given for module in layer.modules}
     foreign = [m for m in model.modules() if id(m) not in own and (m._parameters or m._buffers)]
     return [*layers_and_parents(model, layers), *foreign]
 

@@ -5,8 +5,7 @@ rank expects. From then on every call of ``model.load_weights`` is part of an up
 open and loads into staged tensors. `finish` commits it.
 
 States: ``loading`` (before the first load is over), ``ready``, ``open``, ``broken`` (nothing may be generated until a
-complete update: a failed or incomplete one has left layers of several policies, or what came was no update).
-"""
+complete update: a failed or incomplete one has left layers of several policies, or what came was no update)."""
 
 from __future__ import annotations
 
@@ -14,13 +13,15 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.checkpoint_shapes import shapes
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
 from flashpatch.patches.fp8.precision.readings import Readings
 from flashpatch.patches.fp8.update import events
@@ -34,7 +35,7 @@ from flashpatch.patches.fp8.update.events import (
     listed,
     update_error,
 )
-from flashpatch.patches.fp8.update.layer import Layer, group_layers, layers_and_parents, release_removed
+from flashpatch.patches.fp8.update.layer import Layer, find_lent, group_layers, layers_and_parents
 from flashpatch.patches.fp8.update.process import LayerState, ModelHooks, held_tensors
 from flashpatch.patches.fp8.update.ranks import Consensus, SingleRank
 from flashpatch.patches.fp8.update.tensors import (
@@ -62,8 +63,7 @@ class Turns:
         """Return why no call of an update may begin now, with what to do about it; None if one may, in its turn.
 
         Args:
-            reads: the call that is under way reads what a sender hands over, which another one may never wait for.
-        """
+            reads: the call that is under way reads what a sender hands over, which another one may never wait for."""
         if reads or self._updating == threading.get_ident():
             return "another update is loading into this model", "Send one update at a time."
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
@@ -89,11 +89,11 @@ class LoaderAdapter:
         role: of the model in its engine, ``target`` or ``drafter``.
 
     Attributes:
-        consensus: agreement among the ranks that hold parts of this model and process it together.
-    """
+        stands_for: folder of the checkpoint that the engine's dummy weights stand for; empty if it was opened on weights.
+        consensus: agreement among the ranks that hold parts of this model and process it together."""
 
     def __init__(self, device: torch.device, role: str = "target") -> None:
-        self.device, self.role = device, role
+        self.device, self.role, self.stands_for = device, role, ""
         self.consensus = self.make_consensus(role)
 
     def make_consensus(self, name: str) -> Consensus:
@@ -103,6 +103,14 @@ class LoaderAdapter:
     def process(self, module: torch.nn.Module) -> None:
         """Post-process one module as the engine's loader does."""
         raise NotImplementedError
+
+    def shapes(self) -> Mapping[str, Sequence[int]]:
+        """Return the shapes of the checkpoint that dummy weights stand for, by name; empty if its files are not at hand."""
+        return shapes(Path(self.stands_for)) if self.stands_for else {}
+
+    def lenders(self) -> Iterable[ManagedModel]:
+        """Return the models whose tensors this one may have in use: a drafter's targets."""
+        return ()
 
     def deferred(self, module: torch.nn.Module) -> bool:
         """Return whether a module is processed after all others."""
@@ -159,8 +167,7 @@ LOAD = "load_weights"
 class PartLoad:
     """Stand in for ``load_weights`` of one part of a managed model.
 
-    It is no function: a walk over a layer's containers stops at FlashPatch's own objects.
-    """
+    It is no function: a walk over a layer's containers stops at FlashPatch's own objects."""
 
     def __init__(self, managed: ManagedModel, path: str, original: Callable[..., Any]) -> None:
         self._managed, self._prefix, self._original = managed, f"{path}.", original
@@ -223,8 +230,7 @@ class ManagedModel:
         wide: which weights it holds in float32.
         turns: keep steps and updates apart.
         inside_load: ``model.load_weights`` is running.
-        asleep: the engine has taken the memory of the weights away for now: no update begins, none is committed.
-    """
+        asleep: the engine has taken the memory of the weights away for now: no update begins, none is committed."""
 
     def __init__(
         self,
@@ -311,9 +317,11 @@ class ManagedModel:
         self._constants = [weakref.ref(tensor) for tensor in (*held_tensors(self._model), *pristine)]
         self.state = "ready"
 
-    def release_removed_layers(self) -> None:
-        """Let go of layers whose modules have left the model, so that their memory is freed."""
-        fixed = release_removed(self._model, self.layers)
+    def find_lent_layers(self) -> None:
+        """Let go of layers whose modules have left the model, so that their memory is freed; find those that are lent."""
+        fixed = find_lent(
+            self._model, self.layers, [layer for one in self.adapter.lenders() for layer in one.layers]
+        )
         if fixed is not None:
             self._layer_state.set_fixed(fixed)
             self._update.joined.find(self.layers)
@@ -322,8 +330,7 @@ class ManagedModel:
         """Open an update by name, dropping what an unfinished one had staged.
 
         Raises:
-            PatchError: this model, or this engine as it is now, cannot be updated.
-        """
+            PatchError: this model, or this engine as it is now, cannot be updated."""
         with self._alone():
             self._begin(named=True)
 
@@ -334,8 +341,7 @@ class ManagedModel:
             partial: accept that some layers were not sent at all; None means the family's option.
 
         Raises:
-            PatchError: something is missing; it is named.
-        """
+            PatchError: something is missing; it is named."""
         with self._alone():
             self._finish(partial, by_name=True)
 
@@ -345,13 +351,13 @@ class ManagedModel:
 
     def abandon(self, why: str) -> None:
         """Give up the open update as after an error in it; nothing if none is open, or one into which nothing has come."""
-        with suppress(PatchError), self._alone():
+        with suppress(PatchError), self._alone(asleep=True):
             if self.state == "open" and not self._close_if_empty():
                 self._fail(self._error(why, "Send a complete update."), None)
 
     def close_if_empty(self) -> bool:
         """Close an open update that has written nothing; return whether there was one."""
-        with self._alone():
+        with self._alone(asleep=True):
             return self._close_if_empty()
 
     def after_call(self) -> None:
@@ -406,7 +412,10 @@ class ManagedModel:
         stale = self.options["atomic"] == "model" and not self.may_generate
         state = "broken" if self.state == "open" and (stale or self._update.mixed) else self.state
         anew = self.state == "open" and self._update.boundaries.named
-        return Policy(self.adapter.role, state, self.version, listed(missing), "" if anew else self.error)
+        error = "" if anew else self.error
+        if self.state == "open" and not (missing or error or self.may_generate):
+            error = "an update is open, its sender has not ended it"
+        return Policy(self.adapter.role, state, self.version, listed(missing), error)
 
     @property
     def may_generate(self) -> bool:
@@ -466,9 +475,10 @@ class ManagedModel:
             result = update.load(original, names, self.constants, **kwargs)
             self._left_out |= bool(partial)
             boundaries = update.boundaries
+            idle = (update.empty and boundaries.doubt) or update.blank
             if not boundaries.named and (
-                boundaries.repeats or (update.empty and boundaries.doubt) or update.blank
-            ):
+                boundaries.repeats or (idle and not self.adapter.consensus.stages)
+            ):  # what is idle on one stage may be something on another, which then has the update open
                 self._close()  # what is in place already, such as a call that is sent again after the commit
             elif not (partial or update.boundaries.named):
                 update.check_call()
@@ -481,7 +491,8 @@ class ManagedModel:
         update = self._update
         with nullcontext() if self.inside_load else self.turns.step:
             waits = self.state == "open" and not (update.boundaries.named or self.inside_load or self.asleep)
-            complete = waits and update.whole and (request or update.boundaries.one_call)
+            ended = update.boundaries.one_call or (request and not update.boundaries.ends)
+            complete = waits and ended and update.whole
             if self.adapter.consensus.everyone_ready(complete):
                 with self._alone():
                     update.doubted = True  # until it is committed: an error reaches no call of its sender
@@ -498,7 +509,7 @@ class ManagedModel:
             self._update.boundaries.fail()
         self._update.note_mixture()
         self._update.drop()
-        self.release_removed_layers()
+        self.find_lent_layers()
         self._update.boundaries.begin(named)
         self._left_out = False
         self.state = "open"
@@ -533,10 +544,12 @@ class ManagedModel:
             if by_name:
                 update.boundaries.end_by_name()
             return
-        if (self._allows_partial(partial) or self.adapter.consensus.ranks == 1) and self._close_if_empty():
+        if isinstance(self.adapter.consensus, SingleRank) and self._close_if_empty():
             return
         with self._failing(), torch.no_grad(), self._events.committing(), update.in_order():
-            update.commit(self._missing(partial, by_name), self._hooks.run, by_name)
+            came = update.commit(self._missing(partial, by_name), self._hooks.run, by_name)
+        if not came:
+            return self._close()
         update.boundaries.commit(by_name)
         update.drop()
         update.discarded = update.mixed = False
@@ -567,11 +580,12 @@ class ManagedModel:
         return (self._left_out or self.options["partial"]) if partial is None else partial
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self, asleep: bool = False) -> Iterator[None]:
+        """Within, no other call goes on; ``asleep``: it touches no live memory, so that an open update needs none."""
         if (refusal := self.turns.refusal(reads=self.inside_load)) is not None:
             raise self._error(*refusal)
         with self.turns.update(), self.adapter.around():
-            if self.asleep and self.state == "open":  # it stays so
+            if self.asleep and self.state == "open" and not asleep:  # it stays so
                 raise self._error(*ASLEEP)
             yield
 

@@ -6,8 +6,7 @@ alone; a `Snapshot` copies their contents and restores them. What post-processin
 snapshots; a `Plan` pairs it with the live state: tensors are copied into their existing storage (captured graphs keep their
 addresses), containers are entered, plain values replaced. An object with a finaliser (a handle to packed weights) exchanges
 its contents with its counterpart, so that each resource keeps one owner. Nothing is changed until `Plan.apply`; a pair that
-cannot be matched is found before. `ModelHooks` does the same for a model's own hooks.
-"""
+cannot be matched is found before. `ModelHooks` does the same for a model's own hooks."""
 
 from __future__ import annotations
 
@@ -286,8 +285,7 @@ class LayerState:
 
     Args:
         layers: groups of modules treated as one layer each.
-        fixed: modules that no layer owns: those that are layers of their own, and those above them.
-    """
+        fixed: modules that no layer owns: those that are layers of their own, and those above them."""
 
     def __init__(self, layers: list[list[torch.nn.Module]], fixed: Iterable[torch.nn.Module]) -> None:
         self.set_fixed(fixed)
@@ -344,8 +342,7 @@ class Attributes:
     def changes(self) -> dict[Place, tuple[Any, Any]]:
         """Where another object is held now: the container, and what it held.
 
-        Of registered tensors only new ones count: those that were there are the layers' own.
-        """
+        Of registered tensors only new ones count: those that were there are the layers' own."""
         found = {}
         for identity, (container, old) in self._tables.items():
             new = table(container)
@@ -411,8 +408,7 @@ class Derived:
         Args:
             now: the layer's state.
             before: the same before it, without tensors.
-            attributes: what the constructor's parameters and buffers carried, by module and key.
-        """
+            attributes: what the constructor's parameters and buffers carried, by module and key."""
         for identity, (container, contents) in now.contents.items():
             old = before.contents.get(identity, (None, {}))[1]
             for table, held, known in tables(container, contents, old):
@@ -464,8 +460,7 @@ class Plan:
     Args:
         known: what the last post-processing has set; when the plan is carried out, what this one has.
         attributes: what staged tensors carry before post-processing, by identity.
-        compiled: graphs or compiled code read the tensors in use, so none may come or go.
-    """
+        compiled: graphs or compiled code read the tensors in use, so none may come or go."""
 
     def __init__(
         self,
@@ -569,8 +564,7 @@ class Plan:
         """Note what exists with some weights only.
 
         Raises:
-            LayoutChanged: graphs or compiled code run with its tensors, or without them, for ever.
-        """
+            LayoutChanged: graphs or compiled code run with its tensors, or without them, for ever."""
         if self._compiled and any(True for _ in tensors_below(value)):
             raise LayoutChanged(
                 f"{where} exists with some weights only, and the engine runs graphs or compiled code"
@@ -598,8 +592,7 @@ class Plan:
 
         Args:
             undo: receives the steps back, to be run in reverse order. Then the plan lets go of the fresh values, so
-                that old and fresh values are never held twice.
-        """
+                that old and fresh values are never held twice."""
         while self._copies:
             _, (held, fresh, _) = self._copies.popitem()
             live = held.detach()
@@ -750,8 +743,7 @@ def compare(
         plan: without steps yet.
 
     Raises:
-        LayoutChanged: the values do not fit the storage in use.
-    """
+        LayoutChanged: the values do not fit the storage in use."""
 
     def unwritten(value: Any) -> bool:
         """Whether a value is such a buffer, and the post-processing did not write to it."""
@@ -818,8 +810,7 @@ class ModelHooks:
 
     Attributes:
         phase: what a call of a hook means now: part of the ``first`` load, of a ``bucket``, or of a ``commit``.
-        deleted: names of modules with tensors that hooks have taken out of the model, so that none can be loaded.
-    """
+        deleted: names of modules with tensors that hooks have taken out of the model, so that none can be loaded."""
 
     def __init__(
         self, model: torch.nn.Module, deferred: Callable[[torch.nn.Module], bool] = lambda module: False
@@ -846,8 +837,7 @@ class ModelHooks:
         """Within, a call of ``load_weights``; afterwards the list has what it has set beside the parameters.
 
         Left out are layers that were post-processed meanwhile, as online quantization does, and what looks tensors up in the
-        model's modules when it is asked, as SGLang 0.5.12's table of experts' weights does.
-        """
+        model's modules when it is asked, as SGLang 0.5.12's table of experts' weights does."""
         before, found = Attributes(self._model), []
         yield found
         changes = before.changes()
@@ -872,8 +862,7 @@ class ModelHooks:
             undo: receives the steps back, to be run in reverse order.
 
         Raises:
-            PatchError: what they derive does not fit the tensors in use, or is not derived a second time.
-        """
+            PatchError: what they derive does not fit the tensors in use, or is not derived a second time."""
         if not self._originals:
             return
         live = self._values()

@@ -7,8 +7,7 @@ store, with polling and a time-out, not through a collective.
 Two groups agree. The ranks that share a pipeline stage process layers together (`RankConsensus.agree`); all ranks of
 the engine decide together whether an update is committed (`RankConsensus.agree_on_commit`), and count updates
 together: the number of the open update is in the store, so that a rank that failed before it began joins the next
-one under the same number.
-"""
+one under the same number."""
 
 from __future__ import annotations
 
@@ -40,8 +39,8 @@ class SingleRank:
     def agree(self, error: str | None, ready: Sequence[int] = (), last: bool = True) -> Verdict:
         return error, list(ready), last
 
-    def agree_on_commit(self, error: str | None) -> str | None:
-        return error
+    def agree_on_commit(self, error: str | None, empty: bool = False) -> tuple[str | None, bool]:
+        return (None if empty else error), empty
 
     def everyone_ready(self, ready: bool) -> bool:
         return ready
@@ -69,8 +68,7 @@ class RankConsensus:
     Attributes:
         ranks: how many process layers together.
         update: number of the update that this rank has begun last, the same on all ranks.
-        stages: whether the model is spread over pipeline stages, which process layers apart.
-    """
+        stages: whether the model is spread over pipeline stages, which process layers apart."""
 
     _constructed: Counter[str] = Counter()
 
@@ -120,23 +118,28 @@ class RankConsensus:
             last agreement of the call for every rank.
 
         A rank that announced a failure instead of coming ends the wait for all. The first rank to reach a
-        verdict, or to give up, decides for all: one that comes later does not go on alone.
-        """
+        verdict, or to give up, decides for all: one that comes later does not go on alone."""
         if self.ranks == 1:
             return error, list(ready), last
         return self._agree(self._together, [error, list(ready), last], self._round + 1)
 
-    def agree_on_commit(self, error: str | None) -> str | None:
-        """Block until every rank of the engine is ready to commit; return the first error by rank order, or None."""
-        verdict, _, _ = self._agree(self._everyone, [error, [], True], 0)
+    def agree_on_commit(self, error: str | None, empty: bool = False) -> tuple[str | None, bool]:
+        """Block until every rank of the engine is ready to commit.
+
+        Args:
+            error: why this rank cannot, or None.
+            empty: nothing has come to this rank, which is an error only if something has to another.
+
+        Returns:
+            The first error by rank order, or None; whether nothing has come to any rank."""
+        verdict, _, empty = self._agree(self._everyone, [error, [], empty], 0)
         self._end(verdict)
-        return verdict
+        return verdict, empty
 
     def everyone_ready(self, ready: bool) -> bool:
         """Whether every rank of the engine is ready; blocks if the model is spread over pipeline stages.
 
-        Ranks of one stage know already: they process a layer only when it has come on all of them.
-        """
+        Ranks of one stage know already: they process a layer only when it has come on all of them."""
         if not self.stages:
             return ready
         store = self._store()
@@ -208,6 +211,8 @@ class RankConsensus:
             time.sleep(_POLL)
         errors, ready, last = zip(*(json.loads(store.get(key)) for key in answers))
         error = next((f"rank {place}: {error}" for place, error in enumerate(errors) if error), None)
+        if round_ == 0 and all(last):  # nothing has come to anyone, so that nothing is missing
+            error = None
         return error, sorted(set.intersection(*map(set, ready))), all(last)
 
     def _given_up(self, store: dist.Store, late: list[int]) -> str | None:

@@ -4,8 +4,7 @@ A `PristineParam` describes one parameter (or checkpoint-fed buffer) before the 
 an equal tensor with *no memory behind it*: the storage is allocated when its first element is accessed, and what was not
 written is filled with a poison that reads as NaN before it is read. `Coverage` counts what has been written, as boxes in the
 tensor's index space; writes that are no box fall back to a mask. `WriteTracker` is a dispatch mode active while weights are
-loaded: it knows tensors by their storage, so a write through any view, ``.data`` or slice is seen.
-"""
+loaded: it knows tensors by their storage, so a write through any view, ``.data`` or slice is seen."""
 
 from __future__ import annotations
 
@@ -216,13 +215,13 @@ class PristineParam:
         loaded: what was loaded into it last, likewise; kept for `Layer.scales`.
         layer: that it belongs to.
         optional: a checkpoint may leave it out.
-        brings: whether updates bring a buffer of which the first load has shown nothing (it was of dummy weights); None: not known.
+        brings: whether updates bring what the first load has not shown (it was of dummy weights): a buffer, a scale that may be
+            left out; None: not known.
         alias: a buffer that shares the memory of a parameter.
         expected: what the first load wrote; None while unknown (dummy weights).
         coverage: what the open update has written.
         largest: its largest magnitude, on the device, if `Layer.prepare` has launched that.
-        tensor: the staged tensor, None before `stage`.
-    """
+        tensor: the staged tensor, None before `stage`."""
 
     module: torch.nn.Module
     key: str
@@ -294,8 +293,7 @@ class PristineParam:
             read: values may be read next. Until then memory that a loader may fill whole gets no poison.
 
         Returns:
-            Whether that is done: False while the poison waits.
-        """
+            Whether that is done: False while the poison waits."""
         storage, coverage = self.storage, self.coverage
         if not storage.allocated:
             gaps = self.expected is not None and 0 < self.expected.covered < self.expected.total
@@ -322,8 +320,7 @@ class PristineParam:
             left_out: the update leaves tensors out, which stay what was loaded before.
 
         Raises:
-            PatchError: there is no source of values.
-        """
+            PatchError: there is no source of values."""
         tensor = self.stage().detach()
         whole = not self.written and tensor.numel() > 0
         self.allocate(read=not whole)
@@ -538,8 +535,7 @@ def refuse_lost_writes(
         model: class name, for the error.
 
     Raises:
-        PatchError: the first load has lost values.
-    """
+        PatchError: the first load has lost values."""
     lost = [
         param.name for param in params if _is_written_on_meta(param) and param.key not in kept(param.module)
     ]
@@ -575,8 +571,7 @@ class WriteTracker(_Mode):
         guarded: gives storage identity to name, for tensors that must not be written; called when a loader first
             writes to a storage that is not in ``table``, which most never do.
         accessible: identity of storages that have memory -> whether they may be read without a further call of
-            ``on_access``; grows, and whoever frees a storage empties it.
-    """
+            ``on_access``; grows, and whoever frees a storage empties it."""
 
     def __init__(
         self,
@@ -726,8 +721,7 @@ def _check_dtype(param: PristineParam, source: torch.Tensor) -> None:
     """Reject a dtype the destination cannot load.
 
     compressed-tensors' shapes of packed experts are integers, for which vLLM makes parameters in the model's dtype; no
-    kernel reads them.
-    """
+    kernel reads them."""
     if not _fits(param.dtype, source.dtype) and not param.name.endswith("_weight_shape"):
         raise PatchError(
             f"{param.name} holds {_short(param.dtype)} but was given {_short(source.dtype)} values",
@@ -754,8 +748,7 @@ class WriteLog(_Mode):
 
     Attributes:
         watched: identity of a storage to a tensor in it.
-        writes: each tensor that was written to, a view perhaps, and a copy of what it held before, in order.
-    """
+        writes: each tensor that was written to, a view perhaps, and a copy of what it held before, in order."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         super().__init__()
@@ -791,8 +784,7 @@ class HostCopies:
 
     Args:
         tensors: on any device.
-        without: tensors whose memory is not copied, though some of ``tensors`` share it.
-    """
+        without: tensors whose memory is not copied, though some of ``tensors`` share it."""
 
     def __init__(self, tensors: Iterable[torch.Tensor], without: Iterable[torch.Tensor] = ()) -> None:
         skipped = {tensor.untyped_storage()._cdata for tensor in without}
@@ -820,8 +812,7 @@ def checksum_of(
     Args:
         model: the model.
         deferred: whether a module is processed after all others.
-        constants: tensors that modules held beside parameters and buffers after the first load.
-    """
+        constants: tensors that modules held beside parameters and buffers after the first load."""
     digest = hashlib.sha256()
     for name, tensor in sorted(_named(model, deferred, constants)):
         sums = fingerprint.of(tensor)

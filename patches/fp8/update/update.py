@@ -1,13 +1,12 @@
 """The open update of one model: load what comes into staged tensors, and bring layer after layer into the running model.
 
 Layers that are complete are queued, agreed on by the ranks, and processed: into place at once (``atomic="layer"``), or
-into a plan that the commit carries out (``atomic="model"``).
-"""
+into a plan that the commit carries out (``atomic="model"``)."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -59,8 +58,7 @@ class Update:
         mixed: the live layers may be of several policies, so only a complete update helps. Outlives `drop`.
         discarded: the live weights are gone (sleep level 2). Outlives `drop`.
         verdict: the error that all ranks agreed on; None while there is none.
-        doubted: the last call brought what is of no update.
-    """
+        doubted: the last call brought what is of no update."""
 
     def __init__(
         self,
@@ -112,7 +110,7 @@ class Update:
     @property
     def empty(self) -> bool:
         """Whether nothing has been written yet, or only what layers hold already that share it with others."""
-        return not (self._news or self._tied.missing) and not any(
+        return not (self._news or self._tied.missing or self._unlike_the_lender()) and not any(
             layer.written and not layer.came.processed for layer in self._layers
         )
 
@@ -161,10 +159,11 @@ class Update:
 
         Args:
             partial: layers left out whole are fine.
-            by_name: its sender says where it ends, so that a buffer of which nothing is known need not come.
-        """
+            by_name: its sender says where it ends, so that a buffer of which nothing is known need not come."""
         partial = partial and not self.discarded and not self.mixed
-        present = self._preserved.union(self.joined.followers(self._layers))
+        present = self._preserved.union(
+            self.joined.followers(self._layers), (layer for layer in self._layers if layer.lent)
+        )
         waiting = [
             layer
             for layer in self._layers
@@ -194,10 +193,11 @@ class Update:
             constants: returns tensors beside parameters and buffers that must not be written either.
 
         Raises:
-            PatchError: what came does not fit, or is no part of an update.
-        """
+            PatchError: what came does not fit, or is no part of an update."""
         self._call += 1
         self._lost, self._whole = False, None
+        if not self._shapes:  # it was opened on dummy weights
+            self._shapes = {name: _squeezed(shape) for name, shape in self._adapter.shapes().items()}
         if self._watched is None:
             params = (param for layer in self._layers for param in layer.params)
             buffers = [param.live() for param in params if param.is_buffer and param.initial is None]
@@ -222,8 +222,7 @@ class Update:
         """Check, after a call of an update that nobody opened by name, that what came may be a part of one update.
 
         Raises:
-            PatchError: it may not.
-        """
+            PatchError: it may not."""
         boundaries = self.boundaries
         if (doubt := boundaries.doubt) and not (
             boundaries.one_call and not self.missing(partial=False, by_name=True)
@@ -231,6 +230,8 @@ class Update:
             self.doubted = True
             raise self._error(doubt, "Until a whole update has come no request is answered.")
         self._refuse()
+        if not (boundaries.one_call and self.whole):
+            boundaries.keep_anchor()
 
     def _stage(self) -> None:
         """Stage what is not staged yet, and note whose memory is where."""
@@ -281,8 +282,8 @@ class Update:
         for number, (name, tensor) in enumerate(names, start=1):
             if self._shapes.get(name, _shape(tensor)) != _shape(tensor):
                 raise self._error(
-                    f"{name} came as {list(tensor.shape)}, and this engine was opened on one of {list(self._shapes[name])}",
-                    "Send whole tensors in the shapes of the checkpoint.",
+                    f"{name} came as {list(tensor.shape)}, and in the checkpoint, or before, as {list(self._shapes[name])}",
+                    "Send whole tensors in the shapes of the checkpoint; if what came before was wrong, open a new engine.",
                 )
             step = self.boundaries.arrive(name, self._call, self._values(tensor))
             if step is Step.ANEW:
@@ -361,7 +362,7 @@ class Update:
         self._accessible.clear()
         # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
         self._freed += [StorageWeakRef(one.storage.get()) for one in layer.params if one.tensor is not None]
-        if self._atomic == "layer":
+        if self._atomic == "layer" and not layer.lent:
             if plan.owns_resources:  # it gives fresh values away
                 self._readings.check()
             plan.apply()
@@ -375,7 +376,7 @@ class Update:
         """Post-process what was loaded into a layer; return the way into the live layer."""
         for check in self._checks:
             check.staged(layer)
-        log = self._watched if self._atomic == "model" else None
+        log = self._watched if self._atomic == "model" or layer.lent else None
 
         # as outside of any, where engines process; a mode of torch's would see every call of its functions
         host = torch.device("cpu")
@@ -393,7 +394,7 @@ class Update:
                 plan = layer.process(self._layer_state, process, self._adapter.compiled())
             if log is not None:
                 plan.hold_back(log)
-        self._news |= not self.joined.brings_nothing(layer, plan)
+        self._news |= not (layer.lent or self.joined.brings_nothing(layer, plan))
         for check in self._checks:
             check.planned(layer, plan)
         layer.came.processed = self._call or 1
@@ -407,7 +408,7 @@ class Update:
 
     # -- committing --------------------------------------------------------------------------------------
 
-    def commit(self, missing: list[str], derive: Callable[[list[Undo] | None], None], by_name: bool) -> None:
+    def commit(self, missing: list[str], derive: Callable[[list[Undo] | None], None], by_name: bool) -> bool:
         """Carry out all plans, process the deferred layers, and let the model derive what it derives itself.
 
         Args:
@@ -415,9 +416,11 @@ class Update:
             derive: runs the model's own hooks; receives a list to add the steps back to, or None.
             by_name: the sender has said that all it has is there.
 
+        Returns:
+            Whether there was anything to commit.
+
         Raises:
-            PatchError: something is missing, on this rank or another.
-        """
+            PatchError: something is missing, on this rank or another."""
         left_out = not missing and bool(self.missing(partial=False, by_name=by_name))
         check_staged(self._layers)
         last = [layer for layer in self._layers if layer.comes_last(left_out)]
@@ -428,14 +431,17 @@ class Update:
         for layer in last:
             for check in self._checks:
                 check.staged(layer)
-        self._raise(self._adapter.consensus.agree_on_commit(self._objection(missing)))
-        followers = self.joined.followers(self._layers)
+        verdict, nothing = self._adapter.consensus.agree_on_commit(self._objection(missing), self.empty)
+        self._raise(verdict)
+        if nothing:
+            return False
+        followers = [layer for layer in self.joined.followers(self._layers) if not layer.lent]
         before = self.mixed
         undo: list[Undo] | None = [] if self._atomic == "model" else None
         self.mixed = True  # until all is in place
         try:
             for layer in self._layers:
-                if layer.came.plan is not None:
+                if layer.came.plan is not None and not layer.lent:
                     layer.came.plan.apply(undo)
             for layer in followers:
                 layer.take_live(self._readings)
@@ -454,14 +460,17 @@ class Update:
         for check in self._checks:
             check.committed()
         for layer in self._layers:
-            layer.learn_buffers(by_name)
+            layer.learn_what_came(by_name)
         self._shapes |= self._came_as
+        return True
 
     def _objection(self, missing: list[str]) -> str | None:
         """Return why what came cannot be committed, or None."""
         if missing:
             return f"the update is incomplete: {listed(missing)} did not come"
         self._refuse()
+        if names := self._unlike_the_lender():
+            return f"{listed(names)} came with other values than the policy has, whose tensors they are: leave them out"
         replaced = [
             f"{layer.name}.{key}"
             for layer in self._layers
@@ -469,6 +478,11 @@ class Update:
             for key in layer.came.plan.replaced()
         ]
         return f"{listed(replaced)} was replaced by another tensor during the update" if replaced else None
+
+    def _unlike_the_lender(self) -> list[str]:
+        """Return the tensors that came with other values than the model has that lends them."""
+        plans = (layer.came.plan for layer in self._layers if layer.lent and layer.came.plan is not None)
+        return [name for plan in plans for live, fresh, name in plan.copies() if not torch.equal(live, fresh)]
 
     def _refuse(self) -> None:
         for check in self._checks:
@@ -486,5 +500,9 @@ class Update:
 
 
 def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return a tensor's shape without dimensions of 1: a scale may come as [], [1] or [n, 1]."""
-    return tuple([size for size in tensor.shape if size != 1])
+    return _squeezed(tensor.shape)
+
+
+def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
+    """Return a shape without dimensions of 1: a scale may come as [], [1] or [n, 1]."""
+    return tuple([size for size in shape if size != 1])

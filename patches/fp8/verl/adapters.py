@@ -2,8 +2,7 @@
 
 A checkpoint engine carries names and tensors alone, so the adapter's configuration travels as a tensor of bytes whose name
 is no parameter's: one before the base, one before the adapter. They cut the stream into the calls of
-``ServerAdapter.update_weights`` that verl makes itself if trainer and rollout share a process.
-"""
+``ServerAdapter.update_weights`` that verl makes itself if trainer and rollout share a process."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ async def actor_update_weights(
     """Send the base once, if the engine was opened on dummy weights, and the adapter each time, each behind a tensor that holds its
     configuration; the rollout's client hands both on as verl does with naive.
 
-    Raises PatchError if the checkpoint engine sends parts of changed weights, which adapters are not.
-    """
+    Raises PatchError if the checkpoint engine sends parts of changed weights, which adapters are not."""
     backend = self.config.rollout.checkpoint_engine.backend if mode == "auto" else mode
     setting = asked(self.config.model)
     if backend == "naive" or not setting:
@@ -71,8 +69,7 @@ async def actor_update_weights(
 def _stream(worker: Any) -> Iterator[tuple[str, Any]]:
     """Export the adapter, and the base if the engine was opened without it; return one marked stream, base first.
 
-    Every rank of the trainer exports and takes all.
-    """
+    Every rank of the trainer exports and takes all."""
     export, summon = worker.actor.engine.get_per_tensor_param, bool(worker.config.rollout.layered_summon)
     adapter, peft_config = export(layered_summon=summon, base_sync_done=True)
     if peft_config is None:
@@ -167,8 +164,7 @@ class Parts:
     """Cut a stream of names and tensors at its marks.
 
     Args:
-        weights: what a checkpoint engine receives.
-    """
+        weights: what a checkpoint engine receives."""
 
     def __init__(self, weights: AsyncIterator[Named]) -> None:
         self._weights = aiter(weights)
@@ -216,8 +212,7 @@ def collect_lora_params(original, module: Any, layered_summon: bool, base_sync_d
         verl's: name to whole tensor on the CPU.
 
     Raises:
-        PatchError: it is not there either.
-    """
+        PatchError: it is not there either."""
     found = original(module=module, layered_summon=layered_summon, base_sync_done=base_sync_done)
     if found or not base_sync_done:
         return found

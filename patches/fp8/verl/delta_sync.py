@@ -2,8 +2,7 @@
 
 The driver says before each sync which version it makes and which one all rollouts hold (`delta_versions`). A checkpoint
 engine carries names and tensors, so patches travel as tensors; what arrives is brought together before the rollout's client
-sees any of it, so that the engine's update is that of a sync of everything.
-"""
+sees any of it, so that the engine's update is that of a sync of everything."""
 
 from __future__ import annotations
 
@@ -57,8 +56,7 @@ class DeltaState:
 
     Attributes:
         plan: in the trainer; None before the driver has told.
-        exporting: the plan, while the trainer's engine prepares its weights for it.
-    """
+        exporting: the plan, while the trainer's engine prepares its weights for it."""
 
     def __init__(self) -> None:
         self.sender, self.receiver = Sender(), Receiver()
@@ -173,8 +171,7 @@ async def rollout_update_weights_delta(
     """With delta_sync, keep the weights, bring them up to date, compare fingerprints, and hand all of them on; load nothing if they
     were refused.
 
-    Raises PatchError if everything came and is not what was sent.
-    """
+    Raises PatchError if everything came and is not what was sent."""
     if self.rollout_config.checkpoint_engine.backend in UNSUPPORTED_BACKENDS or not is_on():
         return await original(self, global_steps, *args, **kwargs)
     receiver, transfer = STATE.receiver, self.checkpoint_engine

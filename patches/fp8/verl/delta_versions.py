@@ -26,8 +26,7 @@ class Versions:
     Attributes:
         last: the version that the last sync made in all processes; None before the first, and after one that failed
             anywhere: then ranks of the trainer may differ in what they take for sent.
-        wide: names of weights that some rollout has held in float32; None before the first sync, or if one cannot tell.
-    """
+        wide: names of weights that some rollout has held in float32; None before the first sync, or if one cannot tell."""
 
     def __init__(self) -> None:
         self._job, self._numbers = uuid.uuid4().hex[:8], itertools.count(1)
@@ -65,8 +64,7 @@ def checkpoint_manager_update_weights_delta(
     differ or a rollout refused what came.
 
     Like verl's it returns its result or a coroutine, as its caller asks. Raises PatchError if a process does not take
-    part, or refused a sync of everything.
-    """
+    part, or refused a sync of everything."""
     if self.backend in delta_sync.UNSUPPORTED_BACKENDS or not delta_sync.is_on():
         return as_called(original, self, global_steps, *args, **kwargs)
 

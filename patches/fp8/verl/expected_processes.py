@@ -27,8 +27,7 @@ patches = Patches("fp8", "verl>=0.9", **SHARED)
 def init_with_resource_pool(original, self, *args: Any, **kwargs: Any) -> Any:
     """Ask each new actor for its host and pid, and write an expected row with them.
 
-    The workers record their roles themselves.
-    """
+    The workers record their roles themselves."""
     import ray
 
     result = original(self, *args, **kwargs)

@@ -28,8 +28,7 @@ ADVICE = "Change these settings, or unset fp8's option lm_head."
 def build_module(original, self, *args: Any, **kwargs: Any) -> Any:
     """With the option lm_head=float32, let the model's head multiply in float32, under autocast too.
 
-    Raises PatchError if the model has no head that is a linear layer.
-    """
+    Raises PatchError if the model has no head that is a linear layer."""
     module = original(self, *args, **kwargs)
     if engine.options("fp8")["lm_head"] == "float32" and self.model_config.model_type == "language_model":
         use_float32(module)
@@ -40,8 +39,7 @@ def use_float32(model: Any) -> None:
     """Let a Hugging Face model's output embeddings multiply and return float32, under autocast too.
 
     The product has the weight as FSDP gathers it, in bf16 by default: the values that the engine holds. Raises
-    PatchError if they are no linear layer.
-    """
+    PatchError if they are no linear layer."""
     import torch
 
     head = model.get_output_embeddings()

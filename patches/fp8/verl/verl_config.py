@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
+from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from packaging.version import Version
 from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.verl import delta_sync, float32_head
 from flashpatch.patches.fp8.verl.correction import truncated_sampling
@@ -51,9 +52,9 @@ patches = Patches("fp8", "verl>=0.9", evidence="optional", scope="driver")
 def validate_config_rollout(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     """Refuse by name, before anything starts, what the update of a rollout, or a sync of differences, does not support.
 
-    Raises PatchError if settings are not supported; all are named.
-    """
+    Raises PatchError if settings are not supported; all are named."""
     job = JobConfig(config, patches.of(validate_config_rollout).id)
+    job.refuse_checkpoint()
     job.refuse(
         refusals(job.get),
         "rollouts on SGLang cannot be updated with",
@@ -126,8 +127,7 @@ def validate_config_certificate(original, config: Any, *args: Any, **kwargs: Any
     """With the option certificate, compare an engine opened with the rollout's settings with the trainer's model, module by
     module, in a process of its own that ends before the job's workers start.
 
-    Raises PatchError if, with ``certificate="stop"``, engine and trainer differ or could not be compared.
-    """
+    Raises PatchError if, with ``certificate="stop"``, engine and trainer differ or could not be compared."""
     result = original(config, *args, **kwargs)
     options = engine.options("fp8")
     if options["certificate"] != "off":
@@ -189,8 +189,7 @@ def validate_config_correction(original, config: Any, *args: Any, **kwargs: Any)
     """Set rollout_correction.rollout_is=token with cap 2 if rollouts are quantized and the config sets no correction, log it, and
     write it into the ledger; warn if ratios meet truncated sampling.
 
-    Raises PatchError for settings that stand against the option support or lm_head.
-    """
+    Raises PatchError for settings that stand against the option support or lm_head."""
     job = JobConfig(config, patches.of(validate_config_correction).id)
     ledger.role("driver")
     options = engine.options("fp8")
@@ -204,11 +203,29 @@ def validate_config_correction(original, config: Any, *args: Any, **kwargs: Any)
             "correction is set. This changes the algorithm; the option tis='off' leaves it as it is",
         )
         job.set(f"{CORRECTION}.rollout_is_threshold", CAP)
+    for path, model in frozen(job.get) if rolled != ("bf16",) else ():
+        if not any(fnmatch(model, pattern) for pattern in options["exclude"]):
+            logger.warning(
+                "%s=%s is quantized like the rollouts, though no update reaches it; fp8's option exclude=[%r] leaves it as it is",
+                path,
+                model,
+                model,
+            )
     support.prepare(job, options["support"])
     float32_head.check(job, options["lm_head"])
     truncated_sampling.report(job.get, options["support"])
     ledger.note(tis={"on": switched, "why": why, "cap": CAP if switched else None, "rollouts": list(rolled)})
     return original(config, *args, **kwargs)
+
+
+def frozen(get: Get) -> Iterator[tuple[str, str]]:
+    """Yield the models that verl serves beside the policy and never updates: the setting, and the model's path."""
+    if get("reward.reward_model.enable"):
+        yield "reward.reward_model.model_path", str(get("reward.reward_model.model_path"))
+    for name in (get("distillation.teacher_models") or {}) if get("distillation.enabled") else ():
+        path = f"distillation.teacher_models.{name}.model_path"
+        if get(path):
+            yield path, str(get(path))
 
 
 def precisions(options: Mapping[str, Any], verl_quantization: str | None) -> tuple[str, ...]:
@@ -228,8 +245,7 @@ def decide(get: Any, tis: str, rolled: Collection[str], typed: Collection[str]) 
         get: ``get(path, default)`` reads the config.
         tis: the family's option.
         rolled: precisions of the rollouts.
-        typed: settings given on the command line.
-    """
+        typed: settings given on the command line."""
     if tis == "off":
         return False, "the option tis is off"
     if all(precision == "bf16" for precision in rolled):
@@ -279,3 +295,6 @@ def validate_config_logprobs(original, config: Any, *args: Any, **kwargs: Any) -
         if path not in job.overrides:
             job.set(path, value, "importance ratios need exact logprobs")
     return original(config, *args, **kwargs)
+
+
+door(patches)

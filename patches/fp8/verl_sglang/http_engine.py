@@ -1,7 +1,6 @@
 """Send each request of a weight update to SGLang's server exactly once, and raise its answer.
 
-A LoRA adapter is sent once too, in place of the one that the server holds.
-"""
+A LoRA adapter is sent once too, in place of the one that the server holds."""
 
 from __future__ import annotations
 
@@ -101,8 +100,7 @@ def async_http_server_adapter(site: Any) -> Callable[[], None]:
 async def update_weights_from_tensor(original, self, req: Any) -> Any:
     """Post each bucket of a sync once, for the policy alone, without a flush; a refusal raises with the server's text.
 
-    Raises PatchError, see `post`.
-    """
+    Raises PatchError, see `post`."""
     if WEIGHT_SYNC.sending is None:
         return await original(self, req)
     return await post(self, "update_weights_from_tensor", {**bucket(req), "selector": SELECTOR})
@@ -124,8 +122,7 @@ def bucket(req: Any) -> dict[str, Any]:
 async def flush_cache(original, self) -> Any:
     """End the session at the end of a sync, which commits the update, flushes the cache and answers with receipts.
 
-    Raises PatchError, see `post`.
-    """
+    Raises PatchError, see `post`."""
     return await flush_or_end(lambda: original(self), lambda: end_weight_update(self))
 
 
@@ -134,8 +131,7 @@ async def flush_or_end(
 ) -> Any:
     """Await ``end``, once, at the end of a sync, and keep its answer; ``flush`` at any other time.
 
-    A new adapter has prefixes of its own: nothing needs a flush.
-    """
+    A new adapter has prefixes of its own: nothing needs a flush."""
     sending = WEIGHT_SYNC.sending
     if sending is not None and sending.adapter:
         return sending.committed
@@ -156,8 +152,7 @@ async def flush_or_end(
 async def load_lora_adapter_from_tensor(original, self, req: Any) -> Any:
     """Post an adapter of a sync once, and keep the ranks' receipts; a refusal raises with the server's text.
 
-    Raises PatchError, see `post`.
-    """
+    Raises PatchError, see `post`."""
     if WEIGHT_SYNC.sending is None:
         return await original(self, req)
     encoded = [base64.b64encode(part).decode() for part in req.serialized_named_tensors]
@@ -210,8 +205,7 @@ async def post(adapter: Any, endpoint: str, payload: dict[str, Any], patch: str 
         patch: id that errors name, if not that of `update_weights_from_tensor`.
 
     Raises:
-        PatchError: the server refused, is gone, or did not answer within ``transfer_timeout`` seconds.
-    """
+        PatchError: the server refused, is gone, or did not answer within ``transfer_timeout`` seconds."""
     import aiohttp
 
     url = f"http://{adapter.server_args.host}:{adapter.server_args.port}/{endpoint}"

@@ -1,8 +1,7 @@
 """Follow verl's SGLang servers: launch them, return complete samples, and end one whose scheduler died.
 
 SGLang's watchdog sends its own process SIGQUIT, whose handler ends it. In a Ray actor handlers run when Ray's loop comes back
-to Python, which may be never: the server stays, answers nothing, and the trainer waits until its time limit.
-"""
+to Python, which may be never: the server stays, answers nothing, and the trainer waits until its time limit."""
 
 from __future__ import annotations
 
@@ -162,8 +161,7 @@ async def complete(
 
     Raises:
         PatchError: SGLang refused the request, whose own exception Ray cannot pass on; or it returned tokens and
-            log-probabilities of different lengths.
-    """
+            log-probabilities of different lengths."""
     from fastapi import HTTPException
 
     asked = bool(sampling_params.get("logprobs"))

@@ -41,8 +41,7 @@ def server_adapter_update_weights(original, self, weights: Any, *args: Any, **kw
     After a failure the session stays open, so that nothing half-updated is served.
 
     Raises PatchError for sparse updates, which write past the model's loader; for adapters that do not come, or before
-    any base; if a request failed.
-    """
+    any base; if a request failed."""
 
     def begin(sync: str) -> Awaitable[Any]:
         return http_engine.begin_weight_update(self._engine, http_engine.SELECTOR, sync)
@@ -66,8 +65,7 @@ async def update(
         self: verl's ``ServerAdapter``.
         weights, args, kwargs: of the call.
         begin: opens a session on the server, given the id of the sync.
-        patch: named by refusals.
-    """
+        patch: named by refusals."""
     result = None
     async for part, told in adapters.parts(self, weights, kwargs, patch):
         _refuse(told, patch)

@@ -1,7 +1,6 @@
 """Make one update session of each sync that verl's client sends to SGLang 0.5.12 to 0.5.20, and keep its receipt.
 
-SGLang has no sessions there. FlashPatch's part of the server takes them in requests that `sglang_sessions` describes.
-"""
+SGLang has no sessions there. FlashPatch's part of the server takes them in requests that `sglang_sessions` describes."""
 
 from __future__ import annotations
 
@@ -81,8 +80,7 @@ def server_adapter_update_weights(original, self, weights: Any, *args: Any, **kw
 async def update_weights_from_tensor(original, self, req: Any) -> Any:
     """Post each bucket of a sync once; see `http_engine.update_weights_from_tensor`.
 
-    Raises PatchError, see `http_engine.post`.
-    """
+    Raises PatchError, see `http_engine.post`."""
     if WEIGHT_SYNC.sending is None:
         return await original(self, req)
     fields = {**http_engine.bucket(req), "disable_draft_model": True}
@@ -98,8 +96,7 @@ async def update_weights_from_tensor(original, self, req: Any) -> Any:
 async def flush_cache(original, self) -> Any:
     """End the session at the end of a sync, which commits the update, flushes the cache and answers with receipts.
 
-    Raises PatchError, see `http_engine.post`.
-    """
+    Raises PatchError, see `http_engine.post`."""
     return await http_engine.flush_or_end(
         lambda: original(self),
         lambda: http_engine.post(self, ENDPOINT, sglang_sessions.end(), patches.of(flush_cache).id),

@@ -1,8 +1,7 @@
 """Run verl on vLLM: detect failed peers in a weight transfer, return what each worker committed.
 
 These patches are a group of their own, checked when verl imports its code for vLLM: a job with another engine needs no
-vLLM.
-"""
+vLLM."""
 
 from __future__ import annotations
 

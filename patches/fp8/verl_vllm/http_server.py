@@ -41,8 +41,7 @@ async def collective_rpc(
 ):
     """Return the receipts of an update, and while any call runs check that the engine still lives.
 
-    Raises PatchError if the engine ended before it answered.
-    """
+    Raises PatchError if the engine ended before it answered."""
     if method == RECEIVE:
         answer = self.engine.collective_rpc(method=method, timeout=timeout, args=args, kwargs=kwargs)
     else:
@@ -60,8 +59,7 @@ async def collective_rpc(
 async def clear_kv_cache(original, self):
     """Check that the engine still lives while the call runs.
 
-    Raises PatchError if the engine ended before it answered.
-    """
+    Raises PatchError if the engine ended before it answered."""
     return await _while_alive(self, original(self), "clear_kv_cache")
 
 

@@ -2,8 +2,7 @@
 
 Both ends of verl's weight transfer block in ``recv`` without a time-out, and neither can report a failure. A
 `PeerSocket` replaces the socket: it polls, watches connections, checks that the peer is still working, and
-sends failures in-band as plain text behind `FAILURE`, where verl sends pickles or empty answers.
-"""
+sends failures in-band as plain text behind `FAILURE`, where verl sends pickles or empty answers."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class PeerSocket:
         last: the last message sent was the last bucket.
         complete: the last bucket was answered.
         over: the peer has failed or is gone: nothing can be sent to it.
-        announced: name of the shared memory that was offered, or None.
-    """
+        announced: name of the shared memory that was offered, or None."""
 
     def __init__(
         self,

@@ -56,8 +56,7 @@ def server_adapter_update_weights(original, self, weights: Any, *args: Any, **kw
     """Keep the receipts of the replica's workers, and what the transfer took, until the driver asks.
 
     verl's decorator hides that its method is a coroutine function. Raises PatchError if the trainer has LoRA adapters,
-    and none comes, or no base for an engine without one.
-    """
+    and none comes, or no base for an engine without one."""
     return _update_parts(original, self, weights, args, kwargs)
 
 

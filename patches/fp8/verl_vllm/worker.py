@@ -67,8 +67,7 @@ def update_weights_from_ipc(original, self, *args: Any, **kwargs: Any) -> dict[s
         the LoRA adapters that the worker holds, None if they are not followed.
 
     Raises:
-        PatchError: the update failed; the message holds the whole traceback, as vLLM passes on nothing else.
-    """
+        PatchError: the update failed; the message holds the whole traceback, as vLLM passes on nothing else."""
     receiving = Receiving(kwargs.pop(TICKET, None) or {})
     models = _updated(self)
     before, began = [model.version for model in models], time.perf_counter()
@@ -243,8 +242,7 @@ def receiver_cleanup(original, self) -> None:
     """Answer with the traceback as text, and leave the shared memory open until its views are gone.
 
     While the exception travels, frames hold views of the shared memory, and verl's attempt to close it would
-    raise in the exception's place. Closing waits for `receive_weights`.
-    """
+    raise in the exception's place. Closing waits for `receive_weights`."""
     from flashpatch.patches.fp8.verl_vllm.peer_socket import PeerSocket
 
     guard, error = self.socket, sys.exc_info()[1]

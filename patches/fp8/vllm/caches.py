@@ -4,8 +4,7 @@ Its prefix cache is emptied, or keyed by the policy: a request meets no block th
 a block's hash from the first block of its request, and the first one takes the request's ``cache_salt`` in. Under
 ``in_flight="keep"`` an engine core writes a key there that changes with each commit, so old blocks are found by nobody and die
 by age, where the other modes empty the cache. A request that holds KV across a commit gets a key of its own, and reads nothing
-from the cache any more: its blocks are of several policies.
-"""
+from the cache any more: its blocks are of several policies."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class PrefixKey:
 
     Attributes:
         tokens: prompt tokens that were served from the cache.
-        older: of these, tokens from blocks that were cached before the last commit: 0, or the step is refused.
-    """
+        older: of these, tokens from blocks that were cached before the last commit: 0, or the step is refused."""
 
     def __init__(self) -> None:
         self._mark = f"flashpatch-{secrets.token_hex(8)}-"
@@ -53,8 +51,7 @@ class PrefixKey:
         """Change the key at a commit; return how many requests hold KV across it.
 
         Requests that hold none, because they wait or were preempted, are computed under the new policy alone and
-        get the new key.
-        """
+        get the new key."""
         self._commits += 1
         self._current = self._named(str(self._commits))
         self._before = {
@@ -78,8 +75,7 @@ class PrefixKey:
             new: the step's ``scheduled_new_reqs``.
 
         Raises:
-            PatchError: some are of an older policy: something else than the key decides what is found.
-        """
+            PatchError: some are of an older policy: something else than the key decides what is found."""
         served = [(one.block_ids[0], one.num_computed_tokens) for one in new if self._reads(scheduler, one)]
         if not served:
             return
@@ -193,8 +189,7 @@ def adopt(core: Any, key: PrefixKey | None) -> None:
         key: of its prefix cache; None if it has none.
 
     Raises:
-        PatchError: a cache cannot be reset, or in_flight=keep meets one that would mix two policies.
-    """
+        PatchError: a cache cannot be reset, or in_flight=keep meets one that would mix two policies."""
     keep = engine.options("fp8")["in_flight"] == "keep" and bool(core.scheduler.running)
     if key is not None:
         ledger.note(requests_kept=key.renew(core.scheduler))

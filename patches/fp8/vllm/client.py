@@ -23,8 +23,7 @@ patches = Patches("fp8", "vllm>=0.24", scope="driver", remove_when="the schedule
 def process_outputs(original, self, engine_core_outputs, *args: Any, **kwargs: Any):
     """Raise the gate's reason for requests that the gate ended.
 
-    An asynchronous client receives the error in the request's own queue; a synchronous one from ``step``.
-    """
+    An asynchronous client receives the error in the request's own queue; a synchronous one from ``step``."""
     refused = [o for o in engine_core_outputs if str(o.stop_reason or "").startswith(MARK)]
     if not refused:
         return original(self, engine_core_outputs, *args, **kwargs)
@@ -51,8 +50,7 @@ def process_outputs(original, self, engine_core_outputs, *args: Any, **kwargs: A
 )
 def llm_engine_step(original, self):
     """Abort the client's other requests before the refusal is raised, and first step on with clients of other engines
-    that share experts.
-    """
+    that share experts."""
     try:
         return original(self)
     except PatchError:
@@ -122,8 +120,7 @@ def check_late(method: Any) -> None:
     """Check that a call to the workers of an engine without a gate writes no weights.
 
     Raises:
-        PatchError: it may write some.
-    """
+        PatchError: it may write some."""
     if isinstance(method, str) and method in _WRITES_NOTHING:
         return
     name = method if isinstance(method, str) else getattr(method, "__qualname__", repr(method))

@@ -17,8 +17,7 @@ class FlashPatchCPUFP8LinearKernel(FP8ScaledMMLinearKernel):
     """W8A8: a scale per channel or tensor for weights, per token or tensor for activations.
 
     Activations are quantized by vLLM's own ``QuantFP8``. Weights and scales stay as the scheme stored them:
-    an update has nothing to refold.
-    """
+    an update has nothing to refold."""
 
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
@@ -68,8 +67,7 @@ def _shape_of_scaled_mm(a, b, a_scale, b_scale, bias, out_dtype):  # type: ignor
 
 _LIBRARY = torch.library.Library("flashpatch", "FRAGMENT")  # one opaque operator for torch.compile
 _LIBRARY.define(
-    "fp8_scaled_mm(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Tensor? bias, ScalarType out_dtype)"
-    " -> Tensor"
+    "fp8_scaled_mm(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Tensor? bias, ScalarType out_dtype) -> Tensor"
 )
 _LIBRARY.impl("fp8_scaled_mm", scaled_mm, "CPU")
 torch.library.register_fake("flashpatch::fp8_scaled_mm", _shape_of_scaled_mm, lib=_LIBRARY)

@@ -120,8 +120,7 @@ def apply_weights_sgl(
 def use() -> None:
     """Put the kernels in for good, in this process; does nothing on another platform.
 
-    An updated engine and a fresh one can be compared to the last bit only if both multiply alike.
-    """
+    An updated engine and a fresh one can be compared to the last bit only if both multiply alike."""
     import vllm._custom_ops as ops
     from vllm.model_executor.kernels import linear
     from vllm.platforms import current_platform

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 )
 def create_engine_config(original, self, *args: Any, **kwargs: Any):
     """Set quantization if it is unset, the checkpoint is not quantized and the model is not excluded; for int8 describe
-    a compressed-tensors checkpoint over the model's config. Ask for processed logprobs if no others are asked for.
-    """
+    a compressed-tensors checkpoint over the model's config. Ask for processed logprobs if no others are asked for."""
     engine.require("fp8")
     ledger.role("driver")
     options = engine.options("fp8")
@@ -54,6 +53,10 @@ def create_engine_config(original, self, *args: Any, **kwargs: Any):
             patch=Patches.of(create_engine_config).id,
             advice="Or open this engine without FlashPatch.",
         )
+    parallel = config.parallel_config
+    if parallel.distributed_executor_backend != "external_launcher":  # whose ranks are started side by side
+        at = f"{parallel.master_addr}:{parallel.master_port}" if parallel.nnodes > 1 else ""
+        ledger.opens_engine(at)
     ledger.note(quantization=config.model_config.quantization)
     client.opened_with(config)
     return config

@@ -106,14 +106,16 @@ def engine_core_step(original, self):
     gate = gates.get(self)
     if gate is None:
         return original(self)
-    if not gate.stepped:
-        gate.stepped = True
-        ledger.note(steps=1)  # from here on reports expect steps of this engine core's workers
     with gate.turn, model_registry.in_use(gate.door.models()):
         outputs = gate.replacement_outputs(self)
         if outputs is None:
             result = original(self)
             gate.label(self, result[0])
+            if (
+                result[0] and gate.answered != gate.version
+            ):  # a step ended: reports expect some of the workers too
+                gate.answered = gate.version
+                ledger.note(steps=1, answered=gate.version)
             return result
         return outputs, gate.keep_lock_step(self)
 
@@ -127,8 +129,7 @@ def engine_core_step(original, self):
 )
 def collective_rpc(original, self, method: Any, timeout: Any = None, args: tuple = (), kwargs: Any = None):
     """Check the workers' policy after each call; an engine that was opened before FlashPatch was on takes none that may
-    write weights.
-    """
+    write weights."""
     gate = gates.get(self)
     if gate is None:
         client.check_late(method)
@@ -151,8 +152,7 @@ def collective_rpc(original, self, method: Any, timeout: Any = None, args: tuple
 )
 def engine_core_sleep(original, self, *args: Any, **kwargs: Any):
     """Refuse level 2 if experts span engines, as updates are refused there, before the scheduler is paused and requests
-    end; ask the workers for their policy before the next step.
-    """
+    end; ask the workers for their policy before the next step."""
     if self in gates:
         executor_door.refuse(self.vllm_config, "sleep", args, kwargs)
     return engine_core_wake_up(original, self, *args, **kwargs)

@@ -3,8 +3,7 @@
 Calls come from ``EngineCore.collective_rpc``, from ``EngineCore.sleep`` and its like, or straight to the executor, which
 whoever holds an engine core in its own process can reach. Any of them may change weights, so the gate asks the workers
 before the next step. Weights may also change without a call, in a thread of a worker: so each step takes along the
-version that the gate believes, and every rank compares it with its own.
-"""
+version that the gate believes, and every rank compares it with its own."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class ExecutorDoor:
     Attributes:
         runner: the model runner, if the worker is in this process; else None.
         labels: vLLM's weight version when each step in flight was handed to the workers, the oldest first; empty
-            before vLLM 0.27, which has none.
-    """
+            before vLLM 0.27, which has none."""
 
     def __init__(self, core: Any, gate: SchedulerGate) -> None:
         self._core, self._gate = weakref.ref(core), gate
@@ -79,8 +77,7 @@ class ExecutorDoor:
         """Stand in for ``Executor.collective_rpc``.
 
         All ranks answer even when one fails: vLLM stops at the first failure, and takes the other ranks' answers for
-        those of the next call.
-        """
+        those of the next call."""
         core = self._core()
         if self._open or core is None or (isinstance(method, str) and method in _OF_A_STEP):
             return self._call(method, timeout, args, kwargs, **how)
@@ -104,8 +101,7 @@ class ExecutorDoor:
     def _call(self, method: Any, *args: Any, late: Any = None, **kwargs: Any) -> Any:
         """Call the workers, unless an earlier call has run out of time.
 
-        Workers in other processes answer it later, and vLLM takes that for the answer to the next call.
-        """
+        Workers in other processes answer it later, and vLLM takes that for the answer to the next call."""
         if self._late:
             raise PatchError(
                 f"{self._late} ran out of time, so the workers' answers to it may come in the place of later ones",

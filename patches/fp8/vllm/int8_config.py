@@ -2,8 +2,7 @@
 
 vLLM builds such layers from the ``quantization_config`` of a checkpoint. `configure` writes one over the config of a
 bf16 model, with a mark for the workers, whose loaders then round the weights (`quantize_on_load`): at the first load and
-at every update. A checkpoint that is W8A8 already only gets the mark.
-"""
+at every update. A checkpoint that is W8A8 already only gets the mark."""
 
 from __future__ import annotations
 

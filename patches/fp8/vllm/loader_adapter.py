@@ -28,8 +28,7 @@ class VllmAdapter(LoaderAdapter):
 
     Args:
         vllm_config: ``vllm.config.VllmConfig``.
-        model_config: ``vllm.config.ModelConfig`` of this model (a drafter has its own).
-    """
+        model_config: ``vllm.config.ModelConfig`` of this model (a drafter has its own)."""
 
     def __init__(self, vllm_config: Any, model_config: Any) -> None:
         self._config, self._model_config = vllm_config, model_config
@@ -37,6 +36,8 @@ class VllmAdapter(LoaderAdapter):
         self._runner = model_registry.constructing_runner()
         device = torch.device(vllm_config.load_config.device or vllm_config.device_config.device)
         super().__init__(device, "drafter" if is_drafter(vllm_config, model_config) else "target")
+        if vllm_config.load_config.load_format == "dummy":
+            self.stands_for = model_config.model
 
     def make_consensus(self, name: str) -> Consensus:
         return _consensus(self._config.parallel_config, name)
@@ -48,6 +49,9 @@ class VllmAdapter(LoaderAdapter):
                 module.update_param_tp_status()
         if self.deferred(module):
             module.process_weights_after_loading(self._model_config.dtype)
+
+    def lenders(self) -> list[model_registry.ManagedModel]:
+        return model_registry.targets() if self.role == "drafter" else []
 
     def deferred(self, module: torch.nn.Module) -> bool:
         return self._is_deferred(module)
@@ -135,8 +139,7 @@ def is_drafter(vllm_config: Any, model_config: Any) -> bool:
     """Whether ``model_config`` is of the model that speculates for the engine's target.
 
     Methods without a model, such as ``ngram``, give the target's own as the drafter's. A drafter of its own kind,
-    ``draft_model``, is opened under a ``vllm_config`` whose ``model_config`` is the drafter's.
-    """
+    ``draft_model``, is opened under a ``vllm_config`` whose ``model_config`` is the drafter's."""
     speculative = vllm_config.speculative_config
     drafter = getattr(speculative, "draft_model_config", None)
     return drafter is not None and model_config is drafter and drafter is not speculative.target_model_config

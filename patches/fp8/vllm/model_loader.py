@@ -111,8 +111,7 @@ def _refuse_amx_mla(model: torch.nn.Module) -> None:
     """Refuse a model of DeepSeek's attention on vLLM's backend AMX_MLA, for CPUs with AMX.
 
     It packs the weight of ``kv_b_proj`` into the attention's own memory and frees the weight itself: a later load finds no
-    place for it.
-    """
+    place for it."""
     for name, module in model.named_modules():
         if getattr(getattr(module, "impl", None), "uses_amx_bmm", False):
             raise PatchError(
@@ -127,7 +126,6 @@ def _refuse_amx_mla(model: torch.nn.Module) -> None:
     relies_on=(
         "vllm.config.speculative:SpeculativeConfig.draft_load_config",
         "vllm.config.speculative:SpeculativeConfig.draft_model_config",
-        "vllm.config.speculative:SpeculativeConfig.target_model_config",
     ),
     evidence="optional",  # an engine may have no drafter
     why="With load_format='dummy', as trainers open engines, a pretrained drafter is never loaded: no update of the "
@@ -137,11 +135,10 @@ def _refuse_amx_mla(model: torch.nn.Module) -> None:
 def get_model(
     original, *, vllm_config: Any, model_config: Any = None, load_config: Any = None, **kwargs: Any
 ):
-    """Load a drafter with a checkpoint of its own from there, or as draft_load_config says.
+    """Load a drafter from its checkpoint, or as draft_load_config says.
 
     Trainers open engines with ``load_format="dummy"``, since their first update brings the policy. vLLM uses the same format
-    for the drafter, whose weights no update brings: it would stay random.
-    """
+    for the drafter, whose weights no update brings: it would stay random."""
     from flashpatch.patches.fp8.vllm import loader_adapter
 
     chosen = model_config or vllm_config.model_config
@@ -156,7 +153,7 @@ def _of_drafter(vllm_config: Any, model_config: Any, load_config: Any) -> Any:
     if speculative.draft_load_config is not None:
         return load_config or speculative.draft_load_config
     inherited = load_config or vllm_config.load_config
-    if inherited.load_format != "dummy" or not _pretrained(model_config, speculative.target_model_config):
+    if inherited.load_format != "dummy" or not _pretrained(model_config):
         return load_config
     logger.info("load_format='dummy' is for the policy: the drafter is loaded from %s", model_config.model)
     own = copy.copy(inherited)
@@ -164,10 +161,8 @@ def _of_drafter(vllm_config: Any, model_config: Any, load_config: Any) -> Any:
     return own
 
 
-def _pretrained(drafter: Any, target: Any) -> bool:
-    """Whether a drafter has a checkpoint of its own. One inside the target's checkpoint is updated with the target."""
-    if target is not None and drafter.model == target.model:
-        return False
+def _pretrained(drafter: Any) -> bool:
+    """Whether a drafter has weights to load, in a checkpoint of its own or, as an MTP head, in the target's."""
     folder = Path(drafter.model)
     return not folder.is_dir() or any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
 

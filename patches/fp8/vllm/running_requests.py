@@ -2,8 +2,7 @@
 
 What a scheduler calls unfinished leaves out those that it holds back while the engine is paused. The scheduler may live in
 another process than the workers. An engine core in this process is asked directly; otherwise the engine core reports to its
-workers before each call that may carry an update.
-"""
+workers before each call that may carry an update."""
 
 from __future__ import annotations
 
@@ -61,8 +60,7 @@ def unmet(core: Any, gate: SchedulerGate) -> tuple[list[str], str]:
     """Return requests that cannot have the adapter they name, for one reason, and that reason.
 
     vLLM looks at the number of an adapter alone, and loads what it has not within a step, where a failure ends the engine core.
-    Here name and path count too, and an adapter that the workers do not hold yet is loaded.
-    """
+    Here name and path count too, and an adapter that the workers do not hold yet is loaded."""
     found: dict[str, list[str]] = {}
     failed: dict[tuple[int, str, str], str] = {}
     for request in core.scheduler.requests.values():

@@ -5,8 +5,7 @@ step the gate checks what the workers report; if they cannot generate, every req
 that says why, and the engine keeps running for the update that repairs it.
 
 `executor_door` notes every call that may have changed the workers, and stamps each step with the version that the gate
-believes; a worker that holds another one refuses the step.
-"""
+believes; a worker that holds another one refuses the step."""
 
 from __future__ import annotations
 
@@ -51,19 +50,18 @@ class SchedulerGate:
         drafter_version: version of the drafter's weights, 0 before its first update and without one.
         drafter_problem: why the drafter may not be used, empty if it may.
         weight_version: what was set as vLLM's ``weight_version``, None before the first update.
-        stepped: whether the engine core has stepped.
-    """
+        answered: version of the policy of which the engine core last ended a step, -1 before the first."""
 
     def __init__(self, core: Any) -> None:
         self.version = self.drafter_version = self.adapters = 0
         self.drafter_problem, self._refusing = "", False
         self.holds: dict[int, tuple[str, str] | None] | None = None
         self.weight_version: str | None = None
-        self.stepped = False
+        self.answered = -1
         self.prefix_key = caches.open_for(core)
         self.turn = threading.RLock()
         self._by_call = (
-            False  # whether a call has brought the version, so that what its caller names next is that one
+            False  # whether a call has brought the version: what its caller names next is that one
         )
         self._stale = True  # workers may have changed since their last report
         self._seen_changes = 0  # last change_count() seen: models of this process can change without an RPC
@@ -103,8 +101,7 @@ class SchedulerGate:
     def keep_lock_step(self, core: Any) -> bool:
         """In place of a step: run an empty batch if other engines wait for this one in their forward; return whether it ran.
 
-        Experts that span the engines of a data-parallel group meet in each forward, and the engines in a collective after it.
-        """
+        Experts that span the engines of a data-parallel group meet in each forward, and the engines in a collective after it."""
         if not unsupported.spans_engines(core.vllm_config) or core.model_executor.is_sleeping:
             return False
         core.execute_dummy_batch()
@@ -114,8 +111,7 @@ class SchedulerGate:
         """Check that FlashPatch follows the weights of every rank.
 
         Raises:
-            PatchError: names the ranks where it does not.
-        """
+            PatchError: names the ranks where it does not."""
         try:
             reports = self.door.ask(worker.report)
         except RuntimeError as error:  # FlashPatch cannot even be imported there
@@ -126,8 +122,7 @@ class SchedulerGate:
     def check_workers(self, core: Any, before_step: bool = False) -> str | None:
         """Ask all workers for their policies, adopt a new version; return why nothing may be generated, or None.
 
-        Each model is followed by itself. A rank may hold the target, the drafter, or both.
-        """
+        Each model is followed by itself. A rank may hold the target, the drafter, or both."""
         reports = self.door.ask(worker.report, (before_step, running_requests.numbers(core)))
         if unknown := _without_target(reports):
             return f"{unknown}. {_SAME_EVERYWHERE}"
@@ -181,8 +176,7 @@ class SchedulerGate:
 
     def _tell(self, core: Any, version: int) -> None:
         """Give the version to vLLM as the engine's ``weight_version``, unless the caller named one. Before 0.27 vLLM has
-        none: there it is FlashPatch's alone.
-        """
+        none: there it is FlashPatch's alone."""
         known = getattr(core, "get_weight_version", lambda: self.weight_version)()
         if not self._by_call and known not in (None, self.weight_version or "default"):
             self.weight_version = known
@@ -199,8 +193,7 @@ class SchedulerGate:
 
         Args:
             core: the engine core, after a call of its step function.
-            outputs: of the step that has ended, by client; None if none has.
-        """
+            outputs: of the step that has ended, by client; None if none has."""
         version = None
         while len(self.door.labels) > len(core.batch_queue or ()):
             version = self.door.labels.popleft()

@@ -2,8 +2,7 @@
 
 At sleep level 2 vLLM gives the memory of weights back. Registered buffers it saves itself, and parameters that
 ``sleep_preserve_parameter_names`` names. Tensors that a module holds as plain attributes, parameters that no checkpoint
-brings, and a drafter it does not save, and no update of the policy restores them: they are copied to the host.
-"""
+brings, and a drafter it does not save, and no update of the policy restores them: they are copied to the host."""
 
 from __future__ import annotations
 
@@ -94,8 +93,7 @@ def _on_one_whole_policy(runner: Any, original, self, step: Any, *args: Any, **k
     """Keep updates out of a step; raise if it would compute on weights other than the whole policy it was scheduled for.
 
     A step without tokens only names the requests that have ended; it computes nothing. One without a stamp is of an
-    engine core that has no gate, and so knows of no update.
-    """
+    engine core that has no gate, and so knows of no update."""
     running = id(runner), id(step)
     if not step.total_num_scheduled_tokens or running in _checked:
         return original(self, step, *args, **kwargs)
@@ -130,8 +128,7 @@ def report(worker: Any, before_step: bool = False, named: Collection[int] = ()) 
     Args:
         worker: vLLM's.
         before_step: a step follows, so what has come is all that its sender means to be there.
-        named: numbers of the adapters that requests name.
-    """
+        named: numbers of the adapters that requests name."""
     models = model_registry.all_models(worker.model_runner)
     for model in models:
         try:
@@ -160,8 +157,7 @@ def checksums(worker: Any) -> dict[str, str]:
     """Return the checksum of each model's live weights, by role; run on each worker.
 
     Raises:
-        PatchError: no model of this worker is known to FlashPatch.
-    """
+        PatchError: no model of this worker is known to FlashPatch."""
     return {model.adapter.role: model.checksum() for model in _known(worker)}
 
 
@@ -169,8 +165,7 @@ def state_update(worker: Any, what: str) -> None:
     """Begin, finish or abandon an update by name; run on each worker.
 
     Raises:
-        PatchError: it cannot begin, or is not one whole policy; or no model of this worker is known to FlashPatch.
-    """
+        PatchError: it cannot begin, or is not one whole policy; or no model of this worker is known to FlashPatch."""
     models = _known(worker)
     if what == named_update.BEGIN:
         stated.begin(models)
@@ -203,8 +198,7 @@ _AWAKE = "vLLM refuses to generate after sleep level 2 until weights are restore
 )
 def worker_sleep(original, self, level: int = 1, *args: Any, **kwargs: Any):
     """Mark the policy as broken until a complete update, if level 2 discards the weights; copy the drafter, parameters
-    that no checkpoint brings, and what modules hold beside parameters, to the host.
-    """
+    that no checkpoint brings, and what modules hold beside parameters, to the host."""
     models = model_registry.all_models(self.model_runner)
     slept, saved = [model for model in models if model.asleep], self.model_runner in _saved
     for model in models:

@@ -112,8 +112,7 @@ def add_adapter(original, self, lora_request: Any) -> bool:
 
     Every step passes here with the adapters of its requests; one that is held is touched, or put in place again if vLLM
     has let it go for others. Raises PatchError if the adapter is refused, on this rank or on another; the adapters from
-    before are in place.
-    """
+    before are in place."""
     adapters = _followed.get(self)
     if adapters is None:
         return original(self, lora_request)

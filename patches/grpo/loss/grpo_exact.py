@@ -4,8 +4,7 @@ Per token minus advantage times the clipped ratio (GRPO, Shao et al. 2024, equat
 ``grpo_loss.py``). Tokens are weighted, summed, and
 divided by counts of the *whole* batch, over all micro-batches and ranks. Data-parallel wrappers (FSDP, DDP)
 average gradients over ranks, so that the sum is multiplied with their number. What is then accumulated over
-micro-batches and averaged over ranks equals one backward through the whole batch, for any split.
-"""
+micro-batches and averaged over ranks equals one backward through the whole batch, for any split."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ class Counts:
 
     Attributes:
         samples: number of samples with at least one output token.
-        tokens: number of output tokens.
-    """
+        tokens: number of output tokens."""
 
     samples: int
     tokens: int
@@ -47,8 +45,7 @@ class Clip:
 
     Attributes:
         low, high: the ratio is clipped to [1 - low, 1 + high] (PPO, Schulman et al. 2017).
-        dual: ratios above this count as this if the advantage is negative (Ye et al. 2019); None for no bound.
-    """
+        dual: ratios above this count as this if the advantage is negative (Ye et al. 2019); None for no bound."""
 
     low: float = 0.2
     high: float = 0.2
@@ -62,8 +59,7 @@ class GrpoLoss:
     Attributes:
         loss: scalar; call ``backward`` on it once per micro-batch.
         sums: detached scalars, summed over the micro-batch's output tokens: ``tokens``, ``clipped`` and
-            ``clipped_dual`` (tokens whose ratio was clipped), ``log_ratio`` (old minus new).
-    """
+            ``clipped_dual`` (tokens whose ratio was clipped), ``log_ratio`` (old minus new)."""
 
     loss: torch.Tensor
     sums: Mapping[str, torch.Tensor] = field(default_factory=dict)
@@ -111,8 +107,7 @@ def grpo_loss(
         weights: [B, L], importance weights of the tokens, through which no gradient goes.
 
     Raises:
-        PatchError: an unknown aggregation, or a constant is missing.
-    """
+        PatchError: an unknown aggregation, or a constant is missing."""
     if aggregation not in AGGREGATIONS:
         raise _refusal(f"aggregation is {aggregation!r}.", f"Choose one of {', '.join(AGGREGATIONS)}.")
     if aggregation == "seq-mean-token-sum-norm" and not constant:
@@ -143,8 +138,7 @@ def aggregate(
 ) -> torch.Tensor:
     """Sum values of tokens into a micro-batch's share of the batch's loss.
 
-    Args: see `grpo_loss`; ``per_token`` is [B, L] and finite where the mask is 1.
-    """
+    Args: see `grpo_loss`; ``per_token`` is [B, L] and finite where the mask is 1."""
     values = per_token.masked_fill(mask == 0, 0.0)
     if aggregation == "seq-mean-token-mean":
         values = values / (mask != 0).sum(-1, keepdim=True).clamp(min=1)

@@ -2,8 +2,7 @@
 
 Forward keeps, per token, a running maximum and running sums over blocks of the vocabulary (the online softmax of Milakov
 and Gimelshein, 2018). Backward computes each block of logits again. Blocks of the vocabulary are the outer loop, so that
-a block of the head is widened once and its gradient is complete when the loop leaves it.
-"""
+a block of the head is widened once and its gradient is complete when the loop leaves it."""
 
 from __future__ import annotations
 
@@ -20,8 +19,7 @@ class Shape:
 
     Attributes:
         tokens, vocabulary: largest block.
-        entropy: whether to return it besides log-probabilities.
-    """
+        entropy: whether to return it besides log-probabilities."""
 
     tokens: int
     vocabulary: int
@@ -101,8 +99,7 @@ def _sweep(wide, head, labels, shape: Shape):
 def _slope(wide, part, labels, norm, entropy, up, up_entropy, first: int, block: slice):
     """Return the gradient of one block of logits, [t, v].
 
-    d logprob / d z_j = 1[j is the label] - p_j, and d entropy / d z_j = -p_j (log p_j + entropy).
-    """
+    d logprob / d z_j = 1[j is the label] - p_j, and d entropy / d z_j = -p_j (log p_j + entropy)."""
     logs = (wide[block] @ part.t()).sub_(norm[block, None])
     if up_entropy is None:
         slope = logs.exp_().mul_(-up[block, None])

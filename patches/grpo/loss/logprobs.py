@@ -2,8 +2,7 @@
 
 The source of the idea is async-grpo's ``PerTokenLogProbsFromCE``: the log-probability of a token is minus its
 cross entropy, and a label of -100 gives 0. Here the logits of all tokens never exist at once: forward and
-backward go through blocks of tokens and vocabulary, see `flashpatch.patches.grpo.loss.linear_ce`.
-"""
+backward go through blocks of tokens and vocabulary, see `flashpatch.patches.grpo.loss.linear_ce`."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ class TokenLogprobs:
 
     Attributes:
         logprobs: float32 (float64 for float64 input), log-probability of the label; 0 where it is -100.
-        entropy: same dtype, entropy of the distribution in nats, 0 where the label is -100; None unless asked.
-    """
+        entropy: same dtype, entropy of the distribution in nats, 0 where the label is -100; None unless asked."""
 
     logprobs: torch.Tensor
     entropy: torch.Tensor | None = None

@@ -55,8 +55,7 @@ def prepare_micro_batches(original, data: Any, dp_group: Any = None, *args: Any,
 
     Here it is not divided into micro-batches yet. A training batch of PPO carries ``global_batch_size``, the configured
     number of samples, and ``batch_num_tokens``; batches without these fields (inference, supervised training) pass as
-    they are.
-    """
+    they are."""
     global _last
     if "global_batch_size" in data.keys() and "response_mask" in data.keys():
         from verl.utils import tensordict_utils as tu
@@ -89,8 +88,7 @@ def policy_loss(
         rollout_is_weights: [samples, tokens], verl's own importance weights, if it computed some.
 
     Raises:
-        PatchError: the counts in ``config`` are not those of the samples that are really there.
-    """
+        PatchError: the counts in ``config`` are not those of the samples that are really there."""
     import torch
 
     from flashpatch.patches.grpo.loss.grpo_exact import Clip, Counts, grpo_loss
@@ -180,8 +178,7 @@ def native_logprobs(site: Any) -> str | None:
     native=native_logprobs,
     evidence="optional",
     why="verl's fused log-probabilities (model.use_fused_kernels) are chunked and right in float32. In bf16 "
-    "they round logits, entropy and the sum of the head's gradient; without an accelerator bf16 products "
-    "are slow.",
+    "they round logits, entropy and the sum of the head's gradient; without an accelerator bf16 products are slow.",
     remove_when="verl's torch backend sums in float32.",
 )
 def fused_linear_for_ppo_forward(

@@ -57,8 +57,7 @@ def forward_backward_batch(original, self, data: Any, *args: Any, **kwargs: Any)
     """Hook the model's routers while a marked batch runs, its backward pass included, and take the hooks off.
 
     The reference is left to its own routing: verl marks its batches so, but not those that the actor computes without
-    its adapter.
-    """
+    its adapter."""
     from verl.utils import tensordict_utils as tu
 
     asked = self.engine_config.strategy in STRATEGIES and tu.get_non_tensor_data(data, FLAG, default=False)
@@ -87,8 +86,7 @@ def forward_step(original, self, micro_batch: Any, *args: Any, **kwargs: Any) ->
     """Give the routers the recorded experts of the micro-batch, packed or padded, or this rank's part, with weights from
     live logits. Stop if a recorded layer was not routed, or a token up to the last trained one has no record.
 
-    Raises PatchError if the record does not fit the model or the tokens, or a router was not called.
-    """
+    Raises PatchError if the record does not fit the model or the tokens, or a router was not called."""
     replay = getattr(self, KEPT, None)
     if replay is None:
         return original(self, micro_batch, *args, **kwargs)
@@ -115,8 +113,7 @@ def record(micro_batch: Any) -> tuple[Any, Any]:
         ``(tokens, layers, top_k)`` and ``(tokens,)``: packed, or with each sequence padded at its end to the longest.
 
     Raises:
-        PatchError: verl carried no record, or one of other lengths.
-    """
+        PatchError: verl carried no record, or one of other lengths."""
     import torch
     from verl.utils import tensordict_utils as tu
 

@@ -1,8 +1,7 @@
 """Replay recorded experts in the routers of a Hugging Face model.
 
 The ids come from the record, in its order. The weights are computed from the router's own logits by the model's own
-formula, so that the router gets the gradient of the experts that really answered.
-"""
+formula, so that the router gets the gradient of the experts that really answered."""
 
 from __future__ import annotations
 
@@ -59,8 +58,7 @@ class Replay:
         model: a Hugging Face model, wrapped by FSDP or not.
 
     Raises:
-        PatchError: the model has no router of a known class, or several in one layer.
-    """
+        PatchError: the model has no router of a known class, or several in one layer."""
 
     def __init__(self, model: Any) -> None:
         self._rows: Any = None
@@ -145,8 +143,7 @@ class Replay:
             rank, ranks: which of how many equal parts of the padded tokens this process has.
 
         Raises:
-            PatchError: layers of the record are not those of the model, or a needed token has none.
-        """
+            PatchError: layers of the record are not those of the model, or a needed token has none."""
         import torch
 
         self.clear()

@@ -40,8 +40,7 @@ class TokenBalancer:
     Args:
         servers: server id to actor handle.
         most: threshold of a server in requests; 0 for none.
-        longest_first: of those that wait, the longest predicted one is next; else the first come.
-    """
+        longest_first: of those that wait, the longest predicted one is next; else the first come."""
 
     def __init__(self, servers: Mapping[str, Any], most: int = 0, longest_first: bool = True) -> None:
         self._pool = Pool(most)
@@ -73,8 +72,7 @@ class TokenBalancer:
             client: the client that holds the place, see `forget_client`.
 
         Raises:
-            RuntimeError: there is no server at all, with verl's message; or the client has died meanwhile.
-        """
+            RuntimeError: there is no server at all, with verl's message; or the client has died meanwhile."""
         asked = prompt_digest or digest(prompt_ids)
         tokens, conversation = asked[1], self._conversations.begin(request_id, asked)
         ticket, name = next(self._tickets), None
@@ -119,8 +117,7 @@ class TokenBalancer:
         Args:
             server_id, request_id: as acquired.
             tokens: of the response; None when there is none.
-            complete: False when the generation was aborted and will go on.
-        """
+            complete: False when the generation was aborted and will go on."""
         generations = self._held.get((server_id, request_id))
         if not generations:
             return

@@ -9,8 +9,7 @@ Lengths are taken as log-normal. A prompt's own mean is drawn towards the mean o
 less is known of it and the less responses to one prompt have in common: both spreads are measured as responses
 end, so that prompts which tell nothing of their responses are not believed. What is remembered of a prompt is
 its distance from the mean of its time, and lasts over epochs in which all lengths drift. A response that
-already runs longer than expected says that its siblings will be long too, as in Seer (arXiv 2511.14617).
-"""
+already runs longer than expected says that its siblings will be long too, as in Seer (arXiv 2511.14617)."""
 
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ class Conversation:
         prompt_tokens: tokens of that.
         turn: number of the turn, from 0.
         tokens: what the turn has so far.
-        over: whether the turn has ended.
-    """
+        over: whether the turn has ended."""
 
     prompt: Hashable
     prompt_tokens: int = 0
@@ -64,8 +62,7 @@ class Conversations:
     """Find conversations by request id.
 
     Args:
-        remembered: number of them.
-    """
+        remembered: number of them."""
 
     def __init__(self, remembered: int = 100_000) -> None:
         self.remembered = remembered
@@ -101,8 +98,7 @@ class Lengths:
         remembered: number of prompts remembered.
 
     Attributes:
-        responses: number of those that have ended.
-    """
+        responses: number of those that have ended."""
 
     def __init__(self, expected: int = 1024, remembered: int = 100_000) -> None:
         self.remembered = remembered

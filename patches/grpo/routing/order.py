@@ -43,8 +43,7 @@ class LongestFirst(Generic[T]):
 
     Args:
         lengths: the predictions.
-        clock: gives the time in seconds.
-    """
+        clock: gives the time in seconds."""
 
     def __init__(self, lengths: Lengths, clock: Callable[[], float]) -> None:
         self._lengths, self._clock = lengths, clock

@@ -1,7 +1,6 @@
 """Choose the worker for the next request: the fewest outstanding tokens, below its threshold.
 
-It has no clock, network or event loop: callers report every event and ask for every decision.
-"""
+It has no clock, network or event loop: callers report every event and ask for every decision."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class Worker:
         most: largest number of outstanding requests; 0 for no threshold.
         tokens: outstanding tokens.
         requests: request to its tokens, of those outstanding here.
-        resting: it gets no new requests, see `Pool.suspend`.
-    """
+        resting: it gets no new requests, see `Pool.suspend`."""
 
     name: str
     most: int = 0
@@ -48,8 +46,7 @@ class Pool:
     """Track workers and the requests outstanding on each.
 
     Args:
-        most: threshold of a worker in requests; 0 for none. As many as it serves at once, and some to follow.
-    """
+        most: threshold of a worker in requests; 0 for none. As many as it serves at once, and some to follow."""
 
     def __init__(self, most: int = 0) -> None:
         self.most = most
@@ -99,8 +96,7 @@ class Pool:
             prefix: requests with the same one go to the same worker, where it is cached.
             shared: a beginning that it has in common with other requests, such as the prompt of a group. A worker
                 that has had one of them is preferred, unless it is fuller than another by more than ``saving``.
-            saving: tokens, less than ``tokens``, that it does not cost on such a worker.
-        """
+            saving: tokens, less than ``tokens``, that it does not cost on such a worker."""
         holders = self._shared.get(shared, []) if shared is not None else []
         chosen = self._known(prefix) or self._emptiest(holders, saving)
         if chosen is None:

@@ -64,8 +64,7 @@ async def acquire_server(original, self, request_id: str, **extra: Any) -> tuple
     """Record which server a request was sent to.
 
     A balancer cannot know that a client which waited for a place was cancelled: a place that comes too late
-    is given back, or it would be taken for ever. Of the prompt, grpo's balancer gets a digest alone.
-    """
+    is given back, or it would be taken for ever. Of the prompt, grpo's balancer gets a digest alone."""
     attempt = _attempt.get()
     if engine.options("grpo")["router"]:
         extra["prompt_digest"] = digest(attempt.prompt_ids if attempt else extra.get("prompt_ids"))
@@ -128,8 +127,7 @@ async def generate(original, self, request_id: str, **arguments: Any) -> Any:
 
     Raises:
         PatchError: the second server was lost as well; the first cause is attached.
-        Exception: whatever else a server answers.
-    """
+        Exception: whatever else a server answers."""
     options = engine.options("grpo")
     slow_after = options["slow_after"] if options["resubmit"] else 0.0
     servers: list[str | None] = []
@@ -206,8 +204,7 @@ def slow(error: BaseException) -> bool:
 async def _report(client: Any, server: str, slow: bool) -> None:
     """Report a lost server to the balancer, grpo's or verl's own.
 
-    A dead server is removed; a slow one gets no new requests for a while, if the balancer can.
-    """
+    A dead server is removed; a slow one gets no new requests for a while, if the balancer can."""
     balancer = client._load_balancer
     if not slow:
         await balancer.remove_servers.remote([server])

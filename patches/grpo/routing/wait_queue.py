@@ -32,8 +32,7 @@ class Places:
 
     Args:
         pool: whose thresholds are kept. After any change of it that is not made here, call `serve`.
-        order: which request is next.
-    """
+        order: which request is next."""
 
     def __init__(self, pool: Pool, order: Order[Wait]) -> None:
         self.pool = pool
@@ -65,8 +64,7 @@ class Places:
             prompt: what the order knows it by.
 
         Raises:
-            RequestLost: see `end`.
-        """
+            RequestLost: see `end`."""
         wait = Wait(asyncio.get_running_loop().create_future(), request, tokens, prefix, shared, saving)
         self._order.push(wait, prompt)
         self.serve()

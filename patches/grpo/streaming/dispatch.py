@@ -34,8 +34,7 @@ class Dispatcher:
     Args:
         manager: verl's ``AgentLoopManagerTQ``.
         gone: called with the actor id of a worker that is dead, in hexadecimal.
-        replace: workers that are started in place of dead ones before the next group ends.
-    """
+        replace: workers that are started in place of dead ones before the next group ends."""
 
     def __init__(
         self, manager: Any, gone: Callable[[str], Any] | None = None, replace: int = REPLACED
@@ -74,8 +73,7 @@ class Dispatcher:
 
         Raises:
             PatchError: no worker is left.
-            ray.exceptions.RayTaskError: a worker refused prompts.
-        """
+            ray.exceptions.RayTaskError: a worker refused prompts."""
         self._look()
         lost = [uid for uid in open_groups if self._sent.get(uid, self) not in (self, *self.workers)]
         if lost:

@@ -3,8 +3,7 @@
 A round's loss comes divided by the round's own samples or tokens. The step multiplies that back, and divides the sum of all
 rounds by the whole batch's number. Some losses aggregate as ``loss_agg_mode`` says, others by samples always, and some
 by a mean over whatever micro-batch they see: these have no gradient that a split leaves as it is. A loss cannot be asked,
-so each declares its divisor, and one that does not is refused.
-"""
+so each declares its divisor, and one that does not is refused."""
 
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ class Divisor:
     Attributes:
         loss: the policy loss.
         terms: the entropy and KL terms, which verl aggregates as ``loss_agg_mode`` says.
-        metrics: by name, metrics that divide by something else than the policy loss.
-    """
+        metrics: by name, metrics that divide by something else than the policy loss."""
 
     loss: str
     terms: str

@@ -21,8 +21,7 @@ def take(buffer: Any, step: int, at_most: int, dropped: dict[str, Any]) -> Any:
         dropped: verl's metrics of what was dropped in this step; gets those of this call.
 
     Returns:
-        verl's ``KVBatchMeta`` of their samples, oldest prompts first, without a key if there is none.
-    """
+        verl's ``KVBatchMeta`` of their samples, oldest prompts first, without a key if there is none."""
     from verl.trainer.ppo.v1.replay_buffer import _accumulate_eviction_metrics
 
     buffer._sync_metadata_from_transfer_queue()

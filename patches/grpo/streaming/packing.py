@@ -4,8 +4,7 @@ The next sample goes to the fullest rank that has room for it (best fit), so tha
 kept for long samples; when no rank has room, the round is complete. Before a round leaves, its samples are
 divided anew, since by then all of them are known. async-grpo's ``add_sample_to_batches`` takes the least-full
 rank: then all ranks are half full when a long sample comes, and at hundreds of ranks one comes soon. A sample
-over the budget is not lost: it gets a batch of its own.
-"""
+over the budget is not lost: it gets a batch of its own."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ class Batch:
         samples: never empty.
         tokens: sum of the samples' tokens.
         filler: the samples are another rank's and must count nothing: this rank only takes part in the
-            forward that FSDP's collectives wait for. Happens in a last round with fewer samples than ranks.
-    """
+            forward that FSDP's collectives wait for. Happens in a last round with fewer samples than ranks."""
 
     round: int
     rank: int
@@ -47,8 +45,7 @@ class Packer:
 
     Args:
         ranks: number of batches in a round.
-        budget: largest number of tokens in a batch.
-    """
+        budget: largest number of tokens in a batch."""
 
     def __init__(self, ranks: int, budget: int) -> None:
         self.ranks, self.budget = ranks, budget
@@ -65,8 +62,7 @@ class Packer:
         round's end aside.
 
         The sample is taken when this returns, whether or not the iterator is used. Raises PatchError if ``tokens`` is
-        not positive; the sample was not taken then, and everything else is as before.
-        """
+        not positive; the sample was not taken then, and everything else is as before."""
         if tokens < 1:
             raise PatchError(
                 f"sample {sample!r:.80} has {tokens} tokens.", patch=ID, advice="Count prompt and response."

@@ -1,8 +1,7 @@
 """Move the reference model to the current policy every so many steps, as async-grpo does, and keep it in checkpoints.
 
 Policy and reference live in one process per rank, as two FSDP engines of the same model. Each rank copies its shards in
-place; nothing is gathered.
-"""
+place; nothing is gathered."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ class Replicas:
     Args:
         manager: verl's ``LLMServerManager``.
         sync: verl's ``CheckpointEngineManager`` of its replicas.
-        replace: servers that are started in place of dead ones before an update reaches all.
-    """
+        replace: servers that are started in place of dead ones before an update reaches all."""
 
     def __init__(self, manager: Any, sync: Any, replace: int = REPLACED) -> None:
         self.manager, self.sync = manager, sync
@@ -61,8 +60,7 @@ class Replicas:
 
         Raises:
             PatchError: no replica is left, and none could be started.
-            Exception: the update failed with all replicas alive.
-        """
+            Exception: the update failed with all replicas alive."""
         joined, lost = self._join(), self.prune()
         while True:
             joined += self._await()
@@ -227,8 +225,7 @@ def _kill(replica: Any) -> None:
 async def _stop_all(replicas: list[Any], stop_seconds: float) -> list[str | None]:
     """Stop the requests of each replica, as an update does first; return why it is lost, or None for one that lives.
 
-    One that Ray cannot reach is asked again for ``stop_seconds`` seconds. Raises whatever else a server answers.
-    """
+    One that Ray cannot reach is asked again for ``stop_seconds`` seconds. Raises whatever else a server answers."""
     from ray.exceptions import ActorUnavailableError
 
     async def ask(replica: Any) -> None:

@@ -29,8 +29,7 @@ class Rounds:
         keys, tags: the samples taken so far, as in verl's ``KVBatchMeta``.
         launched: rounds sent.
         first: seconds from the start to the first round; None before it.
-        fillers: shares of rounds that had no sample.
-    """
+        fillers: shares of rounds that had no sample."""
 
     def __init__(self, actor: Any, reference: Any, budget: int, fields: dict[str, Any]) -> None:
         self.actor, self.reference, self.fields = actor, reference, fields

@@ -5,8 +5,7 @@ one. Here each part of a response is recorded with its version and length. Later
 keeps nothing, add to the list of the first turn.
 
 Version ``n`` is the policy after step ``n``, and step ``n`` trains version ``n - 1``: a token that this version generated
-has age 0.
-"""
+has age 0."""
 
 from __future__ import annotations
 
@@ -62,8 +61,7 @@ async def generate_part(original, self, request_id: Any, **arguments: Any) -> An
 async def generate_whole(original, self, request_id: Any, **arguments: Any) -> Any:
     """Add the list of versions and lengths to a response's extra fields, as "token_versions".
 
-    The client repeats what updates stop.
-    """
+    The client repeats what updates stop."""
     parts = _of_request.setdefault(str(request_id), Parts())
     with holding(_parts, parts):
         output = await original(self, request_id=request_id, **arguments)
@@ -81,8 +79,7 @@ def ages(tag: Mapping[str, Any], extra: Mapping[str, Any] | None, step: int) -> 
         step: number of the training step.
 
     Returns:
-        empty if no version is known.
-    """
+        empty if no version is known."""
     parts = (extra or {}).get(KEY) or [[tag.get("min_global_steps"), tag.get("response_len", 1)]]
     found: Counter[int] = Counter()
     for version, tokens in parts:

@@ -7,8 +7,7 @@ result is one backward through the whole batch.
 Between two optimizer steps the policy does not change, and all rounds of a step lie between two. verl's
 ``old_log_probs`` are then what the training forward computes anyway: the forward that verl runs for them before each
 step is saved. What depends on them (importance weights and rejection, ``algorithm.rollout_correction``) is computed in
-the loss, by verl's own function.
-"""
+the loss, by verl's own function."""
 
 from __future__ import annotations
 
@@ -28,19 +27,17 @@ class StreamedStep:
         divisor: what the loss divides by, see `flashpatch.patches.grpo.streaming.divisor`.
         before: called with a micro-batch's model output and its data before the loss, which sees what it changes;
             samples whose ``response_mask`` it sets to 0 are not counted.
+        expected: samples of all rounds, about: each loss is divided by as many first, lest its sum overflows 16 bits.
 
     Attributes:
         rounds: rounds that were added.
-        samples, tokens: counted in the loss's mask, of this rank until `finish`, of all afterwards.
-    """
+        scale: what their losses were divided by, a power of two, the same in all rounds and on all ranks.
+        samples, tokens: counted in the loss's mask, of this rank until `finish`, of all afterwards."""
 
-    def __init__(
-        self, engine: Any, divisor: Divisor, before: Callable[[dict[str, Any], Any], None] | None = None
-    ) -> None:
-        self.engine = engine
-        self.divisor = divisor
-        self.rounds = self.samples = self.tokens = 0
-        self._before = before
+    def __init__(self, engine: Any, divisor: Divisor, before: Any = None, expected: int = 1) -> None:
+        self.engine, self.divisor = engine, divisor
+        self._before, self._expected = before, expected
+        self.rounds = self.samples = self.tokens = self.scale = 0
 
     def add(self, data: Any, loss: Callable[..., Any]) -> Any:
         """Run forward and backward for this rank's share of a round.
@@ -51,11 +48,10 @@ class StreamedStep:
                 ``ppo_loss``.
 
         Returns:
-            what ``forward_backward_batch`` returns; losses, and metrics that are sums, are not divided yet.
+            what ``forward_backward_batch`` returns; losses are divided by ``scale``, metrics that are sums by nothing yet.
 
         Raises:
-            PatchError: the round was not counted: ``grpo.verl.prepare_micro_batches`` is not live here.
-        """
+            PatchError: the round was not counted: ``grpo.verl.prepare_micro_batches`` is not live here."""
 
         def summed(model_output: Any, data: Any, dp_group: Any = None) -> Any:
             if self._before is not None:
@@ -67,7 +63,7 @@ class StreamedStep:
                 name: times(metric, number(round_, self.divisor.of_metric(name)))
                 for name, metric in metrics.items()
             }
-            return mean * number(round_, self.divisor.loss), sums
+            return mean * (number(round_, self.divisor.loss) / self._scale(round_)), sums
 
         found = self.engine.forward_backward_batch(data, summed)
         self.rounds += 1
@@ -86,8 +82,14 @@ class StreamedStep:
         total = number(self, self.divisor.loss)
         for parameter in self.engine.module.parameters():
             if parameter.grad is not None:
-                parameter.grad.div_(total)
+                parameter.grad.div_(total / self.scale)
         return total
+
+    def _scale(self, counts: Any) -> int:
+        """Return `scale`, by the first round's tokens per sample if the loss divides by tokens."""
+        expected = self._expected * number(counts, self.divisor.loss) // number(counts, "samples")
+        self.scale = self.scale or 1 << max(expected if self.divisor.loss else 1, 1).bit_length() - 1
+        return self.scale
 
     def _count(self, mask: Any) -> None:
         """Add this rank's samples and tokens of one micro-batch, from the mask that the loss used."""
@@ -133,8 +135,7 @@ class CurrentPolicy:
 
     Args:
         correction: verl's ``algorithm.rollout_correction`` as a mapping; None for no correction.
-        entropy_gradient: whether the loss has an entropy term; without it no gradient goes through the entropy.
-    """
+        entropy_gradient: whether the loss has an entropy term; without it no gradient goes through the entropy."""
 
     def __init__(self, correction: dict[str, Any] | None, entropy_gradient: bool) -> None:
         self.correction = correction
@@ -146,8 +147,7 @@ class CurrentPolicy:
 
         Args:
             model_output: ``log_probs`` and ``entropy``, jagged [samples, prompt and response].
-            data: the micro-batch; ``response_mask`` and ``rollout_log_probs``, jagged [samples, response].
-        """
+            data: the micro-batch; ``response_mask`` and ``rollout_log_probs``, jagged [samples, response]."""
         from verl.workers.utils.padding import response_from_nested
 
         kept = {

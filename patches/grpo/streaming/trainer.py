@@ -3,8 +3,7 @@
 Trainer and rollout run on devices of their own, as in verl's ``separate_async``. Where that mode waits for a whole
 mini-batch, this one packs each group into rounds as soon as it has ended, accumulates their gradients, and steps the
 optimizer once after the last one (async-grpo's pipeline). Imports verl; only `flashpatch.patches.grpo.streaming.get_trainer_cls`
-imports this.
-"""
+imports this."""
 
 from __future__ import annotations
 
@@ -48,8 +47,7 @@ class PPOTrainerStreamAsync(PPOTrainer):
     """Train on groups as they end.
 
     Args:
-        config: verl's configuration, as checked by ``grpo.verl.validate_config``.
-    """
+        config: verl's configuration, as checked by ``grpo.verl.validate_config``."""
 
     _enable_hybrid_replicas = False  # read by verl: no rollout engines on the trainer's devices
 
@@ -119,8 +117,7 @@ class PPOTrainerStreamAsync(PPOTrainer):
 
         Args:
             metrics: gets verl's metrics of the step, and those under ``stream/``.
-            timing_raw: gets verl's timings; ``gen`` is the time for which the trainer had nothing to do.
-        """
+            timing_raw: gets verl's timings; ``gen`` is the time for which the trainer had nothing to do."""
         engine.record_call(ID)
         metrics.update(self.prepare_step() or {})
         wanted, taken, stale, dry = self.config.data.train_batch_size, 0, 0, 0.0
@@ -150,7 +147,6 @@ class PPOTrainerStreamAsync(PPOTrainer):
         last = time.perf_counter()
         found = rounds.finish()
         end = time.perf_counter()
-
         busy = found.pop("busy")
         timing_raw["update_actor"] = busy
         timing_raw["gen"] = max(end - start - busy, 0.0)

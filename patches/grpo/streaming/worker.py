@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
+from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import response_from_nested
 
 from flashpatch.patches.grpo.streaming import divisor, reference
@@ -56,8 +58,7 @@ class StreamWorker(DetachActorWorker):
 
         Returns:
             ``log_probs`` and ``entropy`` of the policy, jagged [samples, prompt and response], and the reference's
-            ``ref_log_prob``, jagged [samples, response], if it is wanted; None for a filler.
-        """
+            ``ref_log_prob``, jagged [samples, response], if it is wanted; None for a filler."""
         if self._open is None:
             self._open = _OpenStep(self, tu.get(data, CORRECTION))
         try:
@@ -97,7 +98,11 @@ class _OpenStep:
         actor = worker.config.actor
         self.worker, self.engine = worker.actor, worker.actor.engine
         self.policy = CurrentPolicy(correction, bool(actor.entropy_coeff))
-        self.step = StreamedStep(self.engine, divisor.of_actor(actor, POLICY_LOSS_REGISTRY), self.policy)
+        unit, expected = (
+            divisor.of_actor(actor, POLICY_LOSS_REGISTRY),
+            actor.ppo_mini_batch_size * actor.rollout_n,
+        )
+        self.step = StreamedStep(self.engine, unit, self.policy, expected)
         self.busy = 0.0
         self.losses: list[torch.Tensor] = []
         self.metrics: dict[str, Any] = {}
@@ -124,6 +129,7 @@ class _OpenStep:
         )
         reference = _reference_log_probs(data) if tu.get(data, REFERENCE, default=False) else {}
         data.update(reference)
+        fill(self.engine, data)
         output = self.step.add(data, self.worker.loss_fn)
         self.losses += output["loss"]
         for name, value in output["metrics"].items():
@@ -148,50 +154,52 @@ class _OpenStep:
 
     def _collect(self, total: int, norm: float, rate: float) -> dict[str, Any]:
         """Gather the metrics over the ranks, as verl does after a mini-batch."""
-        unit = self.step.divisor.of_metric
-        metrics = {
-            name: times(value, 1 / number(self.step, unit(name))) for name, value in self.metrics.items()
-        }
+        step, unit = self.step, self.step.divisor.of_metric
+        metrics = {name: times(value, 1 / number(step, unit(name))) for name, value in self.metrics.items()}
         group = self.engine.get_data_parallel_group()
         lengths = [self.lengths]
         if group is not None:
             lengths = [[] for _ in range(torch.distributed.get_world_size(group))]
             torch.distributed.all_gather_object(lengths, self.lengths, group)
-        output = {
-            "metrics": {**metrics, "grad_norm": norm, "lr": rate},
-            "loss": [torch.as_tensor(loss, dtype=torch.float32) / total for loss in self.losses],
-        }
-        gathered = self.worker._postprocess_output(
-            output,
-            global_token_num=list(chain.from_iterable(lengths)),
-            delta_time=max(self.busy, 1e-9),
-            forward_only=False,
-            images_seqlens=None,
-        )
+        losses = [torch.tensor(loss * step.scale / total) for loss in self.losses]
+        output = {"metrics": {**metrics, "grad_norm": norm, "lr": rate}, "loss": losses}
+        how = dict(global_token_num=list(chain.from_iterable(lengths)), delta_time=max(self.busy, 1e-9))
+        gathered = self.worker._postprocess_output(output, **how, forward_only=False, images_seqlens=None)
         found = tu.get(gathered, "metrics")
         for name, value in found.items():
             if isinstance(value, list) and value:
                 of_ranks = isinstance(value[0], Metric)
                 found[name] = Metric.aggregate_dp(value) if of_ranks else _flat(value)
-        return {**found, "samples_trained": self.step.samples, "tokens_trained": self.step.tokens}
+        return {**found, "samples_trained": step.samples, "tokens_trained": step.tokens}
 
 
 def _reference_log_probs(data: TensorDict) -> dict[str, torch.Tensor]:
     """Return ``ref_log_prob`` of a round, jagged [samples, response], by the reference model of this process.
 
-    Not through verl's ``infer_batch`` of the worker, which gives it to the first of several ranks that share a row only.
-    """
+    Not through verl's ``infer_batch`` of the worker, which gives it to the first of several ranks that share a row only."""
     worker = _of_this_process["ref"].ref
-    data = data.clone(recurse=False)  # the policy's settings stay as they are
-    tu.assign_non_tensor(
-        data,
-        use_remove_padding=worker.model_config.get("use_remove_padding", False),
-        use_fused_kernels=worker.engine_config.use_fused_kernels,
-        calculate_entropy=False,
-    )
+    data = data.clone(recurse=False)  # the policy's settings are its own
+    tu.assign_non_tensor(data, calculate_entropy=False)
+    fill(worker.engine, data)
     with worker.engine.eval_mode():
         found = worker.engine.infer_batch(data)["model_output"]["log_probs"]
     return {"ref_log_prob": response_from_nested(found, data["response_mask"]).cpu()}
+
+
+def fill(engine: Any, data: TensorDict) -> None:
+    """Let verl's training worker add to a batch all that it adds before its engine, policy's or reference's, gets it: such
+    as whether the model is to see its rows packed, and computes log-probabilities itself. What is there stays."""
+    calls = dict.fromkeys(("train_mode", "eval_mode", "train_batch", "infer_batch"), _nothing)
+    nothing = SimpleNamespace(**calls, is_mp_src_rank_with_outputs=lambda: False)
+    settings = dict(model_config=engine.model_config, engine_config=engine.engine_config)
+    tu.maybe_fix_3d_position_ids(data)  # as train_mini_batch does
+    verls = TrainingWorker.infer_batch if engine.engine_config.forward_only else TrainingWorker.train_batch
+    verls(SimpleNamespace(engine=nothing, loss_fn=_nothing, **settings), data)
+
+
+def _nothing(*_: Any, **__: Any) -> Any:
+    """Stand in for what an engine does, where only what verl's worker writes into a batch is wanted."""
+    return nullcontext()
 
 
 def _flat(values: list[Any]) -> list[Any]:

@@ -7,7 +7,6 @@ import pytest
 FAMILY = """
 def member(name, wrapper=patched):
     return patch(f"kinds.fakefw.{name.split('.')[-1]}", f"fakefw.core:{name}", wrapper=wrapper)
-
 FAMILY = Family("kinds", "every kind of attribute", (
     member("plain"),
     member("later", patched_later),
@@ -23,7 +22,6 @@ FAMILY = Family("kinds", "every kind of attribute", (
 SCENARIO = """
 import asyncio, inspect, sys
 import flashpatch
-
 def check(on):
     import fakefw.core as core
     def expect(got, plain):
@@ -46,13 +44,11 @@ def check(on):
         for name, value in vars(core.Thing).items():
             assert value is core.BORN[f"Thing.{name}"], name
         assert "handed_down" not in vars(core.Child)
-
 def step(word):
     if word == "import":
         import fakefw.core
     else:
         getattr(flashpatch, word)("kinds")
-
 on = False
 for word in ORDER:
     step(word)
@@ -92,10 +88,8 @@ TWO = """
 def family(name):
     def around(original, *args, **kwargs):
         return (name, original(*args, **kwargs))
-
     patches = (patch(f"{name}.fakefw.plain", "fakefw.core:plain", wrapper=around),)
     return Family(name, "one of two", patches)
-
 FAMILY = family("alpha")
 OTHER = family("beta")
 """
@@ -103,7 +97,6 @@ OTHER = family("beta")
 STACKS = """
 import os
 import flashpatch
-
 for first, second in (("alpha", "beta"), ("beta", "alpha")):
     for how in ("together", "one by one", "loaded"):
         child = os.fork()

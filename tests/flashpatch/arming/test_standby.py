@@ -139,7 +139,7 @@ flashpatch.disable()
 assert core.plain is fakefw.user.plain is core.BORN["plain"] and "FLASHPATCH" not in os.environ
 """)
     [row] = [json.loads(path.read_text()) for path in toys.ledger.glob("*/row-*.json")]
-    assert row["patches"] == {} and row["versions"]["fakefw-cpu"] == "1.2.0"
+    assert row["patches"]["toy.fakefw.plain"]["calls"] == 2 and row["versions"]["fakefw-cpu"] == "1.2.0"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,6 @@ def test_it_writes_patch_record_and_test(checkout, tmp_path):
     before = (TREE / "patches" / "grpo" / "__init__.py").read_text()
     after = (tmp_path / "patches" / "grpo" / "__init__.py").read_text()
     assert after.replace(", print)", ")").replace("import print, verl_config", "import verl_config") == before
-
     mine = tmp_path / said["written"][0]
     assert "tested=()" in mine.read_text(), "left out, it would claim the versions of its family"
     mine.write_text(mine.read_text() + "# mine\n")
@@ -90,9 +89,8 @@ def test_its_test_fails_until_it_is_written(checkout, tmp_path):
     lab = tmp_path / "lab"
     lab.mkdir()
     (lab / "cpu_lab.py").write_text(
-        "import subprocess, sys\n"
-        "def python(code, folder, imported=(), **extra):\n"
-        "    return subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)\n"
+        "import subprocess, sys\ndef python(code, folder, imported=(), **extra):\n    return subprocess.run([sys.executable, "
+        "'-c', code], capture_output=True, text=True)\n"
     )
     script = f"import sys; sys.path.insert(0, {str(lab)!r}); import pytest; sys.exit(pytest.main(['-q', 'tests/patches/grpo/test_print.py', '-p', 'no:cacheprovider']))"
     assert "1 failed" in checkout("-c", script, code=1).stdout

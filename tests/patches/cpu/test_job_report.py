@@ -18,7 +18,6 @@ def test_the_report_of_a_job_has_what_its_processes_did(fp8_job, tmp_path):
     command = [sys.executable, "-c", code]
     run = {"env": env, "capture_output": True, "text": True, "check": True, "timeout": limit(120)}
     job = json.loads(subprocess.run([*command, "report", "--json", *ledger], **run).stdout)
-
     # an update before the first step and one after each, on both replicas; versions in order on each
     assert job["verdict"] == "proven", job["problems"]
     workers = [lane for lane in job["lanes"] if "worker" in lane["process"]]
@@ -28,7 +27,6 @@ def test_the_report_of_a_job_has_what_its_processes_did(fp8_job, tmp_path):
     updates = [update for update in job["updates"] if update["role"] == "target"]
     assert [update["outcome"] for update in updates] == ["committed"] * 6
     assert all(0 < update["load"] + update["commit"] <= update["seconds"] for update in updates)
-
     assert len(job["syncs"]) == 3
     for sync in job["syncs"]:
         assert 0 < max(sync[phase] for phase in ("gather", "transfer", "load", "process")) <= sync["total"]
@@ -38,7 +36,6 @@ def test_the_report_of_a_job_has_what_its_processes_did(fp8_job, tmp_path):
     [gap] = [line for line in charts["mismatch"]["lines"] if line["label"] == "mismatch/k3"]
     assert len(gap["points"]) == 2
     assert any(sentence.startswith("Staleness") for sentence in job["not_recorded"])
-
     page = tmp_path / "job.html"
     subprocess.run([*command, "report", "-o", str(page), *ledger], **run)
     assert page.stat().st_size > 200_000

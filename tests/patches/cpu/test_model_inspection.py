@@ -12,14 +12,11 @@ CODE = """
     import json, os, subprocess
     from vllm.model_executor.models import registry
     from flashpatch import engine
-
     started = []
     real = subprocess.run
-
     def run(command, *args, **kwargs):
         started.extend([1] * (command == registry._SUBPROCESS_COMMAND))
         return real(command, *args, **kwargs)
-
     subprocess.run = run
     print("FOUND", repr(registry.ModelRegistry.models[{name!r}].inspect_model_cls()))
     print("STARTED", len(started))

@@ -36,10 +36,8 @@ SAVED = """
         for p in model.parameters():
             p.add_(1.0)
     fsdp_utils.fsdp2_sharded_load_from_cpu(model, saved, spec)
-
     def full(tensor):
         return getattr(tensor, "full_tensor", lambda: tensor)()
-
     back = [torch.equal(full(p.detach()), full(before)) for p, before in zip(model.parameters(), old)]
 """
 

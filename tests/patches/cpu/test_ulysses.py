@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import flow_lab
+import grpo_lab
 import pytest
 import torch
 
@@ -34,3 +35,28 @@ def test_attention_of_several_ranks_is_that_of_one(tmp_path, ranks):
     for name in ("plain", "few key heads", "window"):
         assert max(max(one[name]["ours"]) for one in found) < 1e-5, name
         assert max(max(one[name]["stock"]) for one in found) > 1e-2, name
+
+
+@pytest.mark.verl
+def test_a_model_whose_ranks_share_a_row_is_right_or_refused_by_name(tmp_path):
+    code = """
+    import json, sys
+    from pathlib import Path
+    sys.path.append(os.environ["SUPPORT"])
+    import flashpatch
+    flashpatch.enable("cpu", "bf16", "grpo")
+    import stream_kinds as lab
+    from flashpatch.patches.cpu.ulysses import _alone
+    folder, seen = Path(str(rank)), [_alone([torch.nn.Linear(1, 1)])]
+    for kind in ("attention", "ministral", "persimmon", "convolution"):
+        batch, wanted = lab.write(folder, kind)
+        try:
+            seen.append(lab.shared(folder / kind, batch, wanted))
+        except flashpatch.PatchError as error:
+            seen.append(str(error))
+    print(json.dumps(seen))
+    """
+    for said in grpo_lab.ranks(code, tmp_path, 2, SUPPORT=str(SUPPORT)):
+        linear, *right, convolution = json.loads(said.strip().splitlines()[-1])
+        assert max(right) < 1e-5 and linear == "attends by functions of its own"
+        assert "Lfm2ForCausalLM has a state or a convolution over the row" in convolution

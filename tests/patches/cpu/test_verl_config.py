@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from flashpatch.errors import PatchError
 from flashpatch.patches.cpu import verl_config
 
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -90,20 +89,6 @@ def test_ulysses_is_refused_beside_an_attention_that_it_does_not_cover(part):
 )
 def test_other_asynchronous_settings_are_not(changes):
     assert list(verl_config.refusals(reader(**changes))) == []
-
-
-def test_a_trainer_that_does_not_validate_is_refused_all_the_same():
-    omegaconf = pytest.importorskip("omegaconf")
-    ran = []
-    plain = omegaconf.OmegaConf.create(
-        {"actor_rollout_ref": {"rollout": {"checkpoint_engine": {"backend": "naive"}}}}
-    )
-    verl_config.run_ppo(lambda config, runner: ran.append(runner), plain, "runner")
-    assert ran == ["runner"]
-    fully = omegaconf.OmegaConf.create({"async_training": {"staleness_threshold": 0.1}})
-    with pytest.raises(PatchError, match="cpu.verl.run_ppo.*async_training .verl.experimental.fully_async"):
-        verl_config.run_ppo(lambda *_: ran.append("wrong"), fully, "runner")
-    assert ran == ["runner"]
 
 
 def test_a_plain_recipe_goes_without_sleep_mode_and_flash_attention_if_no_other_was_chosen():

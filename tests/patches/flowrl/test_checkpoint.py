@@ -14,12 +14,8 @@ pytestmark = pytest.mark.verl
 
 ACTOR = "actor_rollout_ref.actor"
 ADAM = (
-    f"{ACTOR}.optim.optimizer=AdamW",
-    f"{ACTOR}.optim.lr=1e-2",
-    f"{ACTOR}.optim.lr_scheduler_type=cosine",
-    f"{ACTOR}.optim.total_training_steps=10",
-    f"{ACTOR}.optim.weight_decay=0.01",
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+    *f"{ACTOR}.optim.optimizer=AdamW {ACTOR}.optim.lr=1e-2 {ACTOR}.optim.lr_scheduler_type=cosine".split(),
+    *f"{ACTOR}.optim.total_training_steps=10 {ACTOR}.optim.weight_decay=0.01 {ACTOR}.ppo_micro_batch_size_per_gpu=4".split(),
 )
 WHOLE = f"{ACTOR}.checkpoint.save_contents=[model,optimizer,extra,hf_model]"
 KINDS = [("fsdp", 1), ("fsdp", 2), ("fsdp2", 2)]

@@ -124,17 +124,14 @@ def test_verls_own_trainers_compute_it_and_stock_verl_does_not(tmp_path):
         from verl.trainer.ppo import ray_trainer
         from verl.trainer.ppo.v1 import utils
         from flashpatch.patches.flowrl.loss import less_log_z
-
         uids = ["b", "a", "b", "c", "a", "a", "c", "b"]
         keys = [f"{uid}_{at}_0" for at, uid in enumerate(uids)]
-
         def advantages(new):
             tensors = {k: v for k, v in here.batch().items() if k != "advantages"}
             data = DataProto.from_dict(tensors, {"uid": numpy.array(uids, dtype=object)})
             if new:
                 return utils.compute_advantage_for_multi_trajectories(data, keys, "grpo").batch["advantages"]
             return ray_trainer.compute_advantage(data, "grpo").batch["advantages"]
-
         stock = [advantages(new) for new in (False, True)]
         assert torch.equal(*stock)
         flashpatch.enable("flowrl")
@@ -172,7 +169,6 @@ def test_an_actor_without_partition_function_has_the_papers_gradient(tmp_path):
     seen, micro = (flow_lab.result(tmp_path, name) for name in ("group", "micro"))
     assert not [name for name in seen["before"] if "proj_z" in name]
     assert "actor/log_z" not in seen["metrics"][0] and seen["metrics"][0]["actor/tb_loss"] > 0
-
     model = tiny.untrained(attn_implementation="eager").double()
     model.load_state_dict({name: value.double() for name, value in seen["before"].items()})
     losses = []

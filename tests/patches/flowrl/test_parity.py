@@ -143,8 +143,7 @@ def paper(
     """FlowRL's step from the weights ``seen`` before it, in float64, one response at a time, without verl.
 
     Returns:
-        The gradient by name, the loss, and each response's log Z.
-    """
+        The gradient by name, the loss, and each response's log Z."""
     from flashpatch.verify.probes.flowrl import tiny
 
     torch.manual_seed(0)

@@ -32,17 +32,14 @@ def test_the_driver_sets_what_is_unset_and_the_filter_is_what_keeps_the_head_her
     from omegaconf import OmegaConf
     from verl.utils.config import validate_config
     from flashpatch.errors import PatchError
-
     config = tiny.recipe(where)
     learns = config.actor_rollout_ref.actor
     assert (learns.policy_loss.loss_mode, learns.use_kl_loss, learns.kl_loss_coef) == ("flowrl", True, 0)
     validate_config(config, True, False)  # a second time, as the old trainer does
-
     def other(path, value):
         changed = copy.deepcopy(config)
         OmegaConf.update(changed, path, value, force_add=True)
         return changed
-
     def refused(named, call, *arguments):
         try:
             call(*arguments)
@@ -50,14 +47,11 @@ def test_the_driver_sets_what_is_unset_and_the_filter_is_what_keeps_the_head_her
             assert named in str(error), error
         else:
             raise AssertionError(named)
-
     coefficient = "actor_rollout_ref.actor.kl_loss_coef"
     refused(f"{coefficient}=0.01", validate_config, other(coefficient, 0.01), False, False)
-
     # a worker whose driver checked nothing
     refused("loss_mode=gspo", tiny.worker, other("actor_rollout_ref.actor.policy_loss.loss_mode", "gspo"))
     refused("'beta' in enable() is -1.0, not above 0", lambda: flashpatch.enable("flowrl", beta=-1.0))
-
     engine = tiny.worker(config).actor.engine
     names = lambda: {name for name, _ in engine.get_per_tensor_param()[0]}
     ours = names()

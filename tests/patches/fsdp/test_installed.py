@@ -11,15 +11,12 @@ def test_meshes_have_their_strategy_until_torch_or_verl_is_native(scenario):
         from types import SimpleNamespace
         import flashpatch
         from flashpatch.patches.fsdp import trainer as mesh
-
         flashpatch.enable("cpu")  # verl's engines import on a machine without an accelerator
         import verl.utils.config
         import verl.workers.engine.fsdp.transformer_impl as impl
         import verl.workers.engine.fsdp.utils as utils
         from torch.distributed.fsdp import ShardingStrategy, _init_utils
-
         flashpatch.enable("fsdp")
-
         def grid(*shape):
             return SimpleNamespace(ndim=len(shape), shape=shape,
                                    size=lambda at=None: shape[at] if at is not None else shape[0])
@@ -31,7 +28,6 @@ def test_meshes_have_their_strategy_until_torch_or_verl_is_native(scenario):
         assert strategy(grid(2)) == strategy(grid(1)) == ShardingStrategy.FULL_SHARD
         assert strategy(grid(1, 1)) == ShardingStrategy.HYBRID_SHARD
         flashpatch.disable("fsdp")
-
         # the patch stands aside as soon as torch couples the replicas itself, or verl names NO_SHARD
         site = SimpleNamespace(module=utils, name="get_sharding_strategy")
         assert mesh.native(site) is None
@@ -108,19 +104,16 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
         import flashpatch
         flashpatch.enable("fsdp")
         from flashpatch.patches.fsdp import arrival, fingerprints as wire, trainer as export
-
         cpu = torch.device("cpu")
         loaded = []
         def load(weights, is_last):
             loaded.append(([name for name, _ in weights], is_last))
-
         def deliver(*buckets):
             loaded.clear()
             def stock(self, on_bucket_received):
                 for at, bucket in enumerate(buckets):
                     on_bucket_received(list(bucket), at == len(buckets) - 1)
             arrival.receive_weights(stock, None, load)
-
         a, b = ("a", torch.ones(3)), ("b", torch.zeros(2))
         with pytest.raises(flashpatch.PatchError, match="trainer's, does not carry the family fsdp"):
             deliver([a], [b])
@@ -138,14 +131,12 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
         skipped = list(wire.opening({"source": "x", "sync": 3, "audited": False}, cpu))
         deliver([*skipped, a], [b])
         assert loaded == [(["a"], False), (["b"], True)]
-
         def deliver_as_before_09(*buckets):  # verl 0.7 and 0.8 do not say which bucket is the last
             def stock(self, on_bucket_received):
                 for bucket in buckets:
                     on_bucket_received(list(bucket))
             loaded.clear()
             arrival.receive_weights(stock, None, lambda weights: load(weights, None))
-
         from flashpatch.patches._shared import fingerprint
         from flashpatch.patches.fsdp.fingerprints import Seen
         sums = {name: Seen(tuple(t.shape), str(t.dtype), fingerprint.of(t)).as_json() for name, t in (a, b)}
@@ -162,12 +153,10 @@ def test_each_side_says_when_the_other_is_not_patched(scenario):
         start = list(wire.opening({"source": "x", "sync": 6, "audited": True}, cpu))
         with pytest.raises(flashpatch.PatchError, match="did not arrive"):
             deliver_as_before_09([*start, a], [b])
-
         flashpatch.enable("fsdp", audit="off")
         deliver([a], [b])
         with pytest.raises(flashpatch.PatchError, match="here the audit is off"):
             deliver([*start, a], [b])
-
         flashpatch.enable("fsdp", audit="refuse")
         trainer = SimpleNamespace(module=SimpleNamespace(), _qat_enabled=True)
         with pytest.raises(flashpatch.PatchError, match="quantization-aware"):

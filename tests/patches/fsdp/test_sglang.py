@@ -72,7 +72,6 @@ def test_a_fault_is_answered_and_the_next_sync_goes(models, tmp_path, names, amx
     for answers in (good, back, plain):
         assert all(done for done, _ in answers), answers
     assert after == last == fresh.steps[0]
-
     [notes] = [row["notes"]["audit"] for row in lab.rows(seen) if "audit" in row.get("notes", {})]
     assert (notes["sync"], notes["audited"], notes["failed"]) == (6, 4, 4), notes
 

@@ -33,7 +33,6 @@ def check_audits(processes: list[dict[str, Any]], folder: Path) -> None:
     # once before the first step and after each of two
     assert [p["patches"]["fsdp.verl_vllm.receive_weights"]["calls"] for p in receivers] == [3, 3]
     assert [p["patches"]["fsdp.verl.get_per_tensor_param"]["calls"] for p in senders] == [3, 3]
-
     notes = audits(folder)
     assert len(notes) == 4, notes
     arrived = [note for note in notes if "audited" in note]
@@ -59,24 +58,19 @@ FLIP = '''
 import os
 import torch
 from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
-
 stock = transfer.BucketedWeightSender.async_send_weights
 syncs = 0
-
 
 async def send(self, weights):
     global syncs
     syncs += 1
-
     def meddled():
         for name, tensor in weights:
             if name == "{victim}" and syncs == 2 and os.environ.get("RANK") == "0":
                 tensor = tensor.clone()
                 tensor.view(torch.uint8).view(-1)[8] ^= 1
             yield name, tensor
-
     return await stock(self, meddled())
-
 
 transfer.BucketedWeightSender.async_send_weights = send
 '''

@@ -13,18 +13,14 @@ def test_armed_superseded_and_undone(scenario):
         import verl.trainer.ppo.core_algos as algos, verl.workers.rollout.router
         import verl.utils.experimental.torch_functional as fused
         import verl.trainer.ppo.v1.trainer_base as trainers
-        import verl.workers.rollout.llm_server
-
+        import verl.workers.rollout.llm_server, verl.trainer.main_ppo
         def look():  # beside the targets, which tests/patches/test_undo.py looks at
             return {"stale": fsdp.prepare_micro_batches, "mode": algos.POLICY_LOSS_REGISTRY.get("grpo_exact"),
                     "fused": fused.FusedLinearForPPO.forward, "trainers": trainers.get_trainer_cls}
-
         before = look()
         assert before["mode"] is None
-
         def refuse(*tensors):  # as flash-attn's kernel refuses tensors on the host
             raise ValueError("Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)")
-
         fused._FLASH_ATTN_CROSS_ENTROPY_AVAILABLE, fused.cross_entropy_loss = True, refuse
         import flashpatch
         flashpatch.enable("grpo")
@@ -36,7 +32,6 @@ def test_armed_superseded_and_undone(scenario):
         assert {name for name, then in before.items() if during[name] is not then} == {"stale", "mode", "trainers"}
         flashpatch.disable()
         assert all(look()[name] is then for name, then in before.items())
-
         # Asked for, ours takes the place of verl's fused log-probabilities, with its numbers.
         import torch
         flashpatch.enable("grpo", logprobs=True)

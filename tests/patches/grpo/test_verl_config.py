@@ -30,6 +30,8 @@ def test_a_configuration_that_names_it_is_left_unchanged():
 def test_another_loss_is_refused_unless_ours_is_off():
     get = reader(**{verl_config.LOSS: "gspo", "algorithm.rollout_correction.bypass_mode": True})
     mode, bypass = verl_config.refusals(get, ON)
+    rewards = {"distillation.enabled": True, "distillation.distillation_loss.use_task_rewards": False}
+    assert "verl drops the policy's loss" in [*verl_config.refusals(reader(**rewards), ON)][0]
     assert "loss_mode=gspo" in mode and "bypass_mode=True" in bypass
     off = {**ON, "loss": False}
     assert not list(verl_config.refusals(get, off)) and not list(verl_config.adaptations(get, off))

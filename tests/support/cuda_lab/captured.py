@@ -2,8 +2,7 @@
 
     python -m cuda_lab.captured update CHECKPOINTS OUT graphs|defaults...
 
-Each name is how the engine opens, a step of `cuda_lab.engine`. FlashPatch records every request.
-"""
+Each name is how the engine opens, a step of `cuda_lab.engine`. FlashPatch records every request."""
 
 import sys
 import time

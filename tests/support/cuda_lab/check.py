@@ -43,8 +43,7 @@ class Row:
         case: part and name.
         verdict: "equal", "close" (the same weights, other log-probabilities), "differs", "not here" (stock vLLM, or what is
             installed, cannot do it), "measured", or "not run" (the time was up).
-        detail: in words.
-    """
+        detail: in words."""
 
     case: str
     verdict: str
@@ -55,8 +54,7 @@ class Check:
     """Run parts in ``folder`` until ``deadline``, of `time.monotonic`.
 
     ``folder``: for checkpoints and results; ``fake``: ten times the compute capability of the fake device; 0: the GPU;
-    ``deadline``: when the last process is killed.
-    """
+    ``deadline``: when the last process is killed."""
 
     def __init__(self, folder: Path, fake: int = 0, deadline: float = float("inf")) -> None:
         self.folder, self.fake, self.deadline = folder, fake, deadline
@@ -86,8 +84,7 @@ class Check:
     def rows(self, words: Sequence[str] = ()) -> Iterator[Row]:
         """Yield a row per case as it ends, and one for each that was not reached.
 
-        ``words``: beginnings of cases, as ``engine`` or ``engine:fp8``; none: all.
-        """
+        ``words``: beginnings of cases, as ``engine`` or ``engine:fp8``; none: all."""
         for part, (run, all_names) in self.parts.items():
             names = [
                 name

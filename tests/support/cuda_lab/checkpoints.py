@@ -1,7 +1,6 @@
 """Pairs of checkpoints, A and B, in the formats of the cases. B's scales differ from A's in magnitude, not only in noise.
 
-Two random models of equal spread have nearly equal scales: an update that forgot some of them could hide.
-"""
+Two random models of equal spread have nearly equal scales: an update that forgot some of them could hide."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,8 +18,7 @@ def pair(root: Path, family: str, scheme: str = "", **config: Any) -> tuple[Path
     """Return the directories of A and B; made when missing.
 
     ``root``: folder for checkpoints; ``family``: of `vllm_lab.models.FAMILIES`; ``scheme``: "" for bf16, one of `SCHEMES`, or
-    one of `vllm_lab.quantized.SCHEMES`; ``config``: changes the model's config.
-    """
+    one of `vllm_lab.quantized.SCHEMES`; ``config``: changes the model's config."""
     plain = [models.checkpoint(root, family, 0, **config)]
     plain.append(_spread(models.checkpoint(root, family, 1, **config)))
     if not scheme:

@@ -7,10 +7,7 @@ from typing import Any
 from cuda_lab.state import kernels
 
 OTHERWISE = (
-    "moe_config.max_capture_size",
-    "._aot_cache_dir",
-    "._aot_compilation_path",
-    "._compiled_bytecode",
+    *"moe_config.max_capture_size ._aot_cache_dir ._aot_compilation_path ._compiled_bytecode".split(),
 )
 
 
@@ -54,8 +51,7 @@ def differing(fresh: list[dict[str, Any]], updated: list[dict[str, Any]]) -> lis
     """Compare what two engines' workers hold, by rank; return the paths that differ, or that one of both has.
 
     Of the KV cache everything but its content, which is what requests have left there; not how large a batch is
-    captured, as fresh engines are eager; nor where the compiler keeps what it made, a folder per process.
-    """
+    captured, as fresh engines are eager; nor where the compiler keeps what it made, a folder per process."""
     if len(fresh) != len(updated):
         return [f"{len(fresh)} ranks, {len(updated)} updated"]
     return [

@@ -3,8 +3,7 @@
     python -m cuda_lab.drafts fresh|update CHECKPOINTS OUT ARM...
 
 An arm is a number of drafts. `fresh` opens the second policy with its drafter; `update` opens the first policy with a drafter of
-noise, asks, loads both, and asks again. FlashPatch chooses the number of drafts in both, and updates weights in the second.
-"""
+noise, asks, loads both, and asks again. FlashPatch chooses the number of drafts in both, and updates weights in the second."""
 
 import sys
 from collections import Counter

@@ -5,8 +5,7 @@
 `fresh` opens B, or the folder of a model, on stock vLLM and asks it. `update` runs with FLASHPATCH set: it opens A, asks it, goes through the steps,
 each of `STEPS`, and asks again. `graphs` lets the engine capture CUDA graphs, `defaults` is what vLLM does without being told,
 compiled and captured (on the fake device as `graphs`); without either, all is eager.
-`CUDA_LAB_MUTANT` is a fault of `cuda_lab.mutants`.
-"""
+`CUDA_LAB_MUTANT` is a fault of `cuda_lab.mutants`."""
 
 import os
 import sys

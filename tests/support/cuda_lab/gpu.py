@@ -3,8 +3,7 @@
     python -m cuda_lab.gpu [--cases WORD...] [--budget SECONDS] [--rows FILE] [--fake]
 
 Needs the vLLM (0.24 or newer) and torch for CUDA of this interpreter, and no network: models are made on the spot. Each case's
-row is printed, and appended to a file, as the case ends: who kills it keeps what it has found. Exit status 1 if anything differs.
-"""
+row is printed, and appended to a file, as the case ends: who kills it keeps what it has found. Exit status 1 if anything differs."""
 
 import argparse
 import json

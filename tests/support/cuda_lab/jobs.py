@@ -2,8 +2,7 @@
 
     python -m cuda_lab.jobs update FOLDER OUT JOB...
 
-A job is a recipe of `examples/gpu` with a tiny model; `flash_attn` is the stand-in of `fake_cuda/packages`.
-"""
+A job is a recipe of `examples/gpu` with a tiny model; `flash_attn` is the stand-in of `fake_cuda/packages`."""
 
 import subprocess
 import sys

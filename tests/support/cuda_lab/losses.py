@@ -1,7 +1,6 @@
 """Compare losses on CUDA with float64 on the CPU: log-probabilities in blocks, and a GRPO loss summed over two halves.
 
-python -m cuda_lab.losses OUT
-"""
+python -m cuda_lab.losses OUT"""
 
 import sys
 

@@ -1,8 +1,7 @@
 """Faults planted into an update, each of which named cases must show: how sharp the comparison is.
 
 Most change `fold.Plan`, which brings what a layer's processing has made anew into the tensors that the engine runs on;
-two change what is kept while an engine sleeps.
-"""
+two change what is kept while an engine sleeps."""
 
 from collections.abc import Callable
 

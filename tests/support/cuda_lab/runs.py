@@ -57,8 +57,7 @@ def run(
         capability: ten times the fake device's compute capability; 0: the GPU.
         names: of `cuda_lab.cases.CASES`; for engines with their steps; of drafts the arms.
         imported: modules that the process finds imported, as a fork of one that has done it; none: a new interpreter.
-        more: further variables; `ATOMIC` is the option of FlashPatch.
-    """
+        more: further variables; `ATOMIC` is the option of FlashPatch."""
     out, arguments, env = _prepared(folder, what, mode, capability, names, more)
     timeout = limit(240 + 30 * len(names))
     if imported:
@@ -79,8 +78,7 @@ def stream(
 
     If the process ends early, another goes on with the rest; one that ends without a single result is its first case's error.
 
-    ``seconds``: after which the process is killed; what it has not ended by then is not yielded.
-    """
+    ``seconds``: after which the process is killed; what it has not ended by then is not yielded."""
     pending, end = list(names), time.monotonic() + seconds
     while pending and time.monotonic() < end:
         out, arguments, env = _prepared(folder, what, mode, capability, pending, more)

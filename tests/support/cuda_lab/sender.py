@@ -14,8 +14,7 @@ def send(llm: vllm.LLM, checkpoint: Path) -> None:
     """Load a checkpoint into this process's CUDA memory, and let the engine's worker open it by its IPC handles.
 
     ``llm``: opened with ``weight_transfer_config={"backend": "ipc"}``, its worker in another process; ``checkpoint``: of a
-    transformers model.
-    """
+    transformers model."""
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).cuda()
     if hasattr(ipc_engine, "IPCTrainerWeightTransferEngine"):
         _as_a_trainer(llm, model)

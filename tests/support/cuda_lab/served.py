@@ -15,8 +15,7 @@ def install() -> None:
 def note(kind: type, out: str) -> None:
     """Let each worker append by number of its syncs what `engine.told` says of it.
 
-    The worker's own attribute is another, not its class's: that is FlashPatch's, which takes no target that others hold.
-    """
+    The worker's own attribute is another, not its class's: that is FlashPatch's, which takes no target that others hold."""
     started = kind.init_device
 
     def init_device(self: Any) -> None:

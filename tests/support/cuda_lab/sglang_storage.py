@@ -2,8 +2,7 @@
 
     python -m cuda_lab.sglang_storage fresh|update CHECKPOINTS OUT CASE...
 
-`fresh` runs stock SGLang. `update` runs with FLASHPATCH set; without it, it is stock's own second load.
-"""
+`fresh` runs stock SGLang. `update` runs with FLASHPATCH set; without it, it is stock's own second load."""
 
 import functools
 import gc

@@ -3,8 +3,7 @@
     python -m cuda_lab.speed fresh|update CHECKPOINTS OUT PRECISION:tokens|drafter:tokens...
 
 `fresh` is stock vLLM, `update` runs with FLASHPATCH set. Weights are drawn on the device, none is on a disk. On the fake device
-the model is tiny and its times mean nothing.
-"""
+the model is tiny and its times mean nothing."""
 
 import json
 import sys

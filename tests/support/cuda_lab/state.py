@@ -1,7 +1,6 @@
 """Everything that hangs on a model's modules: tensors by content and address, plain values, and types of objects.
 
-The walk shares no code with FlashPatch, so that both cannot overlook the same thing.
-"""
+The walk shares no code with FlashPatch, so that both cannot overlook the same thing."""
 
 import functools
 import hashlib

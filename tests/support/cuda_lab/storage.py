@@ -3,8 +3,7 @@
     python -m cuda_lab.storage fresh|update CHECKPOINTS OUT CASE...
 
 `fresh` runs stock vLLM. `update` runs with FLASHPATCH set; without it, it is stock's own second load.
-`CUDA_LAB_BUCKET` is the number of tensors of a bucket (5), `CUDA_LAB_MUTANT` a fault of `cuda_lab.mutants`.
-"""
+`CUDA_LAB_BUCKET` is the number of tensors of a bucket (5), `CUDA_LAB_MUTANT` a fault of `cuda_lab.mutants`."""
 
 import gc
 import os

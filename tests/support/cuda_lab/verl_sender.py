@@ -16,8 +16,7 @@ def send(llm: vllm.LLM, checkpoint: Path, lacking: str = "") -> None:
     """Load a checkpoint into this process's CUDA memory, and hand it over while the worker receives.
 
     ``llm``: with verl's extension of the worker, in another process; ``checkpoint``: of a transformers model; a tensor larger
-    than a bucket goes by a handle of its own; ``lacking``: the end of the names that are left out.
-    """
+    than a bucket goes by a handle of its own; ``lacking``: the end of the names that are left out."""
     trained = checkpoint.with_name(checkpoint.name.removesuffix("-block"))  # verl's worker rounds to blocks
     found = models.weights(trained)
     weights = [(name, tensor.cuda()) for name, tensor in found if not lacking or not name.endswith(lacking)]

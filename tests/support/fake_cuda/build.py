@@ -3,8 +3,7 @@
     .venv-cuda/bin/python tests/support/fake_cuda/build.py
 
 Needs gcc and the packages that come with a CUDA wheel of torch, whose headers and symbol lists it uses. The libraries go
-to `fake_cuda` in the environment's folder; a `.pth` file lets a process with FAKE_CUDA=1 redirect torch's operators.
-"""
+to `fake_cuda` in the environment's folder; a `.pth` file lets a process with FAKE_CUDA=1 redirect torch's operators."""
 
 import re
 import subprocess

@@ -8,8 +8,7 @@ from typing import Any
 def whole(function: Callable) -> Callable:
     """Return the function so that a graph keeps each call of it as one, with the tensors of that call.
 
-    What it reads from the device it reads again at each replay, so it may branch on values, as a kernel may.
-    """
+    What it reads from the device it reads again at each replay, so it may branch on values, as a kernel may."""
 
     @functools.wraps(function)
     def call(*arguments: Any, **keywords: Any) -> Any:

@@ -1,7 +1,6 @@
 """Redirect torch's CUDA operators, and replace vLLM's, in a process that was started with FAKE_CUDA=1.
 
-The environment's `fake_cuda.pth` imports this at start, before torch is there.
-"""
+The environment's `fake_cuda.pth` imports this at start, before torch is there."""
 
 import functools
 

@@ -9,8 +9,7 @@ def variables(environment: Path, capability: int = 90, **more: object) -> dict[s
 
     ``environment``: folder of the environment for which `build.py` built the device; ``capability``: ten times the compute
     capability: 80, 89, 90 or 100; ``more``: further variables; `FAKE_CUDA_MIB`, `FAKE_CUDA_FILL` and `FAKE_CUDA_TRACE` among
-    them.
-    """
+    them."""
     device = environment / "fake_cuda"
     runtime = next(device.glob("libcudart.so.[0-9]*"))
     cache = environment / "cache"

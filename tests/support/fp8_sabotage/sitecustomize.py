@@ -1,8 +1,7 @@
 """Breaks FlashPatch, in the way that $SABOTAGE names, in every process that carries it.
 
 On PYTHONPATH this runs after FlashPatch has hooked its modules and before any of them is imported: a hook after an import
-therefore acts on a module that is patched already.
-"""
+therefore acts on a module that is patched already."""
 
 import multiprocessing.process
 import os

@@ -4,8 +4,7 @@
 
 ENVIRONMENT has all of it installed; nothing is downloaded, but with --wheel vLLM's own wheel. `install.py` beside this file
 installs parts. vLLM's libraries are reduced to one compute capability; its whole wheel, in pieces, is the way if that is wrong
-("no kernel image is available").
-"""
+("no kernel image is available")."""
 
 import argparse
 import subprocess

@@ -3,8 +3,7 @@
     python install.py PART.tar.xz...
     python install.py vllm.whl.0 vllm.whl.1 ...
 
-A distribution that is there in another version stays, but for vLLM and Ray. Pieces of a wheel are joined first: give all of them.
-"""
+A distribution that is there in another version stays, but for vLLM and Ray. Pieces of a wheel are joined first: give all of them."""
 
 import sys
 import sysconfig

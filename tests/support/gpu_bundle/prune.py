@@ -13,8 +13,7 @@ def reduce(source: Path, target: Path, capability: int) -> int:
     A fatbin keeps its cubins of the capability, else the PTX of the highest capability up to it. What is kept moves to the
     front of its container, whose size is set; zeros follow, so that no address of the library changes.
 
-    ``source``: an ELF file with CUDA fatbins; ``target``: where to write; ``capability``: ten times the compute capability.
-    """
+    ``source``: an ELF file with CUDA fatbins; ``target``: where to write; ``capability``: ten times the compute capability."""
     data, position, reduced = bytearray(source.read_bytes()), 0, 0
     while 0 <= (position := data.find(_MAGIC, position)) <= len(data) - _HEADER:
         _, version, header, size = struct.unpack_from("<IHHQ", data, position)

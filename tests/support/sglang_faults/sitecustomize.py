@@ -1,8 +1,7 @@
 """Lets one weight update of an SGLang server fail, when the file that SGLANG_FAULT names says how.
 
 With this folder on PYTHONPATH every Python process imports this file. The file holds ``raise``, ``kill`` or ``stop`` and
-is removed when the fault has happened: in the second bucket that the model loads after it was written.
-"""
+is removed when the fault has happened: in the second bucket that the model loads after it was written."""
 
 import os
 import sys

@@ -3,8 +3,7 @@
 - With STANDIN_AMX=1 SGLang believes that the processor has AMX tiles, with 0 that it has none; without, it sees the processor's.
 - Pinned memory, which SGLang's LoRA layers and its record of experts ask for, and SGLang 0.5.12 for a prompt's log-probabilities too, is
   pageable: a machine without an accelerator has no other, and torch would raise.
-- Before 0.5.21: ``apply_fp8_linear``, which SGLang calls on a CPU too and which is in Triton, is replaced by plain PyTorch.
-"""
+- Before 0.5.21: ``apply_fp8_linear``, which SGLang calls on a CPU too and which is in Triton, is replaced by plain PyTorch."""
 
 import functools
 import importlib.util
@@ -20,8 +19,7 @@ FP8 = "sglang.srt.layers.quantization.fp8_utils"
 class _BeforeSGLang:
     """A finder that finds SGLang's package, and its module with the fp8 function, and extends how they are loaded.
 
-    To look for SGLang, as FlashPatch does without importing it, imports no torch.
-    """
+    To look for SGLang, as FlashPatch does without importing it, imports no torch."""
 
     looking = False
 

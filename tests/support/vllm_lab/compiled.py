@@ -10,8 +10,7 @@ from unittest import mock
 def like_a_gpu() -> Iterator[None]:
     """Keep vLLM's own mode for engines opened meanwhile: one trace without guards, cut at the operators of attention.
 
-    vLLM takes another mode on a CPU. The pieces run as they were traced, without inductor, which would compile C++ for minutes.
-    """
+    vLLM takes another mode on a CPU. The pieces run as they were traced, without inductor, which would compile C++ for minutes."""
     from vllm.config import CompilationMode
     from vllm.platforms.cpu import CpuPlatform
 

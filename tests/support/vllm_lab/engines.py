@@ -1,7 +1,6 @@
 """Open a real vLLM engine on a tiny model, ask it everything, compare two sets of answers.
 
-vLLM and numpy are imported by the functions: a test file imports this module where neither is installed.
-"""
+vLLM and numpy are imported by the functions: a test file imports this module where neither is installed."""
 
 from __future__ import annotations
 
@@ -46,8 +45,7 @@ def open_llm(
     """A `vllm.LLM` on `model`, shut down at the end. `kw` adds to DEFAULTS.
 
     `processes=True` puts EngineCore and the worker in processes of their own. tensor_parallel_size=n has n
-    worker processes anyway; each gets one CPU. `fork=True` forks all of these: see `forked`.
-    """
+    worker processes anyway; each gets one CPU. `fork=True` forks all of these: see `forked`."""
     from vllm import LLM
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
@@ -90,8 +88,7 @@ def answers(llm: Any, tokens: int = TOKENS) -> dict[str, Any]:
     """What the engine says to PROMPTS: JSON data, exact.
 
     prompt_logprobs: float32 [prompts * (length - 1), VOCAB]; logprobs: [prompts * tokens, VOCAB] of the
-    greedy continuation, whose ids are `tokens` [prompts][tokens]. Arrays are base64: `array()` reads them.
-    """
+    greedy continuation, whose ids are `tokens` [prompts][tokens]. Arrays are base64: `array()` reads them."""
     outputs = _generate(llm, tokens, prompt_logprobs=-1, logprobs=-1, flat_logprobs=True)
     return dict(
         prompt_logprobs=_text([_dense(output.prompt_logprobs, skip=1) for output in outputs]),
@@ -176,8 +173,7 @@ def difference(left: Mapping[str, Any], right: Mapping[str, Any], forced: bool =
     """How far apart two `answers` are; `nan` counts the positions where either side is NaN.
 
     ``forced``: over the prompts alone, whose tokens are given. Another computation than a fresh engine's rounds otherwise, may
-    draw another token, and what follows that is an answer to another text.
-    """
+    draw another token, and what follows that is an answer to another text."""
     import numpy
 
     keys = ("prompt_logprobs",) if forced else ("prompt_logprobs", "logprobs")

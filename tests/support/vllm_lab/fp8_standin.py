@@ -2,8 +2,7 @@
 
 With it quantization="fp8" and "fp8_per_tensor" run. `scenario.Runner(standin=True)` puts plugin/ on
 PYTHONPATH, whose entry point (vLLM's own door, group vllm.general_plugins) calls install() in every process
-of the engine. With $FLASHPATCH_LAB_KERNELS the engine gets FlashPatch's own kernels for CPUs instead.
-"""
+of the engine. With $FLASHPATCH_LAB_KERNELS the engine gets FlashPatch's own kernels for CPUs instead."""
 
 import os
 from typing import Any

@@ -2,8 +2,7 @@
 
 They are vLLM's "offline" data parallelism: each process opens an engine by itself, and they meet through gloo in every forward and
 after every step. Experts are cut across the group as tensor parallelism would cut them; with expert parallelism vLLM's kernel for
-CPUs reads past its own experts (it takes no map of them) and ends with a segmentation fault.
-"""
+CPUs reads past its own experts (it takes no map of them) and ends with a segmentation fault."""
 
 import contextlib
 import random
@@ -20,8 +19,7 @@ SIZE = 2
 def run(function: Callable[..., Any], *args: Any, **kw: Any) -> list[Any]:
     """Call a function of a test file on each of the two ranks, as `scenario.run` does; return both results.
 
-    ``function(rank, *args)`` opens its engine by `open_rank`, and must ask it as often as the other rank does.
-    """
+    ``function(rank, *args)`` opens its engine by `open_rank`, and must ask it as often as the other rank does."""
     env = {
         "VLLM_DP_SIZE": str(SIZE),
         "VLLM_DP_MASTER_IP": "127.0.0.1",

@@ -1,8 +1,7 @@
 """Spare an engine the visits to what was imported: with them a tiny one takes five times as long.
 
 vLLM thaws and collects a million imported objects several times per engine, each page of which a forked process then
-copies, and looks for its kernels through all modules.
-"""
+copies, and looks for its kernels through all modules."""
 
 import functools
 import gc
@@ -17,8 +16,7 @@ _freeze = gc.freeze
 def spare() -> None:
     """Freeze all objects that exist, for good, and leave out vLLM's own freezing and thawing of everything.
 
-    What an engine adds afterwards is collected as ever.
-    """
+    What an engine adds afterwards is collected as ever."""
     gc.collect()
     _freeze()
     gc.freeze = gc.unfreeze = lambda: None
@@ -34,8 +32,7 @@ def spare() -> None:
 def inspect_here() -> None:
     """Let vLLM look at a model's class in this process.
 
-    Stock vLLM starts another one for each class, which imports vLLM again, only to keep CUDA uninitialised here.
-    """
+    Stock vLLM starts another one for each class, which imports vLLM again, only to keep CUDA uninitialised here."""
     from vllm.model_executor.models import registry
 
     registry._run_in_subprocess = lambda function: function()

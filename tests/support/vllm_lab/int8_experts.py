@@ -7,8 +7,7 @@ are two ways to have them elsewhere:
 - ``torch``: a class of the laboratory in its place, for any CPU, which stores its weights in another layout too.
 
 `used(kind)` is for one engine in this process. `install`, an entry point of the laboratory's plugin, reads $KIND
-in every process of an engine, for oracles and for several ranks.
-"""
+in every process of an engine, for oracles and for several ranks."""
 
 import contextlib
 import os

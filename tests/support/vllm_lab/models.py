@@ -1,8 +1,7 @@
 """Tiny random Hugging Face checkpoints, made on the spot and the same for the same (family, seed, overrides).
 
 Two layers, hidden size 256, vocabulary 256. Every tensor is random, biases and norms too, and wide enough
-(std 0.08) that two seeds give clearly different answers: a weight that was not updated cannot hide.
-"""
+(std 0.08) that two seeds give clearly different answers: a weight that was not updated cannot hide."""
 
 import contextlib
 import json
@@ -14,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_lab.families import EXPERTS, GROUPED, LOCAL, MORE, of
+from vllm_lab.families import FAMILIES, MORE
 
 VOCAB = 256
 MAX_LENGTH = 512
@@ -32,89 +31,6 @@ _SMALL: dict[str, Any] = dict(
     pad_token_id=2,
     tie_word_embeddings=False,
 )
-
-_MAMBA = dict(mamba_n_heads=8, mamba_d_head=64, mamba_n_groups=1, mamba_d_state=64, mamba_expand=2)
-# Scores and logits, here as low as random weights take them.
-_CAPPED = dict(attn_logit_softcapping=0.5, final_logit_softcapping=1.0)
-_SHARED = dict(n_shared_experts=1, first_k_dense_replace=1)
-_GEMMA = dict(head_dim=64, query_pre_attn_scalar=64, tie_word_embeddings=True, sliding_window=64)
-
-FAMILIES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "qwen2": of("qwen2"),  # biases on q, k, v
-    "qwen2-tied": of("qwen2", tie_word_embeddings=True),
-    "llama": of("llama"),
-    "llama-tied": of("llama", tie_word_embeddings=True),
-    "llama-biased": of("llama", attention_bias=True, mlp_bias=True),
-    "qwen3": of("qwen3", head_dim=64),  # norms on q and k
-    "qwen3-moe": of("qwen3_moe", head_dim=64, decoder_sparse_step=1, norm_topk_prob=True, **EXPERTS),
-    "mixtral": of("mixtral", intermediate_size=128, sliding_window=None, **LOCAL),  # experts named w1, w2, w3
-    "bloom": of("bloom", num_key_value_heads=4, tie_word_embeddings=True),  # ALiBi in place of positions
-    "gemma3": of("gemma3_text", **_GEMMA),  # norms scale by 1 + w
-    # Published ones have this activation too, and SGLang reads it.
-    "gemma2": of("gemma2", hidden_act="gelu_pytorch_tanh", **_CAPPED, **_GEMMA),
-    # The router's correction bias is one parameter of two modules.
-    "glm4-moe": of("glm4_moe", head_dim=64, attention_bias=True, use_qk_norm=True, **_SHARED, **GROUPED),
-    "deepseek-v2": of(
-        "deepseek_v2",
-        first_k_dense_replace=2,
-        kv_lora_rank=64,
-        q_lora_rank=None,
-        qk_nope_head_dim=64,
-        qk_rope_head_dim=32,
-        v_head_dim=64,
-        **GROUPED,
-    ),
-    "phi3": of("phi3"),  # q, k, v and gate, up are already fused in the checkpoint
-    "olmoe": of("olmoe", num_experts=4, num_experts_per_tok=2, intermediate_size=128),
-    # Attention sinks, biases of experts.
-    "gpt-oss": of("gpt_oss", head_dim=64, intermediate_size=256, sliding_window=64, **LOCAL),
-    "deepseek-v3": of(
-        "deepseek_v3",
-        kv_lora_rank=512,  # with 64 rotary dimensions, what vLLM's MLA takes on a CPU
-        q_lora_rank=64,
-        qk_nope_head_dim=64,
-        qk_rope_head_dim=64,
-        v_head_dim=64,
-        num_key_value_heads=4,
-        n_group=1,
-        topk_group=1,
-        topk_method="noaux_tc",
-        num_nextn_predict_layers=0,
-        **_SHARED,
-        **GROUPED,
-    ),
-    "qwen3-next": of(
-        "qwen3_next",
-        head_dim=64,
-        shared_expert_intermediate_size=128,
-        linear_num_key_heads=2,
-        linear_num_value_heads=4,
-        linear_key_head_dim=64,
-        linear_value_head_dim=64,
-        layer_types=["linear_attention", "full_attention"],
-        **EXPERTS,
-    ),
-    "mamba2": of("mamba2", num_heads=8, head_dim=64, state_size=64, n_groups=2, expand=2),
-    "falcon-h1": of("falcon_h1", head_dim=64, mamba_d_ssm=512, **_MAMBA),
-    "granite-moe-hybrid": of(
-        "granitemoehybrid",
-        layer_types=["mamba", "attention"],
-        intermediate_size=128,
-        shared_intermediate_size=128,
-        **LOCAL,
-        **_MAMBA,
-    ),
-    "nemotron-h": of(
-        "nemotron_h",
-        hybrid_override_pattern="M*-",
-        num_hidden_layers=3,
-        head_dim=64,
-        mamba_num_heads=8,
-        mamba_head_dim=64,
-        n_groups=1,
-        ssm_state_size=64,
-    ),
-}
 
 
 def checkpoint(root: str | os.PathLike[str], family: str, seed: int = 0, **overrides: Any) -> Path:

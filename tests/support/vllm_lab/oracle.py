@@ -3,8 +3,7 @@
 Updated engines are compared to it to the last bit, so on a CPU it multiplies as they do: with the family's kernels
 for fp8 (`fp8_standin.KERNELS`). `STOCK` is vLLM with nothing of FlashPatch in its process.
 
-oracle.answers(model, quantization="fp8_per_channel")     # cached in the store
-"""
+oracle.answers(model, quantization="fp8_per_channel")     # cached in the store"""
 
 import atexit
 import functools

@@ -3,8 +3,7 @@
 def update(model): ...          # module-level in the test file; arguments and result are JSON data
 result = scenario.run(update, str(model), env={"FLASHPATCH": "bf16"})
 with scenario.Runner(env={...}) as runner:   # one interpreter for several calls: vLLM is imported once
-    runner(update, str(a)); runner(update, str(b))
-"""
+    runner(update, str(a)); runner(update, str(b))"""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ class ScenarioError(AssertionError):
 class Runner:
     """One interpreter that runs functions in turn. Not thread-safe. `log` is the file of all it printed.
 
-    It is forked from one that has imported vLLM.
-    """
+    It is forked from one that has imported vLLM."""
 
     def __init__(self, env: Mapping[str, str | None] | None = None, *, standin: bool = False) -> None:
         self._env, self._standin = dict(env or {}), standin

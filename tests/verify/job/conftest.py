@@ -16,12 +16,10 @@ JOB = """
 import os, sys, time
 from flashpatch import engine, ledger
 ledger.boot()
-
 def update(version, **more):
     facts = dict(role="target", seconds=0.2, load_seconds=0.15, commit_seconds=0.01, buckets=2, rss_bytes=3 << 20)
     ledger.note(policy_version=version, updates=version)
     ledger.event("update", **{"outcome": "committed", "version": version, **facts, **more})
-
 core = os.fork()
 if core == 0:
     ledger.role("engine-core")

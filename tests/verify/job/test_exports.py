@@ -15,7 +15,7 @@ from job_page import write_run
 from machine import limit
 
 from flashpatch import registry
-from flashpatch.verify.job import collect, prometheus, source
+from flashpatch.verify.job import collect, page, prometheus, source
 
 
 def test_the_trace_has_updates_phases_steps_and_refusals(flashpatch, tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_labels_are_escaped_and_names_of_metrics_follow_the_conventions() -> Non
     assert sample.labels == {"role": 'a"b\\c\nd'}
     units = ("_seconds", "_bytes", "_total", "_tokens", "_versions", "_nats")
     without = {"process_alive", "process_proven", "processes_missing", "policy_version"}
-    for name, (kind, help) in prometheus.METRICS.items():
+    for name, (kind, help, *_) in page.said()["metrics"].items():
         assert name.endswith(units) or name.removeprefix("flashpatch_") in without
         assert name.endswith("_total") == (kind == "counter") and help.endswith(".")
 

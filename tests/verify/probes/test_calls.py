@@ -29,5 +29,3 @@ def test_calls_in_any_process_of_the_role_count_and_what_is_due_and_was_not_coun
     assert said(monkeypatch, all_due, {"generate": 3}) == (True, "7 calls of 4 patches")
     ok, evidence = said(monkeypatch, {"register_policy_loss": 1, "prepare_micro_batches": 1, "generate": 1})
     assert not ok and evidence == "never called: grpo.verl.release_server by any trainer"
-    ok, evidence = said(monkeypatch, {"register_policy_loss": 0, "generate": 1, "release_server": 1})
-    assert not ok and "grpo.verl.prepare_micro_batches by any trainer" in evidence

@@ -49,9 +49,8 @@ def test_a_fresh_job_has_no_flashpatch_and_may_fail_alone(tmp_path: Path) -> Non
 def test_what_a_job_has_done_is_told_while_it_goes_on(tmp_path: Path, monkeypatch) -> None:
     """The job waits for what is made when its line is heard."""
     code = (
-        "import sys; from pathlib import Path; from flashpatch.verify.probes import jobs;"
-        "here = Path(sys.argv[1]); jobs.tell(here, 'an engine is open');"
-        "jobs.wait_for(here / 'heard'); jobs.tell(here, 'the last')"
+        "import sys; from pathlib import Path; from flashpatch.verify.probes import jobs;here = Path(sys.argv[1]); "
+        "jobs.tell(here, 'an engine is open');jobs.wait_for(here / 'heard'); jobs.tell(here, 'the last')"
     )
     lines: list[str] = []
 
@@ -77,10 +76,8 @@ def test_exit_statuses_and_the_ends_of_logs(tmp_path: Path) -> None:
 def test_a_time_out_kills_the_whole_process_group(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(jobs, "busyness", lambda: 1.0)
     parent = (
-        "import subprocess, sys, time\n"
-        f"child = subprocess.Popen([sys.executable, '-c', {SLEEP!r}])\n"
-        "print(child.pid, flush=True)\n"
-        "time.sleep(600)"
+        f"import subprocess, sys, time\nchild = subprocess.Popen([sys.executable, '-c', {SLEEP!r}])\nprint(child.pid, "
+        "flush=True)\ntime.sleep(600)"
     )
     log = tmp_path / "stuck.log"
     # Time passes once the child runs.
@@ -93,10 +90,7 @@ def test_a_time_out_kills_the_whole_process_group(tmp_path: Path, monkeypatch) -
 
 
 def test_what_an_ended_process_left_behind_is_killed(tmp_path: Path) -> None:
-    parent = (
-        "import subprocess, sys\n"
-        f"print(subprocess.Popen([sys.executable, '-c', {SLEEP!r}], stdout=subprocess.DEVNULL).pid)"
-    )
+    parent = f"import subprocess, sys\nprint(subprocess.Popen([sys.executable, '-c', {SLEEP!r}], stdout=subprocess.DEVNULL).pid)"
     assert not run([python("parent", parent)], tmp_path, QUICK).problem
     child = int((tmp_path / "parent.log").read_text())
     assert wait_for(lambda: not is_alive(child))

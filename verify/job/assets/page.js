@@ -125,12 +125,12 @@ function header() {
   document.getElementById("run").textContent = job.run;
   const line = document.getElementById("summary");
   document.getElementById("verdict").append(make("span", job.verdict, job.verdict === "proven" ? "good" : "bad"));
-  line.append(job.alive ? "Running. " : "Ended. ",
+  line.append(job.running ? "Running. " : job.how ? "Ended: " + job.how + ". " : "Ended. ",
     job.processes.length + (job.processes.length === 1 ? " process" : " processes") + (job.alive ? ", " + job.alive + " of them alive" : "") + ", ",
     job.updates.length + " recorded weight update" + (job.updates.length === 1 ? ", " : "s, ") +
     job.syncs.length + (job.syncs.length === 1 ? " sync" : " syncs") + ". Refusals and problems: " + job.incidents.length +
     ". Begun " + date(job.began) + ", " +
-    (job.alive ? "still running after " : "last heard of after ") + since(job.ended).slice(1) + ".");
+    (job.running ? "still running after " : "last heard of after ") + since(job.ended).slice(1) + ".");
   const alive = job.processes.filter((row) => row.alive === "yes");
   const about = document.getElementById("about");
   for (const [what, text] of [...job.about, ["alive", alive.slice(0, 8).map((row) => row.name).join(", ") +
@@ -244,7 +244,10 @@ function names() {
   table(part, "names", "Names as they were typed, where their patches were called, and whether all that is due was seen",
     job.names, [["name", (row) => row.name, "name"], ["acted in", (row) => row.acted], ["calls", (row) => row.calls, "number"],
       ["last version", (row) => row.versions.join(", ")], ["precision", (row) => row.precision],
-      ["verdict", (row) => [row.verdict, row.verdict === "not proven" ? "bad" : "good"]]]);
+      ["verdict", (row) => [row.verdict, row.verdict === "proven" ? "good" : "bad"]]]);
+  table(part, "statements", "What each name did for the job, as far as its settings ask for it, and what was seen of it",
+    job.stated, [["name", (row) => row.name, "name"], ["statement", (row) => row.what],
+      ["seen", (row) => row.seen ? row.seen : ["not seen", "bad"]], ["asked for", (row) => row.asked]]);
 }
 
 function processes() {
@@ -258,7 +261,7 @@ function processes() {
 function processTable(parent, what, rows) {
   table(parent, what, "Processes of the job, what they carried, and whether all that was due was seen",
     rows, [["process", (row) => row.name, "name"],
-      ["verdict", (row) => [row.verdict, row.verdict === "ok" ? "good" : "bad"]], ["alive", (row) => row.alive],
+      ["verdict", (row) => [row.verdict, row.verdict === "ok" ? "good" : "bad"]], ["ended", (row) => row.how],
       ["first seen", (row) => since(row.began), "number"], ["last seen", (row) => since(row.ended), "number"],
       ["names", (row) => row.names.join(", ")], ["patches", (row) => counted(row.states)],
       ["calls", (row) => row.calls, "number"], ["policy", (row) => number(row.version), "number"],

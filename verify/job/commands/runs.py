@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from flashpatch import __version__
 from flashpatch.commands.report import Table, emit
-from flashpatch.ledger import runs
+from flashpatch.ledger import files, runs, schema
+from flashpatch.verify import ends
 from flashpatch.verify.job import collect, source
 
 HELP = "the runs of a ledger, newest first: command, names, verdict, processes alive"
+SUMMARY = ".summary.json"
 _SHOWN = 20
 
 
@@ -24,8 +29,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the newest runs and return 0. Raises PatchError if the ledger has none."""
     ledger = source.ledger(args)
     folders = runs.newest_first(ledger)
-    jobs = (folder for folder in folders if runs.read_run(folder) is not None)
-    found = [_about(folder) for folder in itertools.islice(jobs, _SHOWN)]
+    found = list(itertools.islice(filter(None, map(_about, folders)), _SHOWN))
     if not found:
         raise source.no_run(source.NONE.format(ledger))
     found.sort(key=lambda one: one["began"], reverse=True)
@@ -37,18 +41,35 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    """Return what is shown of one run: as ``flashpatch report`` and ``flashpatch-verify --live`` judge it."""
+def _about(folder: Path) -> dict[str, Any] | None:
+    """Return what is shown of one run, as ``flashpatch report`` and ``flashpatch-verify --live`` judge it; None if it is none. An
+    ended one is summed up once, for as long as nothing is written to it."""
+    path = folder / SUMMARY
+    written = [
+        one.stat(follow_symlinks=False).st_mtime_ns for one in runs.entries(folder) if one.name != SUMMARY
+    ]
+    of = [__version__, len(written), max(written, default=0)]
+    with suppress(*schema.BROKEN, KeyError, TypeError):
+        if (kept := schema.loads(files.load_bytes(str(path), runs.LARGEST)[0]))["of"] == of:
+            return kept["about"]
+    if runs.read_run(folder) is None:
+        return None
     job = collect.read(folder)
-    return {
+    about = {
         "run": folder.name,
         "began": job["began"],
         "command": dict(job["about"]).get("command", ""),
         "names": [name["name"] for name in job["names"]],
-        "verdict": job["verdict"] if job["names"] or job["problems"] else "nothing on",
+        "verdict": job["verdict"],
         "alive": job["alive"],
         "processes": len(job["processes"]),
     }
+    if not job["alive"] and job["how"] not in (ends.RUNNING, ends.LOST):
+        with suppress(OSError):
+            before = folder.stat()
+            files.write(path, {"of": of, "about": about})
+            os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))  # when the job last wrote to it
+    return about
 
 
 def _cells(job: dict[str, Any]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import time
 
 from flashpatch.commands.report import drawn, emit
 from flashpatch.errors import PatchError
+from flashpatch.verify import ends
 from flashpatch.verify.job import collect, screen, source
 
 HELP = "show a job in the terminal while it runs"
@@ -44,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         with Live(view(), console=console, screen=True, auto_refresh=False) as live:
-            while found["alive"] or any(process["alive"] == "unknown" for process in found["processes"]):
+            while found["how"] in (ends.RUNNING, ends.LOST):
                 time.sleep(args.every)
                 try:
                     source.renew(args, folder)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from flashpatch.verify import sampled
 from flashpatch.verify.probes import jobs
 
 MAX_DRAFTS = 3
@@ -27,12 +26,14 @@ def prompts() -> list[list[int]]:
 def run(workdir: Path, seen: dict[str, Any]) -> None:
     """Note the answers to all prompts with each drafter in turn, `TURNS` times. A last update ends the judgement of the third
     drafter, so that its acceptance is in the ledger; then sampled requests are answered."""
+    from flashpatch.verify import sampled
+
     began, engine, answers = time.monotonic(), jobs.engine_here(), list[dict[str, Any]]()
     generate, update, flush = {"vllm": _vllm, "sglang": _sglang}[engine](workdir)
     seen |= {"opened": time.monotonic() - began, "answers": answers}
     jobs.tell(workdir, f"an engine is open ({seen['opened']:.0f} s)")
 
-    def ask(prompts: list[list[int]], asked: list[sampled.Asked]) -> None:
+    def ask(prompts: list[list[int]], asked: list[dict[str, float]]) -> None:
         found = zip(prompts, asked, generate(prompts, asked), strict=True)
         answers.extend(dict(prompt=prompt, asked=one, **answer) for prompt, one, answer in found)
 

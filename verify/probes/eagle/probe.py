@@ -14,7 +14,6 @@ from typing import Any
 
 from flashpatch.patches.eagle.capture import sample_queue
 from flashpatch.settings import selections
-from flashpatch.verify import sampled
 from flashpatch.verify.probes import calls, jobs
 from flashpatch.verify.probes.eagle.job import DRAFTERS
 from flashpatch.verify.proof import Proof
@@ -90,6 +89,8 @@ def _options(**values: Any) -> dict[str, str]:
 
 def _drawn(target: Path, answers: Sequence[Any], returned: str) -> Proof:
     what = "tokens are the target's alone, sampled ones from its distribution as asked for; log-probabilities are right"
+    from flashpatch.verify import sampled
+
     tally = sampled.Tally(_close())
     for one in answers:
         _, logits = _forward(target, one["prompt"] + one["tokens"])

@@ -1,5 +1,4 @@
-"""Compute FlowRL's loss in plain floating-point numbers, without tensors, as a reference that shares no code with what it
-checks.
+"""Compute FlowRL's loss in plain floating-point numbers, without tensors, as a reference that shares no code with what it checks.
 
 Source: FlowRL (arXiv 2509.15207), its final objective."""
 

@@ -14,18 +14,6 @@ from flashpatch.verify.proof import Proof
 _proof = partial(Proof, "flowrl")
 _TIMEOUT = 600.0  # seconds
 _NO_ACCELERATOR = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
-_TAKEN = (
-    "validate_config",
-    "compute_advantage",
-    "init_model",
-    "build_module",
-    "build_lora_module",
-    "build_optimizer",
-    "prepare_model_inputs",
-    "prepare_model_outputs",
-    "ppo_loss",
-    "convert_weight_keys",
-)
 _CLOSE = 1e-4  # of float32 in verl against float64, relative
 
 
@@ -41,7 +29,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     return [
         *_weigh(ended.seen["job"], ended.seconds),
         _compare(ended.seen["job"], ended.ranks[0]),
-        calls.counted(nonce, "flowrl.verl", {"trainer": _TAKEN}),
+        calls.counted(nonce, "flowrl.verl", jobs.given()["taken"]["flowrl.verl"]),
     ]
 
 

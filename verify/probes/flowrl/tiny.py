@@ -10,45 +10,20 @@ from typing import Any
 
 import torch
 
-from flashpatch.verify.probes import verl_actor
+from flashpatch.verify.probes import jobs, verl_actor
 
 WIDTH, VOCABULARY = 32, 64
 MODEL = "actor_rollout_ref.model"
 ACTOR = "actor_rollout_ref.actor"
 
-RECIPE = (
-    "algorithm.adv_estimator=grpo",
-    f"+{MODEL}.load_tokenizer=False",
-    f"{MODEL}.use_remove_padding=False",
-    f"{MODEL}.enable_gradient_checkpointing=False",
-    f"+{MODEL}.override_config.attn_implementation=sdpa",
-    f"{ACTOR}.optim.optimizer=SGD",
-    f"{ACTOR}.optim.lr=1.0",
-    f"{ACTOR}.optim.weight_decay=0.0",
-    f"{ACTOR}.optim.clip_grad=1e9",
-    f"{ACTOR}.grad_clip=1e9",
-    f"{ACTOR}.use_torch_compile=False",
-    f"{ACTOR}.fsdp_config.use_torch_compile=False",
-    f"+{ACTOR}.fsdp_config.mixed_precision={{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}}",
-    f"{ACTOR}.ppo_mini_batch_size=2",
-    f"{ACTOR}.ppo_micro_batch_size_per_gpu=8",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
-    "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8",
-    "actor_rollout_ref.rollout.n=4",
-    "data.train_batch_size=2",
-    "trainer.n_gpus_per_node=1",
-)
-"""In float32, with plain gradient descent at rate 1: the step of a weight is its gradient."""
-
-
 untrained, write_model = verl_actor.untrained, verl_actor.write_model
 
 
 def recipe(model: Path, *overrides: str) -> Any:
-    """Return verl's own config with `RECIPE` and ``overrides``, validated as its driver does."""
+    """Return verl's own config with the probes' settings and ``overrides``, validated as its driver does."""
     from verl.utils.config import validate_config
 
-    config = verl_actor.configuration([*RECIPE, f"{MODEL}.path={model}", *overrides])
+    config = verl_actor.configuration([*jobs.given()["actor"], f"{MODEL}.path={model}", *overrides])
     validate_config(config, False, False)
     return config
 

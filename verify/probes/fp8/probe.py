@@ -27,42 +27,6 @@ _STEPS = {
     "perturbation": ("an update to other weights equals a fresh engine on them", jobs.FRESH),
     "return": ("{} back equals the answers before", "before"),
 }
-#: Patches that the job must have called beside those that are due by their records, by framework and role.
-_TAKEN: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "vllm": {
-        "driver": ("create_engine_config",),
-        "engine-core": ("engine_core_init", "collective_rpc"),
-        "worker": (
-            "initialize_model",
-            "worker_load_model",
-            "process_weights_after_loading",
-            "initialize_layerwise_reload",
-            "finalize_layerwise_reload",
-        ),
-    },
-    "sglang": {
-        "driver": ("run_resolution_pipeline", "launch_scheduler_processes"),
-        "engine-core": ("scheduler_init", "begin_weight_update", "end_weight_update"),
-        "worker": (
-            "initialize_model",
-            "load_model",
-            "postprocess_weights",
-            "update_weights_from_tensor",
-            "runner_update_weights_from_disk",
-        ),
-    },
-    "sglang_0_5_12": {
-        "driver": ("server_args_post_init", "launch_scheduler_processes"),
-        "engine-core": ("scheduler_init", "update_weights_from_tensor", "update_weights_from_disk"),
-        "worker": (
-            "initialize_model",
-            "load_model",
-            "load_weights_and_postprocess",
-            "runner_update_weights_from_tensor",
-            "runner_update_weights_from_disk",
-        ),
-    },
-}
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
@@ -83,7 +47,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     framework = other_generation(registry.family("fp8").patches, engine.NAME) or engine.NAME
     return [
         *_judged(ended, precision, engine.RELOAD),
-        calls.counted(nonce, f"fp8.{framework}", _TAKEN[framework]),
+        calls.counted(nonce, f"fp8.{framework}", jobs.given()["taken"][f"fp8.{framework}"]),
     ]
 
 

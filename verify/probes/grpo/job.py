@@ -173,8 +173,7 @@ def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple
     engine = engine_for(strategy, model)
 
     def shared(split: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
-        """Return this rank's rows; where verl equalizes the number of micro-batches, only the first rank has real
-        ones."""
+        """Return this rank's rows; where verl equalizes the number of micro-batches, only the first rank has real ones."""
         if split["use_dynamic_bsz"] and world > 1:
             return [batch[:REAL], batch[REAL:]][rank] if rank < 2 else []
         return batch[rank::world]

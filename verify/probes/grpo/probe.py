@@ -12,14 +12,6 @@ from flashpatch.verify.proof import Proof
 
 OTHER_LOSSES = ("gspo", "clip_cov")
 _TIMEOUT = 400.0  # seconds for all ranks together
-_TAKEN = (
-    "validate_config",
-    "acquire_server",
-    "generate",
-    "release_server",
-    "generate_part",
-    "generate_whole",
-)
 _CLOSE = 1e-5  # of the gradient's norm: float32, summed in another order
 
 
@@ -28,7 +20,10 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     ended = jobs.run(commands, workdir, _TIMEOUT)
     if ended.problem:
         return [Proof("grpo", "two ranks train with verl's engines", False, ended.problem, ended.seconds)]
-    return [*_weigh(ended.ranks, ended.seconds), calls.counted(nonce, "grpo.verl", {"trainer": _TAKEN})]
+    return [
+        *_weigh(ended.ranks, ended.seconds),
+        calls.counted(nonce, "grpo.verl", jobs.given()["taken"]["grpo.verl"]),
+    ]
 
 
 def _weigh(seen: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[Proof]:

@@ -28,8 +28,7 @@ class Setting:
     Attributes:
         arms: all arms; a rule names them by their place here.
         window: steps after which an observation should weigh little or nothing.
-        random: the policy's random numbers.
-    """
+        random: the policy's random numbers."""
 
     arms: tuple[Arm, ...]
     window: int

@@ -7,8 +7,7 @@ a draft is accepted if those before it were. A step of any arm that drafts updat
 seen under one arm counts for all. The level is estimated by an extended Kalman filter (a random walk, observed through
 the tokens that an arm gives at a level, `acceptance_curves`), and each arm's deviation from its curve is learned beside
 it. Drawing from the filter's estimate is Thompson sampling for a drifting reward as in Russo et al., "A Tutorial on
-Thompson Sampling" (2018), section 6.3.
-"""
+Thompson Sampling" (2018), section 6.3."""
 
 from __future__ import annotations
 
@@ -79,8 +78,7 @@ class StepTimes:
     Attributes:
         mean: seconds per arm, 0 if the arm never ran.
         weight: steps seen per arm.
-        borrowed: means taken from another bucket, until this one has seen a whole step; None then.
-    """
+        borrowed: means taken from another bucket, until this one has seen a whole step; None then."""
 
     def __init__(self, arms: int, keep: float, lender: StepTimes | None = None) -> None:
         self.mean = [0.0] * arms if lender is None else list(lender.mean)

@@ -17,8 +17,7 @@ class Window:
 
     Attributes:
         pulls, seconds: of each arm in the window.
-        rate: tokens per second of each arm, the last known if it has left the window, 0 if never seen.
-    """
+        rate: tokens per second of each arm, the last known if it has left the window, 0 if never seen."""
 
     def __init__(self, arms: int, length: int) -> None:
         self.rate = [0.0] * arms
@@ -57,8 +56,7 @@ class Window:
 class Windowed(Rule):
     """Keep a window per bucket. A new bucket starts with one step per arm from the nearest known one.
 
-    Only arms that no bucket ever ran are warmed up by running them, ``warm_up`` steps each.
-    """
+    Only arms that no bucket ever ran are warmed up by running them, ``warm_up`` steps each."""
 
     warm_up = 2
 
@@ -114,8 +112,7 @@ class Windowed(Rule):
 class Greedy(Windowed):
     """Choose the arm with the highest rate, and one at random in a share `EPSILON` of the steps.
 
-    FastRL's ``EG``, with the window's mean instead of its median.
-    """
+    FastRL's ``EG``, with the window's mean instead of its median."""
 
     def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
         unwarmed = self.unwarmed_arm(allowed)
@@ -131,8 +128,7 @@ class Greedy(Windowed):
 class Ucb1(Windowed):
     """Choose the arm with the highest rate, as a share of the best one's, plus ``scale * sqrt(2 ln N / n)``.
 
-    FastRL's UCB1 takes tokens per second, next to which the bonus is negligible.
-    """
+    FastRL's UCB1 takes tokens per second, next to which the bonus is negligible."""
 
     scale = 0.1
 

@@ -2,8 +2,7 @@
 
 verl has both logprobs of every token when it computes its own debug metrics. There the gap is measured, per
 precision in a mixed fleet, and compared with that of earlier updates: an update after which it jumps is
-reported, with the layers whose rounding error grew most.
-"""
+reported, with the layers whose rounding error grew most."""
 
 from __future__ import annotations
 

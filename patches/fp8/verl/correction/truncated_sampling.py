@@ -4,8 +4,7 @@ Under top-p, top-k or min-p a token is drawn from the kept set K of its position
 normalized over K. That is what processed logprobs are of, while the trainer's are over the whole vocabulary. So the
 ratio ``trainer / rollout`` of equal policies is not 1 but the kept mass, the sum of the policy over K. For policies
 that differ, quantized rollouts say, its mean over tokens drawn from the rollout is still the trainer's mass of K:
-the sum over K of ``rollout * trainer / rollout``. Nothing but truncation moves that mean away from 1.
-"""
+the sum over K of ``rollout * trainer / rollout``. Nothing but truncation moves that mean away from 1."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ NOTE = "truncated_sampling"
 def settings(get: Get) -> list[str]:
     """Return the settings that truncate the sampling of training rollouts, as ``path=value``.
 
-    Those of ``val_kwargs`` are for validation, whose tokens are not trained on.
-    """
+    Those of ``val_kwargs`` are for validation, whose tokens are not trained on."""
     top_p, top_k, min_p = (get(f"{ROLLOUT}.{name}") for name in ("top_p", "top_k", "min_p"))
     found = {"top_p": top_p is not None and top_p < 1, "top_k": (top_k or 0) > 0, "min_p": (min_p or 0) > 0}
     return [f"{ROLLOUT}.{name}={get(f'{ROLLOUT}.{name}')}" for name, truncates in found.items() if truncates]

@@ -46,8 +46,7 @@ def agent_loop_output_as_dict(site: Site) -> Callable[[], None]:
     """With the option support, take the kept ids from the log-probabilities that they came with, whichever agent loop put them
     together, and add them to the sample as a field of its own.
 
-    The class gets a constructor, as pydantic's makes plain numbers of log-probabilities.
-    """
+    The class gets a constructor, as pydantic's makes plain numbers of log-probabilities."""
     inherited = site.owner.__init__
 
     @functools.wraps(inherited)
@@ -85,8 +84,7 @@ class Rows(NamedTuple):
     Attributes:
         ids: ``(packed tokens, width)``; a row has the kept ids of the token that follows.
         part, parts: which of how many equal parts of the rows this rank has.
-        used: has an entry once log-probabilities were computed from them.
-    """
+        used: has an entry once log-probabilities were computed from them."""
 
     ids: Any
     part: int
@@ -110,8 +108,7 @@ def prepare_model_outputs(
 ) -> Any:
     """With the option support, line up the kept ids of the micro-batch with its packed tokens, or this rank's part.
 
-    Raises PatchError if a token to train on has no kept ids, or they were not used.
-    """
+    Raises PatchError if a token to train on has no kept ids, or they were not used."""
     if FIELD not in micro_batch.keys():
         return original(self, output, output_args, micro_batch, *args, **kwargs)
     part, parts = 0, 1
@@ -176,8 +173,7 @@ def logprobs_from_logits(original, logits: Any, labels: Any, *args: Any, **kwarg
     """Take the log-probability of a sampled token over its kept ids, in value and gradient.
 
     Those of other tokens, which verl's losses mask, are over all, without gradient. Raises PatchError if a token is not
-    among those that it was drawn from.
-    """
+    among those that it was drawn from."""
     import torch
 
     rows = _ROWS.get()

@@ -24,8 +24,7 @@ def receipt(
         replica: number of the rollout replica; rank: of this process within it.
         workers: the receipts of the replica's workers; None if another rank has them.
         seconds: duration of the whole sync.
-        called: whether this process called the server, so that it must have the workers' receipts.
-    """
+        called: whether this process called the server, so that it must have the workers' receipts."""
     told = {
         "judged": True,
         "replica": replica,
@@ -52,8 +51,7 @@ class WorkerVersions:
             given: per sending rank its syncs since the last check, None if FlashPatch is missing.
 
         Raises:
-            PatchError: names each replica and rank that differs, with its versions.
-        """
+            PatchError: names each replica and rank that differs, with its versions."""
         problems = [problem for rank, syncs in enumerate(given) for problem in self._rank(rank, step, syncs)]
         problems += _several_versions(_judged(given))
         problems += _several_checksums(_judged(given))
@@ -169,8 +167,7 @@ def metrics(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> dict[str, fl
 
     ``gather`` is the trainer's preparation and its generator of weights, ``load`` the engine's loading of buckets,
     ``process`` its work before and after, ``transfer`` what the sending took besides generator and loading,
-    ``total`` all.
-    """
+    ``total`` all."""
     syncs = [sync for given_by in _judged(given) for sync in given_by]
     workers = [worker for sync in syncs for worker in sync["workers"] or ()]
     slowest: dict[str, float] = {

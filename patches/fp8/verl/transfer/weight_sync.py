@@ -37,8 +37,7 @@ class Sending:
         gather: seconds in the generator of weights.
         waited: seconds waiting for the worker.
         send: seconds in the transfer, both included.
-        bytes, tensors: what was sent.
-    """
+        bytes, tensors: what was sent."""
 
     step: int | None = None
     ticketed: bool = True
@@ -103,8 +102,7 @@ class Receiving:
     Attributes:
         ticket: of the sender, empty if it sent none.
         receive: seconds in ``receive_weights``; load: of them, in the engine's loading.
-        bytes, tensors: what was received.
-    """
+        bytes, tensors: what was received."""
 
     ticket: dict[str, Any] = field(default_factory=dict)
     receive: float = 0.0
@@ -127,8 +125,7 @@ class WeightSync:
         export_seconds: the training engine's preparation of weights since the last sync began.
         failed: whether this rollout worker's last update failed, so that its version was never committed.
         worker_versions: in the driver: version that each worker holds.
-        metrics: in the driver: numbers of the last sync, until they are logged.
-    """
+        metrics: in the driver: numbers of the last sync, until they are logged."""
 
     def __init__(self) -> None:
         self._sending: ContextVar[Sending | None] = ContextVar("sending", default=None)
@@ -190,8 +187,7 @@ os.register_at_fork(after_in_child=WEIGHT_SYNC.reset)
 def relayed(weights: Any) -> bool:
     """Whether weights come from a trainer in another process, through one of verl's checkpoint engines.
 
-    These receive asynchronously; the generator of a training engine is a plain one.
-    """
+    These receive asynchronously; the generator of a training engine is a plain one."""
     return hasattr(weights, "__aiter__")
 
 

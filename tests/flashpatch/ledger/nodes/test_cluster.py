@@ -61,7 +61,6 @@ def test_the_rows_of_all_nodes_are_gathered_and_those_of_a_dead_one_are_kept(nod
     assert all(one["alive"] for one in found.values())
     assert {calls_of(one) for one in found.values()} == {0, 1}, "the driver calls nothing"
     assert found[actors["one"]["child"]]["roles"] == ["engine-core"]
-
     nodes.kill("one", actors["one"]["pid"], actors["one"]["child"])
     on_one = {pid for pid, name in where.items() if name == "one"}
 
@@ -73,7 +72,6 @@ def test_the_rows_of_all_nodes_are_gathered_and_those_of_a_dead_one_are_kept(nod
     found = until(is_known_dead)
     assert {pid for pid, one in found.items() if not one["alive"]} == on_one
     assert {calls_of(found[pid]) for pid in on_one} == {1}
-
     table = command(nodes, "flashpatch-verify", "--live", "--ray", nodes.address, "--run", run)
     assert table.returncode == 0 and "dead" in table.stdout and "two (" in table.stdout, table.stdout
     report = json.loads(command(nodes, "flashpatch", "report", run, "--ray", nodes.address, "--json").stdout)
@@ -82,7 +80,6 @@ def test_the_rows_of_all_nodes_are_gathered_and_those_of_a_dead_one_are_kept(nod
     ) == ["head", "one", "two"]
     metrics = command(nodes, "flashpatch", "metrics", run, "--ray", nodes.address).stdout
     assert 'node="one (' in metrics and "flashpatch_weight_updates_total" in metrics
-
     # another process of the node publishes when the one that did is gone
     os.kill(actors["two"]["pid"], signal.SIGKILL)
     later = job.actor("two-again")
@@ -94,7 +91,6 @@ def test_the_rows_of_all_nodes_are_gathered_and_those_of_a_dead_one_are_kept(nod
     found = until(took_over)
     assert name_of(found[later["pid"]]) == "two" and found[later["pid"]]["alive"]
     assert job.end() == 0
-
     # without the cluster, from what was copied: by the command, and by the driver into its own ledger
     for ledger in ("reader", "driver/cache/flashpatch"):
         code, kept = live(nodes, run, ledger=ledger, ray=False)

@@ -16,10 +16,8 @@ import torch.distributed as dist
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.bandit.rank_broadcast import RankBroadcast
 from flashpatch.patches.eagle.bandit.policy import Policy
-
 rank = int(sys.argv[1])
 dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
-
 def drive(broadcast):
     policy = Policy(["disable", "1_1_2", "3_1_4", "5_1_6"], broadcast=broadcast)
     arms = []
@@ -30,7 +28,6 @@ def drive(broadcast):
         policy.update(batch, arm, batch * (1 + 0.8 * arm.steps), 1.0 + (1.0 - rank) * arm.steps)
         arms.append(str(arm))
     return arms
-
 said = {"alone": drive(None), "agreed": drive(RankBroadcast())}
 policy = Policy(["disable", "3_1_4"], broadcast=RankBroadcast())
 try:

@@ -18,7 +18,6 @@ import flashpatch, pytest
 flashpatch.enable("cpu", "bf16", "eagle")
 from omegaconf import OmegaConf
 from verl.utils.config import validate_config
-
 job = {"actor_rollout_ref": {"rollout": {"name": "sglang"}}}
 with pytest.raises(flashpatch.PatchError) as error:
     validate_config(OmegaConf.create(job), False, False)

@@ -2,8 +2,7 @@
 
 The stand-in operators verify, so this is about SGLang's own way to them. An engine's seed is fixed, but how requests
 meet in batches is not: a right engine fails each of a test's six chi-squares with probability `ALARM`, so a test fails
-once in 16,000 runs.
-"""
+once in 16,000 runs."""
 
 from functools import cache
 from pathlib import Path

@@ -32,8 +32,7 @@ def speculate(at: str, target: str, asynchronous: bool, adapt: bool, **speculati
     """Speculate with another number of drafts every other step; then update the drafter, if one is named "exact".
 
     Per step, in the order of their outputs: the number that was chosen for the next one, and how many drafts each
-    request verified. Without ``adapt`` the number is always the largest.
-    """
+    request verified. Without ``adapt`` the number is always the largest."""
     from vllm import LLM, SamplingParams
 
     import flashpatch

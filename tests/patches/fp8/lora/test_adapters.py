@@ -17,9 +17,9 @@ class OtherRank(SingleRank):
     def __init__(self, *said: str | None) -> None:
         self.said, self.heard = list(said), []
 
-    def agree_on_commit(self, error: str | None) -> str | None:
+    def agree_on_commit(self, error: str | None, empty: bool = False) -> tuple[str | None, bool]:
         self.heard.append(error)
-        return error or self.said.pop(0)
+        return error or self.said.pop(0), empty
 
 
 def replace(adapters: Adapters, digest: str, key: str = "policy", place: Any = None) -> list[str]:

@@ -54,6 +54,8 @@ def pair(a=(2, 8), b=(4, 2), scaling=3.0) -> Pair:
         ),
         ({"q_proj": pair()}, {"rank_pattern": {"q_proj": 4}}, "rank_pattern={'q_proj': 4} is not followed"),
         ({"q_proj": pair()}, {"use_dora": True}, "use_dora=True is not followed"),
+        ({"q_proj": pair()}, {"of_a_later_peft": True}, "of_a_later_peft=True is not followed"),
+        ({"q_proj": pair()}, {"init_lora_weights": "lora_ga"}, "changes the base too"),
     ],
 )
 def test_each_problem_is_named(pairs, config, named):

@@ -123,10 +123,8 @@ import flashpatch
 from flashpatch import PatchError, ledger
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import registry
-
 # Stock vLLM inspects each architecture in a process that imports it all again.
 registry._run_in_subprocess = lambda function: function()
-
 def configured(model, options, arguments, environ):
     os.environ.update(environ)
     flashpatch.enable("fp8", **options)
@@ -145,7 +143,6 @@ def configured(model, options, arguments, environ):
             for f in fs if f.endswith(".json")]
     [notes] = [row["notes"] for row in rows if row.get("pid") == os.getpid()]
     return {"quantization": config.model_config.quantization, "notes": notes}
-
 model, scenarios = json.loads(sys.argv[1])
 print(json.dumps({name: configured(model, *how) for name, how in scenarios.items()}))
 """

@@ -1,7 +1,6 @@
 """Weights whose memory is released: the policy, a drafter, and updates in between, on real engines.
 
-SGLang's memory saver is that of `sglang_saver`: released memory holds garbage, and what is written into it is lost.
-"""
+SGLang's memory saver is that of `sglang_saver`: released memory holds garbage, and what is written into it is lost."""
 
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,7 @@
 """Weights of a quantized SGLang engine updated while it runs: as a fresh engine on them, to the last bit.
 
 Two engines run side by side, one opened on A and brought to B, one opened on B and brought to A. What the one says
-at first is what the other must say after its update.
-"""
+at first is what the other must say after its update."""
 
 from pathlib import Path
 from typing import Any

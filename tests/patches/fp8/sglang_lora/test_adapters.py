@@ -232,8 +232,7 @@ def test_a_hundred_versions_in_two_places_of_which_each_answers_its_own_requests
 def test_ranks_take_an_adapter_together_or_not_at_all(amx: str, tmp_path: Path) -> None:
     """Stock asks the first rank alone: it takes the adapter, and ends at the first request that needs it.
 
-    With AMX SGLang sums over ranks in shared memory, by an operator of its own.
-    """
+    With AMX SGLang sums over ranks in shared memory, by an operator of its own."""
     one, two = adapters(1, 2)
     tp2, bound = dict(LORA, tp_size=2), {"SGLANG_CPU_OMP_THREADS_BIND": "0|0", "STANDIN_AMX": amx}
 

@@ -10,7 +10,7 @@ from machine import limit
 
 from flashpatch import ledger
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8 import model_registry
+from flashpatch.patches.fp8 import model_registry, stated
 from flashpatch.patches.fp8.vllm import worker as vllm_worker
 
 A, B = toys.checkpoint(0), toys.checkpoint(1)
@@ -48,15 +48,18 @@ def test_sleep_level_2_has_nothing_to_fall_back_to():
     assert not engine.managed.may_generate
 
 
-def test_withdrawing_does_not_make_a_mixture_whole():
-    """Layers of an update that was given up are in place: state, gate and refusal say so."""
-    engine = toys.engine(atomic="layer")
-    engine.load(B[:1])
-    engine.managed.begin()
-    engine.managed.finish(partial=True)
-    policy = engine.managed.policy()
-    assert policy.state == "broken" and "given up" in policy.why_refused() and not engine.managed.may_generate
-    assert engine.takes(B)
+def test_an_update_that_is_given_up_while_the_engine_sleeps_is_given_up(atomic):
+    """It stayed open: later whole calls went into it, and were never committed. W4."""
+    engine = toys.engine(atomic=atomic)
+    with pytest.raises(ConnectionError), stated.update([engine.managed]):
+        engine.load(B[:1])
+        engine.managed.asleep = True
+        raise ConnectionError
+    assert engine.managed.state != "open"
+    engine.managed.asleep = False
+    engine.load(B)
+    engine.managed.after_call()
+    assert engine.managed.may_generate and toys.same_answers(engine.model, toys.fresh("transposed", B))
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -158,7 +161,7 @@ def test_a_sender_waits_while_another_thread_commits(atomic, monkeypatch):
         sender[0].start()
         sender[0].join(timeout=0.5)
         assert sender[0].is_alive(), "it did not wait"
-        commit(*args)
+        return commit(*args)
 
     engine.load(B)
     monkeypatch.setattr(engine.managed._update, "commit", slowly)

@@ -4,8 +4,6 @@ import fp8_toy_derived as derived
 import fp8_toys as toys
 import pytest
 
-from flashpatch.errors import PatchError
-
 A, B = toys.checkpoint(0), toys.checkpoint(1)
 
 
@@ -34,26 +32,3 @@ def test_what_a_layer_that_was_left_out_derives_from_others_is_new(kind, scales,
     fresh.load_weights((a | new).items())
     derived.process_all(fresh)
     assert toys.same_answers(engine.model, fresh)
-
-
-@pytest.mark.parametrize("fault", ["failed", "abandoned", "restarted", "slept"])
-def test_a_partial_update_cannot_mend_a_mixed_policy(fault):
-    engine = toys.engine(partial=True)
-    if fault == "failed":
-        with pytest.raises(ConnectionError):
-            engine.load(toys.broken_off(B, 8))
-    elif fault == "abandoned":
-        engine.load(B[:8])
-        engine.managed.begin()
-    elif fault == "restarted":
-        engine.load(B[:8])
-        engine.load(B[:1])
-    else:
-        engine.managed.mark_discarded()
-    engine.load([item for item in A if item[0].startswith("layers.1.")])
-    with pytest.raises(PatchError, match="did not come"):
-        engine.managed.finish()
-    assert not engine.managed.may_generate
-    assert engine.takes(B)
-    engine.update([item for item in A if item[0].startswith("layers.1.")])
-    assert engine.managed.may_generate

@@ -134,6 +134,7 @@ for atomic in ("layer", "model"):
     e.load(A)  # nobody ends it
     e.managed.before_request()
     say(exact(e, A), e.managed.version == stages.update)
+    e = staged(atomic)  # whose sender has named no end
     e.load(B[:-1] if rank == 2 else B)
     e.managed.before_request()
     say(e.managed.state)
@@ -200,7 +201,7 @@ else:
     time.sleep(0.2)
 for _ in range(2):
     consensus.begin()
-    say(consensus.agree_on_commit(None), consensus.update)
+    say(consensus.agree_on_commit(None)[0], consensus.update)
 
 say("#late")
 rank_consensus.TIMEOUT = float(os.environ["PATIENCE"])

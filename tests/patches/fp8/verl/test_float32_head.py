@@ -34,7 +34,6 @@ def test_logits_and_gradients_are_those_of_float64(tied: bool) -> None:
     stock = logits()
     exact = seen[0].double() @ head.weight.double().t()
     assert stock.dtype == torch.bfloat16 and (stock.double() - exact).abs().max() > 1e-4
-
     use_float32(model)
     found = logits()
     assert found.dtype == torch.float32 and (found.double() - exact).abs().max() < 1e-6

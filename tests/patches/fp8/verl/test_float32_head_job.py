@@ -25,6 +25,5 @@ def test_rollout_and_trainer_are_nearer(world, tmp_path):
     assert max(metrics(ours, "mismatch/k3")) < 0.5 * min(metrics(stock, "mismatch/k3"))
     assert min(metrics(ours, "actor/grad_norm")) > 0
     processes = live(tmp_path / "ours")
-
     assert calls(processes, "fp8.verl.build_module") >= 1
     assert calls(processes, "fp8.vllm_0_24.get_logits") >= 8

@@ -16,7 +16,6 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers import Qwen2Config, Qwen2ForCausalLM
 import flashpatch
 from verl.utils import fsdp_utils
-
 dist.init_process_group("gloo", init_method="file://{folder}/meet", rank=0, world_size=1)
 sizes = dict(vocab_size=97, hidden_size=48, intermediate_size=71, num_attention_heads=4, num_key_value_heads=2)
 model = Qwen2ForCausalLM(Qwen2Config(num_hidden_layers=1, **sizes))

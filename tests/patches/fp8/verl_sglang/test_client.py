@@ -21,7 +21,6 @@ flashpatch.enable("fp8", fleet=[{"precision": "bf16"}, {"precision": "int8"}])
 from sglang.srt.server_args import ServerArgs
 from verl.workers.rollout.sglang_rollout.http_server_engine import AsyncHttpServerAdapter
 from flashpatch import ledger
-
 client = AsyncHttpServerAdapter(model_path="dummy", host="127.0.0.1", port=1, launch_server=False)
 assert client.server_args.quantization is None and client.server_args.port == 1
 assert not ledger.notes().get("precision"), "the trainer noted an engine's precision"

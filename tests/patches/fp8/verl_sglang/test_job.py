@@ -56,7 +56,6 @@ def test_ratios_over_the_kept_tokens_are_one(wide_world, tmp_path):
     check(output, processes, 0.05, corrected=False)
     assert metrics(output, "mismatch/ratio_mean") == pytest.approx([1, 1], abs=5e-3)
     assert max(metrics(output, "mismatch/k3")) < 1e-3
-
     assert (
         calls(processes, "fp8.verl.agent_loop_output_as_dict")
         == 64

@@ -2,8 +2,7 @@
 right.
 
 A machine with AMX runs vLLM's other kernels. What decides between them is answered here for both kinds, so
-that a machine of one kind guards the other as far as its own instructions reach.
-"""
+that a machine of one kind guards the other as far as its own instructions reach."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,6 @@
 """Two dense engines behind one front end: an update reaches both, and one that reaches a single one is named.
 
-vLLM opens dense data parallelism behind its server's `AsyncLLM` alone; offline it refuses it.
-"""
+vLLM opens dense data parallelism behind its server's `AsyncLLM` alone; offline it refuses it."""
 
 import asyncio
 import time

@@ -86,6 +86,22 @@ def breakdown(at: dict[str, str], method: str) -> dict[str, Any]:
     return found
 
 
+def lent(at: dict[str, str]) -> dict[str, Any]:
+    """A drafter with embedding and head of another policy, then with those of its own."""
+    import flashpatch
+
+    with drafted.opened(at["a"], at["noise"], "eagle", {}) as llm:
+        found: dict[str, Any] = {}
+        for name in ("b", "a"):
+
+            def send() -> None:
+                with flashpatch.update(llm):
+                    llm.collective_rpc(drafted.send, args=(at["exact"], "drafter", False, at[name]))
+
+            found[name] = dict(error=updates.error(send), **drafted.spoken(llm))
+    return found
+
+
 def memory(at: dict[str, str]) -> dict[str, Any]:
     """What was replaced by the target's modules when the drafter was loaded, and is alive."""
     from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
@@ -210,6 +226,16 @@ def test_a_broken_drafter_turns_speculation_off(
     off, on = got["said"]
     assert "speculation is off until the drafter gets a complete update" in off and "holds NaN" in off
     assert "speculation is on again" in on
+
+
+def test_what_a_drafter_has_from_its_target_is_compared_and_never_written(
+    runner: scenario.Runner, at: dict[str, str], fresh: Any
+) -> None:
+    """D3: its own whole checkpoint was refused, "wrote straight into lm_head.weight"."""
+    got = runner(lent, at)
+    assert "lm_head.weight came with other values than the policy has" in got["b"]["error"]
+    assert got["a"]["error"] is None and got["a"]["accepted"] == got["a"]["verified"] > 30
+    assert got["b"]["tokens"] == got["a"]["tokens"] == fresh["a"]
 
 
 @pytest.mark.full

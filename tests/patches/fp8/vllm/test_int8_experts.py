@@ -2,8 +2,7 @@
 
 vLLM's kernel runs where the CPU can, selected by the laboratory where vLLM would only select it with AMX; on every
 CPU a kernel of the laboratory stands in its place (`vllm_lab.int8_experts`). The oracle is stock vLLM with the same
-kernel, on a compressed-tensors checkpoint of the same values.
-"""
+kernel, on a compressed-tensors checkpoint of the same values."""
 
 import random
 from typing import Any

@@ -2,8 +2,7 @@
 
 A cell opens an engine on A; sleeps at level 1; sleeps at level 2, wakes weights, takes B in buckets cut and shuffled
 from a printed seed (FLASHPATCH_LAB_SEED repeats it), wakes the KV cache; sleeps at level 2 again, wakes all at once,
-must refuse, takes A.
-"""
+must refuse, takes A."""
 
 import random
 from typing import Any

@@ -3,8 +3,7 @@
 A cell opens one engine and brings it to B and A in turn, in one call and in buckets of five tensors: awake, after
 sleep level 1, and after level 2 with the KV cache woken after the update; the engine's memory goes away as an
 accelerator's does (`sleep_pool`). With ``atomic="model"``, buckets leave the old policy serving, and level 2, which
-leaves nothing to fall back to, is refused by name.
-"""
+leaves nothing to fall back to, is refused by name."""
 
 from typing import Any
 
@@ -23,19 +22,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     **{
         family: (family, {}, MLA if family == "deepseek-v3" else {})
         for family in (
-            "qwen2",
-            "qwen2-tied",
-            "llama",
-            "qwen3-moe",
-            "mixtral",
-            "olmoe",
-            "gpt-oss",
-            "deepseek-v3",
-            "qwen3-next",
-            "mamba2",
-            "falcon-h1",
-            "granite-moe-hybrid",
-            "nemotron-h",
+            *"qwen2 qwen2-tied llama qwen3-moe mixtral olmoe gpt-oss deepseek-v3 qwen3-next mamba2 falcon-h1".split(),
+            *"granite-moe-hybrid nemotron-h".split(),
         )
     },
     **{

@@ -1,8 +1,7 @@
 """What vLLM does by itself when weights are updated in place: the reason for the weight-update patch.
 
 No FlashPatch anywhere. The wrong outcomes are asserted, so that a vLLM which gets one right fails the
-test and its message says so: the `remove_when` of the patch has come for that case.
-"""
+test and its message says so: the `remove_when` of the patch has come for that case."""
 
 import functools
 from collections.abc import Iterator

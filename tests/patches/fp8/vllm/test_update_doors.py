@@ -1,7 +1,6 @@
 """Every door leads to the same update: naive loads, verl's pattern, vLLM's reload and its transfer session.
 
-And the other door: engines opened without a quantization get the family's precision, whoever opens them.
-"""
+And the other door: engines opened without a quantization get the family's precision, whoever opens them."""
 
 import itertools
 from collections.abc import Callable

@@ -2,8 +2,7 @@
 
 A cell opens an engine on A and brings it to B, back to A and to B again: once in one call, twice in buckets
 cut and shuffled from a printed seed (FLASHPATCH_LAB_SEED repeats it). A
-cell that is wrong without an error fails, and so does one that no longer does what is written here.
-"""
+cell that is wrong without an error fails, and so does one that no longer does what is written here."""
 
 import random
 from typing import Any

@@ -1,7 +1,6 @@
 """Worker extensions of OpenRLHF, ms-swift, checkpoint-engine and prime-rl, as installed, on real engines.
 
-With FlashPatch the engine is one opened on what the trainer sent. NCCL and CUDA have stand-ins (`nccl_standin`).
-"""
+With FlashPatch the engine is one opened on what the trainer sent. NCCL and CUDA have stand-ins (`nccl_standin`)."""
 
 from typing import Any
 

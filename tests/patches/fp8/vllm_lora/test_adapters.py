@@ -56,7 +56,6 @@ def bad_adapters(a: str, good: str, where: str) -> dict[str, Any]:
 def spoiled_adapters(a: str) -> dict[str, tuple[lora_lab.Tensors, dict[str, Any]]]:
     """How an adapter is spoiled -> its tensors and what its configuration says otherwise."""
     good = lora_lab.tensors(a, 9)
-
     first = f"{DOWN}.lora_A.weight"
     elsewhere = {name.replace(".layers.1.", ".layers.7."): tensor for name, tensor in good.items()}
     nan = good[first].clone()

@@ -15,7 +15,6 @@ def test_the_registered_loss_is_verls_where_the_counts_agree(scenario):
         from verl.workers.config import FSDPActorConfig
         from flashpatch.patches.grpo.loss import policy_loss as counting
         from flashpatch.patches.grpo.loss.grpo_exact import count
-
         torch.manual_seed(0)
         new = (-torch.rand(4, 7)).requires_grad_()
         old = new.detach() + torch.randn(4, 7)

@@ -62,6 +62,5 @@ def test_two_steps_with_the_engines_experts(experts: Path, tmp_path: Path) -> No
         gaps[name], processes = metrics(done.stdout, "mismatch/k3"), live(folder)
         print(name, gaps[name])
     assert gaps["replayed"][0] < gaps["stock"][0] / 3, gaps
-
     assert calls(processes, "grpo.sglang.generate_request") >= 64
     assert calls(processes, "grpo.verl.forward_step") >= 4

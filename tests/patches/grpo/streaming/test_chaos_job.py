@@ -1,8 +1,7 @@
 """Jobs in mode stream_async whose processes are killed or stopped for a while at random, in validation steps too: no
 sample is trained twice, and none is lost.
 
-``CHAOS_KILLS=100 pytest -m full tests/patches/grpo/streaming/test_chaos_job.py`` takes 100 kills; the seed is printed.
-"""
+``CHAOS_KILLS=100 pytest -m full tests/patches/grpo/streaming/test_chaos_job.py`` takes 100 kills; the seed is printed."""
 
 import json
 import os

@@ -143,7 +143,6 @@ def test_the_last_worker_is_waited_for_when_it_is_started_again():
 def test_workers_are_started_again_while_groups_end(ended: bool):
     dispatcher = Dispatcher(Manager(1), replace=2)
     dispatcher.generate_sequences(Prompts("a"))
-
     survived = []
 
     def three_deaths() -> None:

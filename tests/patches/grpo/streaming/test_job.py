@@ -35,11 +35,8 @@ def test_groups_are_trained_on_as_they_end(world, tmp_path):
 @pytest.mark.full
 def test_a_lost_server_and_a_lost_agent_worker_lose_no_sample(world, tmp_path):
     extra = (
-        "actor_rollout_ref.rollout.n_gpus_per_node=2",
-        "actor_rollout_ref.rollout.agent.num_workers=2",
-        "trainer.total_training_steps=5",
-        "data.max_response_length=64",
-        "actor_rollout_ref.rollout.max_model_len=128",
+        *"actor_rollout_ref.rollout.n_gpus_per_node=2 actor_rollout_ref.rollout.agent.num_workers=2".split(),
+        *"trainer.total_training_steps=5 data.max_response_length=64 actor_rollout_ref.rollout.max_model_len=128".split(),
     )
     job = start(world, tmp_path, *STREAM, *extra, FLASHPATCH="cpu,bf16,grpo")
     try:
@@ -58,12 +55,8 @@ def test_a_lost_server_and_a_lost_agent_worker_lose_no_sample(world, tmp_path):
 def test_a_killed_job_goes_on_from_its_checkpoint(world, tmp_path):
     """No sample is trained on twice, and the reference is what it was; it goes with the actor's old checkpoints."""
     extra = (
-        "actor_rollout_ref.actor.use_kl_loss=True",
-        "trainer.total_training_steps=5",
-        "trainer.n_gpus_per_node=2",
-        "trainer.save_freq=1",
-        "trainer.max_actor_ckpt_to_keep=2",
-        f"trainer.default_local_dir={tmp_path}/saved",
+        *"actor_rollout_ref.actor.use_kl_loss=True trainer.total_training_steps=5 trainer.n_gpus_per_node=2".split(),
+        *f"trainer.save_freq=1 trainer.max_actor_ckpt_to_keep=2 trainer.default_local_dir={tmp_path}/saved".split(),
         f"trainer.rollout_data_dir={tmp_path}/trained",
     )
     names = {"FLASHPATCH": "cpu,bf16,grpo", "config": "[grpo]\nreference_every = 2\n"}

@@ -21,7 +21,6 @@ CODE = """
     from flashpatch.patches.flowrl.actor import BUILDING
     from flashpatch.patches.grpo.streaming import reference
     from flashpatch.verify.probes.grpo import job
-
     folder = Path(os.environ["FOLDER"])
     old, new = folder / "old", folder / "new"
     if rank == 0:
@@ -34,7 +33,6 @@ CODE = """
     dist.barrier()
     plain = {path: transformers.Qwen2ForCausalLM.from_pretrained(path, dtype=torch.float32) for path in (old, new)}
     rows = job.rows(plain[old])
-
     def away(engine, path):
         data = job.share(rows, len(rows), {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": 8})
         with engine.eval_mode():
@@ -42,18 +40,15 @@ CODE = """
         lengths = [len(row["responses"]) for row in rows]
         own = [job.own_logprobs(plain[path], row["input_ids"], length) for row, length in zip(rows, lengths)]
         return max(float((a[-n - 1:-1] - b).abs().max()) for a, b, n in zip(found, own, lengths))
-
     cases = [("fsdp", {"use_orig_params": orig, "reshard_after_forward": reshard}) for orig, reshard in product((True, False), repeat=2)]
     cases += [("fsdp2", {"reshard_after_forward": reshard}) for reshard in (True, False)]
     cases += [(strategy, {"fsdp_size": 1}) for strategy in ("fsdp", "fsdp2")]
     cases += [(strategy, {"mixed_precision": None}) for strategy in ("fsdp", "fsdp2")]  # verl's own: bf16
     wrong = []
-
     def expect(what, engine, path):
         far = away(engine, path)
         if far > (0.5 if "mixed_precision" in settings else 1e-4):
             wrong.append(f"{strategy} {settings} {what}: {far:.2g} away")
-
     for number, (strategy, settings) in enumerate(cases):
         with holding(BUILDING, True):
             policy = job.engine_for(strategy, new, **settings)

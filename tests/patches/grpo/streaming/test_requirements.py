@@ -34,7 +34,7 @@ def test_a_job_that_fits_is_let_through_and_other_modes_are_left_alone():
         ("trainer.critic_warmup", 2, "no critic"),
         ("algorithm.use_kl_in_reward", True, "use_kl_loss"),
         ("algorithm.rollout_correction.rollout_is_batch_normalize", True, "whole batch"),
-        ("algorithm.rollout_correction.bypass_mode", True, "log-probabilities"),
+        ("algorithm.rollout_correction.bypass_mode", True, "a loss of its own"),
         ("actor_rollout_ref.actor.ppo_epochs", 2, "once"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size", 4, "one optimizer step"),
         ("actor_rollout_ref.rollout.nnodes", 0, "devices of their own"),

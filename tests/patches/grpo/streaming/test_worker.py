@@ -2,8 +2,7 @@
 
 The combinations are generated from verl's registry of losses and its own list of aggregations: a new loss is either right,
 or refused by name, or it fails here. Each is streamed in an order, to a budget and with a rejection drawn at random. In
-`make test` the losses of ours and sapo meet every aggregation, the others a third of them, in turn.
-"""
+`make test` the losses of ours and sapo meet every aggregation, the others a third of them, in turn."""
 
 import json
 from pathlib import Path
@@ -29,7 +28,6 @@ CODE = """
     from flashpatch.patches.flowrl import actor as flowrl
     from flashpatch.patches.grpo.streaming.divisor import UNITS
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, agg_loss
-
     torch.manual_seed(0)
     folder = Path(os.environ["FOLDER"])
     if rank == 0:
@@ -40,7 +38,6 @@ CODE = """
     named = set(re.findall(r'"((?:seq|token)-[a-z-]+)"', inspect.getsource(agg_loss)))
     EVERY = {"flowrl", "grpo_exact", "sapo"}
     TERMS = [dict(), dict(entropy=0.3), dict(kl=0.5), dict(entropy=0.3, kl=0.5)]
-
     def distance(engine, mode, aggregation, chance, terms):
         correction = chance.choice((None, lab.CORRECTION))
         how = dict(order=chance.sample(range(len(batch)), len(batch)), budget=chance.choice((12, 16, 24, 40, 200)))
@@ -54,7 +51,6 @@ CODE = """
                if abs(metrics[name] - value) > 1e-5 * max(1, abs(value))}
         return dict(away=float((found - target).norm() / target.norm()), rounds=rounds, fillers=fillers,
                     samples=metrics["samples_trained"] - samples, metrics=off)
-
     def drawn(engine, mode, seed):
         chance = random.Random(seed)
         for place, aggregation in enumerate(sorted(named)):
@@ -66,7 +62,6 @@ CODE = """
                 except flashpatch.PatchError as error:
                     found = str(error)
                 yield f"{mode} {aggregation} {terms}", found
-
     seen, modes = {}, sorted(POLICY_LOSS_REGISTRY)
     for strategy, wanted in STRATEGIES.items():
         plain = lab.job.engine_for(strategy, folder / "model")

@@ -38,8 +38,7 @@ def packed_scales(scales: torch.Tensor, rows: int, block: int) -> torch.Tensor:
     """Return scales as UE8M0, four exponents in an int32, column-major with rows aligned to four for TMA.
 
     ``scales``: float32 [groups, rows / block, columns] or without groups; also one per row; ``rows``: rows of the matrix;
-    ``block``: rows that share a scale.
-    """
+    ``block``: rows that share a scale."""
     grouped = scales if scales.dim() == 3 else scales[None]
     if grouped.shape[1] != rows:
         grouped = grouped.repeat_interleave(block, 1)[:, :rows]

@@ -29,8 +29,7 @@ def marlin_gemm(a, c, packed, bias, scales, a_scales, global_scale, zeros, *argu
     """Multiply [m, k] by weights in Marlin's layout: unpack them, undo the permutation of their scales.
 
     Raises:
-        RuntimeError: a lock in the workspace is not free; the real kernel would wait for ever, or sum what is not there.
-    """
+        RuntimeError: a lock in the workspace is not free; the real kernel would wait for ever, or sum what is not there."""
     # Before 0.33 the order of activations came here: two tensors, or none.
     if not isinstance(arguments[1], int):
         arguments = arguments[2:]

@@ -1,7 +1,6 @@
 """Attention over the paged cache, one request at a time.
 
-Shapes: q [tokens, heads, dim], k and v [tokens, key-value heads, dim], buffers [slots, key-value heads, dim].
-"""
+Shapes: q [tokens, heads, dim], k and v [tokens, key-value heads, dim], buffers [slots, key-value heads, dim]."""
 
 import torch
 
@@ -26,10 +25,9 @@ def _attend(q, keys, values, scale, cap, visible, sinks):
 
 
 @operator(
-    "decode_attention_cpu(Tensor q, Tensor(a!) k_buffer, Tensor(b!) v_buffer, float k_scale, float v_scale, "
-    "Tensor(c!) o, Tensor? key, Tensor? value, Tensor loc, Tensor attn_logits, Tensor req_to_token, "
-    "Tensor req_pool_indices, Tensor seq_lens, float sm_scale, float logit_cap, bool is_cross, int window, "
-    "Tensor? encoder_lens, Tensor? sinks=None) -> ()",
+    "decode_attention_cpu(Tensor q, Tensor(a!) k_buffer, Tensor(b!) v_buffer, float k_scale, float v_scale, Tensor(c!) o, "
+    "Tensor? key, Tensor? value, Tensor loc, Tensor attn_logits, Tensor req_to_token, Tensor req_pool_indices, Tensor "
+    "seq_lens, float sm_scale, float logit_cap, bool is_cross, int window, Tensor? encoder_lens, Tensor? sinks=None) -> ()",
     when=VERSION >= (0, 5, 20),
 )
 def decode_attention(
@@ -64,11 +62,10 @@ def decode_attention(
 
 
 @operator(
-    "extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o, Tensor k_buffer, Tensor v_buffer, "
-    "float k_scale, float v_scale, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, "
-    "Tensor extend_seq_lens, Tensor extend_start_loc, int max_len_extend, float sm_scale, float logit_cap, "
-    "bool is_cross, int window, Tensor? encoder_lens, Tensor? sinks=None, Tensor? tree_mask=None, "
-    "bool is_causal=True) -> ()",
+    "extend_attention_cpu(Tensor q, Tensor? k, Tensor? v, Tensor(a!) o, Tensor k_buffer, Tensor v_buffer, float k_scale, float "
+    "v_scale, Tensor req_to_token, Tensor req_pool_indices, Tensor seq_lens, Tensor extend_seq_lens, Tensor extend_start_loc, "
+    "int max_len_extend, float sm_scale, float logit_cap, bool is_cross, int window, Tensor? encoder_lens, Tensor? sinks=None, "
+    "Tensor? tree_mask=None, bool is_causal=True) -> ()",
     when=VERSION >= (0, 5, 20),
 )
 def extend_attention(
@@ -100,8 +97,7 @@ def extend_attention(
     Given ones may be of other sizes than the buffers', which MLA fills with latents, where nothing comes before them.
 
     ``tree_mask`` holds, request after request, bool [new, columns]; columns are the whole sequence or, where the
-    sizes say so, the new tokens alone.
-    """
+    sizes say so, the new tokens alone."""
     own_only = tree_mask is not None and tree_mask.numel() == int((new.long() ** 2).sum())
     read = 0
     for row, length, count, start in zip(rows.tolist(), lengths.tolist(), new.tolist(), starts.tolist()):

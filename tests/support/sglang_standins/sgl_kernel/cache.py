@@ -1,7 +1,6 @@
 """Bookkeeping of the paged key-value cache and of speculative batches.
 
-``table`` is SGLang's request-to-token table, int32 [requests, longest]: cache slots by request row and position.
-"""
+``table`` is SGLang's request-to-token table, int32 [requests, longest]: cache slots by request row and position."""
 
 import ctypes
 

@@ -1,8 +1,7 @@
 """Experts, and which of them each token goes to.
 
 Shapes: hidden states [tokens, hidden], logits of a router [tokens, experts], weights of experts [experts, out, in], where the first
-layer's rows are those of gates, then of what they gate.
-"""
+layer's rows are those of gates, then of what they gate."""
 
 import torch
 import torch.nn.functional as F

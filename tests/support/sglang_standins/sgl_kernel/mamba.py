@@ -18,8 +18,7 @@ def causal_conv1d_fn_cpu(
 ):
     """Convolve x [features, tokens] of several sequences, each with the features before it; ``weight`` [features, width].
 
-    ``conv_states`` [slots, features, width - 1] has the last features of each sequence, before and after.
-    """
+    ``conv_states`` [slots, features, width - 1] has the last features of each sequence, before and after."""
     width, out = weight.shape[-1], torch.empty_like(x)
     bounds = query_start_loc.tolist()
     for slot, known, begin, end in zip(
@@ -38,8 +37,7 @@ def chunk_gated_delta_rule_cpu(
 ):
     """The recurrence token by token; ``q``, ``k`` [1, tokens, key heads, K], ``v`` [1, tokens, value heads, V].
 
-    ``initial_state`` [slots, value heads, V, K] is read and written.
-    """
+    ``initial_state`` [slots, value heads, V, K] is read and written."""
     assert use_qk_l2norm_in_kernel
     group = v.shape[2] // q.shape[2]
     wide, keys = (F.normalize(x[0].float(), dim=-1, eps=1e-6).repeat_interleave(group, 1) for x in (q, k))

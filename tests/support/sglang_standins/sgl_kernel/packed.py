@@ -49,8 +49,7 @@ def linear(x, weight, bias, is_vnni):
 
 
 @operator(
-    "fp8_per_tensor_scaled_mm_cpu(Tensor x, Tensor weight, Tensor scale, Tensor? bias, ScalarType dtype, "
-    "bool is_vnni) -> Tensor"
+    "fp8_per_tensor_scaled_mm_cpu(Tensor x, Tensor weight, Tensor scale, Tensor? bias, ScalarType dtype, bool is_vnni) -> Tensor"
 )
 def fp8_linear(x, weight, scale, bias, dtype, is_vnni):
     """float8 weight [out, in] with one scale, or one per row; activations keep their precision."""
@@ -59,8 +58,7 @@ def fp8_linear(x, weight, scale, bias, dtype, is_vnni):
 
 
 @operator(
-    "int8_scaled_mm_with_quant(Tensor x, Tensor weight, Tensor scale, Tensor? bias, ScalarType dtype, "
-    "bool is_vnni) -> Tensor"
+    "int8_scaled_mm_with_quant(Tensor x, Tensor weight, Tensor scale, Tensor? bias, ScalarType dtype, bool is_vnni) -> Tensor"
 )
 def int8_linear(x, weight, scale, bias, dtype, is_vnni):
     """int8 weight [out, in], a scale per row; activations are rounded to int8 per token."""
@@ -124,8 +122,7 @@ def store_cache(k, v, keys, values, slots, width):
 
 
 @operator(
-    "rotary_embedding_cpu(Tensor positions, Tensor q, Tensor k, int head_size, Tensor table, bool neox) "
-    "-> (Tensor, Tensor)"
+    "rotary_embedding_cpu(Tensor positions, Tensor q, Tensor k, int head_size, Tensor table, bool neox) -> (Tensor, Tensor)"
 )
 def rotary(positions, q, k, head_size, table, neox):
     """Rotate pairs of features by position; ``table`` [positions, rotated] holds cosines, then sines."""

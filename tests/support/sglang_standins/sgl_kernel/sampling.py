@@ -1,8 +1,7 @@
 """Verification of draft trees by sampling, and the filters of its target distribution, for requests that sample.
 
 SGLang has these operators on GPUs alone and verifies greedily on a CPU, before it calls any operator:
-`let_cpus_sample` makes it take its own way for GPUs, with the operators of this file.
-"""
+`let_cpus_sample` makes it take its own way for GPUs, with the operators of this file."""
 
 import functools
 import sys
@@ -34,8 +33,7 @@ def tree_speculative_sampling_target_only_cpu(
     node without children from the whole target. So tokens follow ``target_probs`` [requests, nodes, vocabulary],
     whatever was drafted, while both thresholds are 1; lower ones accept more, as on GPUs. ``draft_probs`` is scratch
     on GPUs and not read here; the last three arguments are SGLang's options. Outputs are those of
-    `verify_tree_greedy_cpu`.
-    """
+    `verify_tree_greedy_cpu`."""
     predicts = predicts.view(-1)
     for request in range(candidates.shape[0]):
         tokens, numbers = candidates[request].tolist(), retrive_index[request].tolist()
@@ -102,8 +100,7 @@ def let_cpus_sample() -> None:
     (``speculative_use_rejection_sampling``) are left as they were, since SGLang verifies them in Triton.
 
     Raises:
-        RuntimeError: SGLang decides elsewhere, so that samples would be greedy without a word.
-    """
+        RuntimeError: SGLang decides elsewhere, so that samples would be greedy without a word."""
     from sglang.srt.speculative import eagle_utils
 
     decide = getattr(eagle_utils, "_verify_uses_greedy", None)

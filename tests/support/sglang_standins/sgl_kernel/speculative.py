@@ -23,8 +23,7 @@ def reconstruct_indices_from_tree_mask(
         mask: bool, flat [batch * n * n].
         lengths: [batch], tokens of each request that are verified.
         positions: int64 [batch * n], written.
-        index, next_token, next_sibling: int64 [batch, n], written.
-    """
+        index, next_token, next_sibling: int64 [batch, n], written."""
     sampling.let_cpus_sample()
     above = torch.tril(mask.view(batch, n, n).bool(), -1)
     order = torch.arange(n)

@@ -2,8 +2,7 @@
 
 A tree of ``n`` nodes has the last accepted token as node 0. ``selected`` holds the candidate number of each other
 node; candidate ``c`` was proposed in block ``c // topk`` of the draft, and ``parents[block]`` is the candidate that
-block grew from (block 0 grew from the root).
-"""
+block grew from (block 0 grew from the root)."""
 
 import torch
 
@@ -59,8 +58,7 @@ def verify_tree_greedy_cpu(
     """From the root, follow the child that is the target's own choice, for as long as there is one.
 
     ``predicts`` gets the target's choice at every node passed, ``accept_index`` the numbers of these nodes,
-    ``accept_token_num`` how many of them were drafted.
-    """
+    ``accept_token_num`` how many of them were drafted."""
     wanted = target_predict.flatten().tolist()
     predicts = predicts.view(-1)
     for request in range(candidates.shape[0]):

@@ -1,7 +1,6 @@
 """SGLang's CUDA branch on the fake device: after an update, every tensor, value and address is that of a fresh load.
 
-What this shows and what not: tests/support/fake_cuda/README.md.
-"""
+What this shows and what not: tests/support/fake_cuda/README.md."""
 
 import pytest
 from cuda_lab import sglang_cases, table

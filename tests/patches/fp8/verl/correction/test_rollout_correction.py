@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from flashpatch.patches.fp8.verl.verl_config import ASKED, CORRECTION, MODE, decide, precisions
+from flashpatch.patches.fp8.verl.verl_config import ASKED, CORRECTION, MODE, decide, frozen, precisions
 
 OPTIONS = {"precision": "int8", "scheme": "", "fleet": []}
 DEFAULTS = {MODE: "processed_logprobs", ASKED: True, f"{CORRECTION}.rollout_is_threshold": 2.0}
@@ -46,3 +46,11 @@ def test_precisions_of_the_rollouts() -> None:
     fleet = [{"precision": "bf16"}, {"precision": "fp8"}, {"precision": "bf16"}]
     assert precisions({**OPTIONS, "fleet": fleet}, None) == ("bf16", "fp8")
     assert precisions({**OPTIONS, "precision": "bf16"}, "fp8") == ("fp8",)
+
+
+def test_models_that_no_update_reaches_are_named() -> None:
+    job = {"reward.reward_model.model_path": "judge", "distillation.teacher_models": {"a": {}, "b": {}}}
+    assert not list(frozen(job.get))
+    job |= {"reward.reward_model.enable": True, "distillation.enabled": True}
+    job["distillation.teacher_models.a.model_path"] = "teacher"
+    assert [model for _, model in frozen(job.get)] == ["judge", "teacher"]

@@ -63,8 +63,7 @@ class Drawn:
     """Tokens drawn from truncated policies at many positions, with the exact kept mass.
 
     ``noise``: standard deviation of what the trainer's logits differ by; 0: equal policies; ``top_p``: mass that truncation
-    keeps at least.
-    """
+    keeps at least."""
 
     def __init__(self, noise: float, top_p: float = 0.8, positions: int = 20_000, seed: int = 0) -> None:
         torch = pytest.importorskip("torch")

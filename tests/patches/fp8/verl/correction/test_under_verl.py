@@ -17,7 +17,6 @@ import verl, verl.utils.config
 from verl import DataProto
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch as correct
 from verl.utils.debug import metrics as debug
-
 def recipe(*overrides):
     where = str(pathlib.Path(verl.__file__).parent / "trainer" / "config")
     with initialize_config_dir(where, version_base=None):
@@ -25,12 +24,10 @@ def recipe(*overrides):
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4", "actor_rollout_ref.rollout.name=vllm",
             "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4", "algorithm.adv_estimator=grpo",
             "trainer.n_gpus_per_node=1", "actor_rollout_ref.model.path=/nowhere", *overrides])
-
 def validated(*overrides):
     config = recipe(*overrides)
     verl.utils.config.validate_config(config, use_reference_policy=False, use_critic=False)
     return config
-
 def batch():
     noise = torch.Generator().manual_seed(0)
     rollout = -torch.rand(4, 50, generator=noise)
@@ -53,7 +50,6 @@ def test_quantized_rollouts_are_corrected_and_measured(tmp_path):
         """
         from flashpatch import engine, ledger
         from flashpatch.patches.fp8.verl.correction.mismatch import compute_old_log_prob
-
         config = validated()
         correction = config.algorithm.rollout_correction
         assert (correction.rollout_is, correction.rollout_is_threshold) == ("token", 2.0), correction
@@ -62,20 +58,17 @@ def test_quantized_rollouts_are_corrected_and_measured(tmp_path):
         held, _ = correct(batch(), correction)
         weights = held.batch["rollout_is_weights"]
         assert weights.max() == 2.0 and (weights[:2] == 1).all() and weights[2:].std() > 0.1
-
         chosen = validated("algorithm.rollout_correction.rollout_is=sequence")
         assert chosen.algorithm.rollout_correction.rollout_is == "sequence"
         assert "sets algorithm.rollout_correction.rollout_is" in ledger.notes()["tis"]["why"]
         assert engine.statuses()["fp8.verl.validate_config_logprobs"].state.word == "superseded"
         assert "processed_logprobs" in engine.statuses()["fp8.verl.validate_config_logprobs"].state.detail
-
         found = debug.calculate_debug_metrics(batch())
         assert found["training/rollout_probs_diff_valid"] == 1
         assert found["mismatch/k3/bf16"] < 1e-9 < 0.05 < found["mismatch/k3/int8"], found
         assert found["mismatch/clip_fraction/int8"] > 0.05 and found["mismatch/tokens"] == 200
         assert engine.statuses()["fp8.verl.calculate_debug_metrics"].calls == 1
         assert "mismatch/kept_mass" not in found
-
         validated("actor_rollout_ref.rollout.val_kwargs.top_p=0.7")
         assert "truncated_sampling" not in ledger.notes()
         validated("actor_rollout_ref.rollout.top_p=0.9", "actor_rollout_ref.rollout.top_k=50")

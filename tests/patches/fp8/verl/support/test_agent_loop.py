@@ -17,13 +17,11 @@ from verl.utils.tokenizer.continuous_token import ContinuousTokenBuilder
 from verl.workers.rollout import llm_server
 from verl.workers.rollout.replica import TokenOutput
 from flashpatch.patches.fp8.support.kept import Drawn
-
 def served(*tokens, stop="completed"):
     "What a server returns, after a journey over Ray: token t was drawn from t and t + 100."
     output = TokenOutput(token_ids=list(tokens), stop_reason=stop)
     output.log_probs = [Drawn(-t / 10, numpy.array([t, t + 100], dtype=numpy.int32)) for t in tokens]
     return pickle.loads(pickle.dumps(output))
-
 def sample(ids, mask, logprobs):
     made = AgentLoopOutput(prompt_ids=[1, 2], response_ids=ids, response_mask=mask, response_logprobs=logprobs,
                            metrics=AgentLoopMetrics())
@@ -38,16 +36,13 @@ def scenario(code: str, folder, config: str) -> None:
 
 RESUMED_AND_TOOLS = """
 parts = [served(11, 12, stop="aborted"), served(13)]
-
 async def once(self, **arguments):
     return parts.pop(0)
-
 llm_server.LLMServerClient.generate = once  # the engine, which is paused once
 config = SimpleNamespace(actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(response_length=8)))
 client = llm_server.FullyAsyncLLMServerClient(config, None)
 first = asyncio.run(client.generate("a", prompt_ids=[1, 2], sampling_params={}))
 assert first.token_ids == [11, 12, 13], first
-
 align = ContinuousTokenBuilder.align_response_metadata
 def merge(kind, appended):
     return SimpleNamespace(kind=kind, removed_prefix_token_count=0, inserted_token_ids=[], appended_token_count=appended)

@@ -1,7 +1,6 @@
 """A drafter's captured graphs: after an update of policy and drafter, each arm of the bandit answers and drafts as in a fresh engine.
 
-What the fake device shows and what not: tests/support/fake_cuda/README.md.
-"""
+What the fake device shows and what not: tests/support/fake_cuda/README.md."""
 
 import pytest
 from cuda_lab import table

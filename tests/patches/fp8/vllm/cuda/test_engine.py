@@ -1,7 +1,6 @@
 """Whole engines on vLLM's CUDA branch: after an update, captured graphs included, an engine answers as a fresh one does.
 
-What the fake device shows and what not: tests/support/fake_cuda/README.md.
-"""
+What the fake device shows and what not: tests/support/fake_cuda/README.md."""
 
 from importlib.util import find_spec
 
@@ -48,8 +47,7 @@ def updated(index: int) -> Run:
 def fresh(index: int) -> Run:
     """Each case once in one process of the same capability, model runner and number of devices.
 
-    Those with verl's worker have one of their own: once there, it records the layouts of all later fp8 checkpoints.
-    """
+    Those with verl's worker have one of their own: once there, it records the layouts of all later fp8 checkpoints."""
     same = [
         names
         for at, more, names in PROCESSES

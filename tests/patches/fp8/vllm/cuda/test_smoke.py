@@ -1,7 +1,6 @@
 """Two storage cases in interpreters that start with FlashPatch, as a user's do: what `make test` runs of this lane.
 
-What this shows and what not: tests/support/fake_cuda/README.md.
-"""
+What this shows and what not: tests/support/fake_cuda/README.md."""
 
 import pytest
 from cuda_lab import cases
