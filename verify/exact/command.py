@@ -168,7 +168,9 @@ def certify(
             for _ in range(syncs):
                 rollout.reload(llm, model)
                 again = rollout.prefill(llm, ids, adapter, read)
-                changes.append(first_changed(seen.ranks, again.ranks) or changed(seen.rows, again.rows))
+                changes.append(
+                    first_changed(seen.ranks, again.ranks, len(ids)) or changed(seen.rows, again.rows)
+                )
         done = time.monotonic()
         asked = model, bool(settings.get("trust_remote_code")), seen.ids, pickle.dumps(seen), trainer
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:

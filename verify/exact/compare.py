@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import repeat
+from typing import Any
 
 import torch
+from torch.nn.functional import linear
 
 from flashpatch.verify.exact import forced
 from flashpatch.verify.exact.calls import Call, hooked, recorded
@@ -82,8 +84,14 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
 def _rounding(small: torch.nn.Module, ids: list[int], one: Pass) -> tuple[list[Call], torch.Tensor]:
     """The calls and logits of the model in bf16, rounded as the engine is, with the experts of the engine where it gave each a turn."""
     routers = router_logits(small, len(ids), one.calls) if one.part.turns else {}
-    # Recorded first, so that a module is given what it then rounds, as an engine's is.
-    with choosing(small, routers, later=False), recorded(small) as calls, rounded(small, one.quantization):
+    hooks = by_parts(small, pairs(small, len(ids), one.calls)[0])
+    # Recorded before it is rounded, so that a module is given what it then rounds, as an engine's is.
+    with (
+        choosing(small, routers, later=False),
+        hooked(hooks),
+        recorded(small) as calls,
+        rounded(small, one.quantization),
+    ):
         return calls, logits(small, ids, one.part)
 
 
@@ -189,6 +197,26 @@ def _noise(place: str, rounding: Mapping[str, Gap]) -> tuple[float, ...]:
     names = [*places, last, *(f"{head}.{part}" for part in forced.FUSED.get(last, ()))]
     known = [rounding[name] for name in names if name in rounding]
     return tuple(map(max, zip(*(gap.sizes for gap in known or rounding.values()))))
+
+
+def by_parts(model: torch.nn.Module, engine: Mapping[str, tuple[Call, int]]) -> list[Any]:
+    """Return hooks with which linear layers whose columns lie on several ranks of the engine round each rank's part before they add
+    them: where parts cancel, that is more than rounding their sum."""
+
+    def hook(owners: torch.Tensor) -> Any:
+        def after(module: torch.nn.Linear, args: tuple, _: torch.Tensor) -> torch.Tensor:
+            own = [(owners == rank).to(args[0].device) for rank in owners.unique().tolist()]
+            parts = [linear(args[0][..., columns], module.weight[:, columns]) for columns in own]
+            whole = torch.stack(parts).sum(0)
+            return whole if module.bias is None else whole + module.bias
+
+        return after
+
+    named = {
+        name: model.get_submodule(name) for name, (call, _) in engine.items() if call.given_by is not None
+    }
+    layers = {name: module for name, module in named.items() if isinstance(module, torch.nn.Linear)}
+    return [one.register_forward_hook(hook(engine[name][0].given_by)) for name, one in layers.items()]
 
 
 @contextmanager

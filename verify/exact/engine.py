@@ -294,21 +294,26 @@ def reload(llm: Any, checkpoint: str) -> None:
     llm.collective_rpc("reload_weights", kwargs={"weights_path": checkpoint})
 
 
-def first_changed(before: list[list[Call]], after: list[list[Call]]) -> str:
+def first_changed(before: list[list[Call]], after: list[list[Call]], prompt: int | None = None) -> str:
     """Return the first module that returned other bits in the second pass, with its ranks if not all changed it first;
-    "" if none did."""
-    changed = [first_change(*calls) for calls in zip(before, after, strict=True)]
+    "" if none did. Those of the ``prompt`` come first: after it an engine that changed may read other tokens."""
+    changed: list[str] = []
+    for count in (prompt, None):
+        if not any(changed):
+            changed = [first_change(*calls, count) for calls in zip(before, after, strict=True)]
     order = [call.name for call in before[0]]
     name = min(filter(None, changed), key=lambda name: order.index(name) if name in order else -1, default="")
     ranks = [rank for rank, first in enumerate(changed) if first == name]
     return name if name in ("", HEAD) else ", ".join(filter(None, (name, some(ranks, len(changed)))))
 
 
-def first_change(before: list[Call], after: list[Call]) -> str:
-    """Return the name of the innermost module that returned other bits in the second pass first; "" if none did."""
+def first_change(before: list[Call], after: list[Call], count: int | None = None) -> str:
+    """Return the name of the innermost module that first returned other bits for ``count`` tokens in the second pass; "" if none did."""
     if [call.name for call in before] != [call.name for call in after]:
         return "the order of modules"
     pairs = zip(before, after, strict=True)
-    changed = [one.name for one, other in pairs if not torch.equal(one.returned, other.returned)]
+    changed = [
+        one.name for one, other in pairs if not torch.equal(one.returned[:count], other.returned[:count])
+    ]
     # A module that holds another begins before it, and changes with it.
     return next((name for name in changed if not any(more.startswith(f"{name}.") for more in changed)), "")
