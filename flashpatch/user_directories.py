@@ -21,7 +21,7 @@ def cache_home() -> str:
     home = os.path.expanduser("~")
     candidates = (
         os.environ.get("XDG_CACHE_HOME", ""),
-        os.path.join(home, ".cache") if os.path.isabs(home) else "",
+        os.path.join(home, ".cache") if os.path.isabs(home) and home != "/" else "",
         os.environ.get("XDG_STATE_HOME", ""),
     )
     return next((folder for folder in candidates if folder and is_writable(folder)), None) or fallback()

@@ -18,7 +18,7 @@ from flashpatch import __version__, registry
 from flashpatch.commands.report import Table, counted, emit, reader_left
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
-from flashpatch.patch_status import absent_frameworks, is_absent
+from flashpatch.patch_status import absent_frameworks
 from flashpatch.verify import ends
 from flashpatch.verify.job import source
 
@@ -154,7 +154,7 @@ def _live(options: argparse.Namespace) -> int:
         else:
             options.names = [options.live, *options.names]
     if options.ledger and not options.ledger.is_dir():
-        raise ValueError(f"{options.ledger} is not a directory")
+        raise ValueError(f"there is no directory {options.ledger}")
     options.ledger = options.ledger or files.directory()
     required = {registry.family_of(name).name: name for name in options.names}
     try:
@@ -223,12 +223,8 @@ def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
 def _processes(report: LiveReport) -> Table:
     rows = []
     for process in report.processes:
-        there = (
-            one for one in process.patches.values() if not is_absent(one["state"], one.get("detail") or "")
-        )
-        words = Counter(str(patch["state"]) for patch in there)
         rank = ", ".join(f"{key}={value}" for key, value in process.rank.items())
-        patches = ", ".join(f"{count} {word}" for word, count in words.items())
+        patches = ", ".join(f"{count} {word}" for word, count in process.states.items())
         told = process.ended or process.lives, ", ".join(process.names), patches, str(process.calls)
         rows.append((process.name, rank, *told, process.verdict))
     return Table("Processes", ("process", "rank", "ended", "names", "patches", "calls", "verdict"), rows)

@@ -30,7 +30,8 @@ class Process:
     holds one sentence per thing that is required here and not live. ``node`` names the node of Ray that its row
     was published on, ``title`` the class of the actor of Ray that it is; each is empty if there is none. ``names`` are what
     the user typed for ``families``; ``version`` is that of the policy that it holds, ``ended`` how it ended, see
-    `ends`, ``by_family`` the calls of each family's patches."""
+    `ends`, ``by_family`` the calls of each family's patches, ``states`` how many patches
+    are in which state, without those for what is not installed."""
 
     host: str
     pid: int
@@ -48,6 +49,7 @@ class Process:
     start: str = ""
     ended: str = ""
     by_family: Mapping[str, int] = field(default_factory=dict)
+    states: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -238,6 +240,7 @@ class _Shown:
     dues: Counter[str] = field(default_factory=Counter)
     seen: Counter[str] = field(default_factory=Counter)
     once: dict[str, str] = field(default_factory=dict)
+    states: Counter[str] = field(default_factory=Counter)
 
 
 def _shown(
@@ -248,6 +251,8 @@ def _shown(
     found = _Shown({id.split(".")[0] for id in written}, needed)
     for id, patch in sorted(written.items()):
         found.problems += _fault(id, patch)
+        if not is_absent(patch["state"], patch.get("detail") or ""):
+            found.states[patch["state"]] += 1
     for one, problem in due.owed(row, written, roles, at, patches):
         called = not problem and one.shown_by(at.facts.anywhere if one.in_job else at.facts.called)
         found.dues[one.patch.family] += called or bool(problem)
@@ -290,7 +295,10 @@ def _present(
         alive=row.alive,
         present=True,
         families=tuple(sorted(shown.present)),
-        patches={id: one for id, one in row.patches.items() if not named or id.split(".")[0] in families},
+        patches={id: one for id, one in row.patches.items() if id.split(".")[0] in families}
+        if named
+        else row.patches,
+        states=shown.states,
         problems=tuple(problems),
         node=row.node.label if row.node is not None else "",
         title=row.title,

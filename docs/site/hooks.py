@@ -6,6 +6,7 @@ import os
 import posixpath
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -21,6 +22,8 @@ from tables import TOP, table
 
 LIST_OF_PAGES = "docs/README.md"
 LINK = re.compile(r"(?<!`)\[([^\]\n]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
+#: A picture of README in HTML, as one for light and one for dark pages has to be written.
+PICTURE = re.compile(r'((?:src|srcset)=")docs/(images/[^"]+)')
 HELP = re.compile(r"^<!-- help: (.*) -->$", re.M)
 TABLE = re.compile(r"^<!-- (patches|messages) -->$", re.M)
 #: What only a reader of the checkout needs to know.
@@ -61,6 +64,16 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     return config
 
 
+def on_startup(command: str, dirty: bool) -> None:
+    """Lay out the package as it is installed, for the reference: in the tree two of its rooms have other names."""
+    root = Path(__file__).parents[2]
+    package = root / "build" / "site-packages" / "flashpatch"
+    shutil.rmtree(package, ignore_errors=True)
+    bytecode = shutil.ignore_patterns("__pycache__")
+    for room, inside in ("flashpatch", "."), ("patches", "patches"), ("verify", "verify"):
+        shutil.copytree(root / room, package / inside, ignore=bytecode, dirs_exist_ok=True)
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages at the top of the tree, and mermaid.js, so that no page loads it from elsewhere."""
     root = _root(config)
@@ -93,6 +106,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             return f"[{text}]({posixpath.relpath(path.removeprefix('docs/'), folder)}{anchor})"
         return f"[{text}]({config.repo_url.rstrip('/')}/blob/HEAD/{path})" if config.repo_url else text
 
+    markdown = PICTURE.sub(lambda match: match[1] + posixpath.relpath(match[2], folder or "."), markdown)
     linked = TABLE_BELOW_COMMENT.sub(r"\1\n", LINK.sub(link, CHECKOUT.sub("", markdown)))
     filled = TABLE.sub(lambda match: table(match[1]), linked)
     return HELP.sub(lambda match: _help(match[1]), filled)

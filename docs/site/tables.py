@@ -23,6 +23,7 @@ TOP = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "examples/gpu/README.md": "how-to/first-gpu-job.md",
+    "examples/README.md": "how-to/examples.md",
 }
 """Pages outside of docs, and what they are called on the site."""
 
@@ -100,7 +101,9 @@ def _pages() -> str:
     """Return the navigation of mkdocs.yml as a list, with links to the files."""
     navigation = (TREE / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:\n")[2]
     found = re.findall(r'^( +)- "?(.*?)"?:(?: (\S+))?$', navigation, re.M)
-    return "\n".join(f"{indent[4:] if path else ''}- {_link(title, path)}" for indent, title, path in found)
+    return "\n".join(
+        f"{indent[: len(indent) // 2 - 1]}- {_link(title, path)}" for indent, title, path in found
+    )
 
 
 def _link(title: str, path: str) -> str:

@@ -180,6 +180,8 @@ def role(name: str, **rank: Any) -> None:
         from flashpatch.settings import child_env
 
         told = ", ".join(sorted(map(files.name_and_options, on, on.values())))
+        if os.environ.get("FLASHPATCH") == "1" and told == "fp8":
+            told = "fp8, which quantizes rollouts (bf16 would not),"
         proof = f"flashpatch-verify --live --run {files.run_id()}"
         said = f"flashpatch: {told} on in this {name} (pid {os.getpid()}); proof: {proof}"
         print(said, *child_env.unknown(), sep="\nflashpatch: ", file=sys.stderr, flush=True)

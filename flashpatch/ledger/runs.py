@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -94,7 +95,7 @@ class Expected:
 @dataclass
 class Run:
     """Hold the rows of one job. ``problems`` names each file that was not trusted or readable, and why; ``idle`` has the patches
-    that rows name together."""
+    that rows name together, ``equal`` each state of a patch once, however many rows have it."""
 
     id: str
     rows: list[Row] = field(default_factory=list)
@@ -102,6 +103,7 @@ class Run:
     problems: list[str] = field(default_factory=list)
     written: float = 0.0
     idle: dict[str, dict[str, Mapping[str, Any]]] = field(default_factory=dict, repr=False)
+    equal: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def missing(self) -> list[Expected]:
@@ -220,13 +222,16 @@ def _take(run: Run, name: str, path: str, read: Callable[[str], tuple[bytes | st
         content, modified = read(name)
         value = schema.loads(content)
         if name.startswith("row"):
-            row = Row(**schema.row(value))
-            if row.idle and row.idle not in run.idle:
-                of = files.file_name("idle", row.host, 0, row.idle)
-                run.idle[row.idle] = schema.idle(schema.loads(read(of)[0]), "idle")
-            run.rows.append(
-                replace(row, patches=ChainMap({**row.patches}, run.idle[row.idle])) if row.idle else row
-            )
+            fields = schema.row(value)
+            if (idle := fields.get("idle")) and idle not in run.idle:
+                of = files.file_name("idle", fields["host"], 0, idle)
+                run.idle[idle] = schema.idle(schema.loads(read(of)[0]), "idle")
+            patches = {
+                sys.intern(id): run.equal.setdefault((*one.values(),), one)
+                for id, one in fields["patches"].items()
+            }
+            shared = [run.idle[idle]] if idle else []
+            run.rows.append(Row(**fields | {"patches": ChainMap(patches, *shared)}))
         else:
             run.expected.append(Expected(**schema.expected(value)))
     except (*schema.BROKEN, KeyError, TypeError, AttributeError) as error:

@@ -17,7 +17,7 @@ def load() -> Config:
     """Read the file for `flashpatch.settings.selections.config`."""
     path = Path(os.environ.get("FLASHPATCH_CONFIG") or CONFIG)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         data = tomllib.loads(text)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         advice = "Correct the file or FLASHPATCH_CONFIG."

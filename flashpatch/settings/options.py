@@ -59,7 +59,7 @@ def _checked_one(family: Family | IndexedFamily, name: str, value: Any, source: 
         )
     if _fits(option, value) and (value is None or option.in_range(value)):
         return list(value) if option.kind is list and value is not None else value
-    wanted = f"one of {list(option.choices)}" if option.choices else f"of type {option.kind.__name__}"
+    wanted = "one of its values" if option.choices else f"of type {option.kind.__name__}"
     if option.kind is list:
         wanted += f" of {option.items.__name__}"
     elif _fits(option, value):

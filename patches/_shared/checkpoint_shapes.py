@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 
 def files(path: Path) -> list[Path]:
-    """Return a directory's safetensors files, or the file that ``path`` is; none if there is no such thing."""
+    """Return a directory's safetensors files, those its index names if it has one (engines read no others), or the file
+    that ``path`` is; none if there is no such thing."""
+    index = path / "model.safetensors.index.json"
+    if index.is_file():
+        return sorted({path / name for name in json.loads(index.read_text())["weight_map"].values()})
     return sorted(path.glob("*.safetensors")) if path.is_dir() else [path] if path.is_file() else []
 
 

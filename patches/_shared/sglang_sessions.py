@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-_BEGIN, _END = "flashpatch:begin:", "flashpatch:end"
+_BEGIN, END = "flashpatch:begin:", "flashpatch:end"
 
 OPEN = " (flashpatch: the update waits for more)"
 """Ends the answer to a bucket after which the update is still open."""
@@ -33,18 +33,13 @@ def begin(sync: str) -> dict[str, Any]:
 
 def end() -> dict[str, Any]:
     """Return the fields of the request that ends it."""
-    return _request(_END)
+    return _request(END)
 
 
 def sync_of(load_format: str | None) -> str | None:
     """Return the sender's id of the session that a request opens; None if it opens none."""
     opens = bool(load_format) and load_format.startswith(_BEGIN)
     return load_format.removeprefix(_BEGIN) if opens else None
-
-
-def is_end(load_format: str | None) -> bool:
-    """Whether a request ends the session."""
-    return load_format == _END
 
 
 def _request(meaning: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from flashpatch import ledger
 KEPT = (
     "actor/lr",
     "actor/pg_loss",
+    "completions/mean_length",
     "critic/score/mean",
     "eagle/",
     "grad_norm",
@@ -22,6 +23,7 @@ KEPT = (
     "perf/throughput",
     "perf/cpu_memory",
     "policy_loss",
+    "response_length",
     "reward",
     "rollout/spec_accept",
     "rollout_corr/",

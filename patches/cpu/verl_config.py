@@ -26,7 +26,7 @@ GLOO, GLOO_MODULE = "gloo", "flashpatch.patches.cpu.checkpoint_engine"
 """The checkpoint engine for them, and the module that registers it with verl."""
 UPDATES = "fp8"
 """Name of the family that makes weight updates work; bf16 is another name of it."""
-_SLOTS = 16  # logical CPUs that verl's own actors request at least, whatever the machine has
+_SLOTS = 32  # logical CPUs that verl's own actors request at least, whatever the machine has
 DEFAULT = 8
 """verl's default for each of `HELPERS`, whatever the machine has."""
 
@@ -112,11 +112,9 @@ def refusals(get: Get) -> Iterator[str]:
             f"{ROLLOUT}.quantization={get(f'{ROLLOUT}.quantization')} (verl's kernels need an accelerator; "
             "FLASHPATCH=cpu,fp8 quantizes with the engine's own)"
         )
-    if get("async_training") is not None:
-        yield (
-            "async_training (verl.experimental.fully_async_policy was never run without an accelerator; use "
-            "verl.trainer.main_ppo, whose trainer_mode may be sync, colocate_async, separate_async or, with grpo, stream_async)"
-        )
+    for name in ("use_trainer_do_validate", "use_dynamic_resource_scheduling"):
+        if get(f"async_training.{name}"):
+            yield f"async_training.{name}=True (never run without an accelerator)"
     backend, module = get(f"{ENGINE}.backend", "naive"), get(f"{ENGINE}.custom_backend_module")
     if module:
         return  # a transfer of the user's own
@@ -135,6 +133,8 @@ def _freed_before_sent(get: Get) -> bool:
 
 def separates(get: Get) -> bool:
     """Whether trainer and rollouts are processes of their own."""
+    if get("async_training") is not None:  # verl.experimental.fully_async_policy
+        return True
     return bool(get("trainer.use_v1", True)) and get("trainer.v1.trainer_mode") in SEPARATE
 
 

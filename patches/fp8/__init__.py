@@ -81,7 +81,9 @@ FAMILY = Family(
             "processed: logprobs after temperature, top-k and top-p; asked: as the engine is configured",
             ("processed", "asked"),
         ),
-        "exclude": Option([], "path patterns of models that keep their own precision", kind=list),
+        "exclude": Option(
+            [], "patterns of models' paths, not of layers; those models keep their own precision", kind=list
+        ),
         "atomic": Option(
             "layer",
             "layer: update layer by layer, a failure stops generation; model: stage all weights until commit",

@@ -63,7 +63,13 @@ def begin_weight_update(original, self, recv_req: Any) -> Any:
     if not engine.enabled("fp8") and _packed(self, recv_req.selector):
         from sglang.srt.managers.io_struct import BeginWeightUpdateReqOutput
 
-        return BeginWeightUpdateReqOutput(success=False, message=str(_no_loader()))
+        refused = PatchError(
+            "SGLang has packed this engine's weights for AMX and cannot load others into them.",
+            **patches.at(begin_weight_update),
+            version=f"sglang {metadata.version('sglang')}",
+            advice="Switch on bf16 (or fp8, int8) beside fsdp: FLASHPATCH=bf16,fsdp.",
+        )
+        return BeginWeightUpdateReqOutput(success=False, message=str(refused))
     output = original(self, recv_req)
     if output.success:
         forget()
@@ -76,15 +82,6 @@ def _packed(manager: Any, selector: str) -> bool:
     """Whether SGLang has packed weights for AMX: they have lost their loaders, and loading would end the scheduler."""
     models = [runner.model for _, runner in manager._select_runners(selector)]
     return any(getattr(one, "use_intel_amx_backend", False) for model in models for one in model.modules())
-
-
-def _no_loader() -> PatchError:
-    return PatchError(
-        "SGLang has packed this engine's weights for AMX and cannot load others into them.",
-        **patches.at(begin_weight_update),
-        version=f"sglang {metadata.version('sglang')}",
-        advice="Switch on bf16 (or fp8, int8) beside fsdp: FLASHPATCH=bf16,fsdp.",
-    )
 
 
 def open_audit(sync: str, at: dict[str, str]) -> None:

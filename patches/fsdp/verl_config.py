@@ -11,8 +11,8 @@ from flashpatch.decorate import Patches
 from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door
 
 ROLE = "actor_rollout_ref"
-CARRIERS = ("naive", "nccl", "hccl", "nixl")
-"""verl's checkpoint engines that send each tensor unchanged; mooncake and kimi cast all to one dtype."""
+CARRIERS = ("naive", "nccl", "hccl", "nixl", "gloo")
+"""The checkpoint engines that send each tensor unchanged, verl's and FlashPatch's gloo; mooncake and kimi cast all to one dtype."""
 TRANSFER = {
     "vllm": ("fp8.verl_vllm.receiver_init_socket",),
     "sglang": (

@@ -17,3 +17,8 @@ def test_the_first_version_is_the_packages_and_changes_stand_under_what_they_are
     kinds = re.findall(r"^### (.*)$", TEXT, re.M)
     assert kinds and set(kinds) <= set(KINDS)
     assert len(set(kinds)) == len(kinds)
+
+
+def test_a_version_is_read_in_a_few_minutes():
+    versions = re.split(r"^## ", TEXT, flags=re.M)[1:]
+    assert versions and max(len(version.split()) for version in versions) <= 900

@@ -2,6 +2,8 @@
 
 import json
 import re
+import sys
+import tomllib
 
 import pytest
 from example_pictures import imported, png_text
@@ -43,3 +45,21 @@ def test_a_picture_of_docs_is_drawn_from_its_numbers(file, pictures):
             assert axis.get_label_text() or not values, f"{title}: numbers without a unit"
             digits = [value.strip("-0.").replace(".", "").rstrip("0") for value in values]
             assert all(len(found) <= 2 for found in digits), f"{title}: ticks at {values}"
+
+
+def test_the_charts_of_readme_are_drawn_from_numbers_that_the_pages_have():
+    sys.path.append(str(TREE / "examples" / "pictures"))
+    try:
+        import first_screen
+    finally:
+        sys.path.pop()
+    numbers = tomllib.loads(first_screen.NUMBERS.read_text())
+    drawn = first_screen.charts(numbers)
+    assert {path.name: path.read_text() for path in IMAGES.glob("first-*.svg")} == drawn, "make pictures"
+    assert all(f"docs/images/{name}" in (TREE / "README.md").read_text() for name in drawn)
+    speed = numbers["speed"]
+    page = (TREE / "docs" / "measured" / "gpu.md").read_text()
+    assert re.findall(r"batch (\d+) \| (\d+) \| (\d+)", page) == [tuple(map(str, speed["batch"]))]
+    for name, key in ("stock, bf16", "stock"), ("`fp8`", "flashpatch"):
+        [row] = re.findall(rf"^\| {name} \| (\d.*) \|$", page, re.M)
+        assert [int(re.sub(r",| \(.*", "", cell)) for cell in row.split(" | ")] == speed[key]

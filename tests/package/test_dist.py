@@ -90,12 +90,15 @@ def test_the_notice_names_all_that_is_vendored_with_its_version(components, whee
         assert re.search(name + rb" v" + re.escape(part["Version"].encode()) + rb"\b", text.lower()), part
 
 
-def test_the_description_has_no_link_that_leads_nowhere_elsewhere(metadata: Message) -> None:
-    links = re.findall(r"\]\(([^)]+)\)", metadata.get_payload())
-    assert len(links) > 20 and all(link.startswith("https://") for link in links)
-    labels = {label.partition(",")[0] for label in metadata.get_all("Project-URL")}
-    assert labels >= {"Documentation", "Changelog"}
-    assert metadata["Keywords"] and metadata["Author"]
+def test_the_description_has_no_link_that_leads_nowhere_elsewhere(metadata: Message, tree: Path) -> None:
+    """Until the project has an address, there are no links, no pictures and no pages of the project."""
+    text = metadata.get_payload()
+    links = re.findall(r"\]\(([^)]+)\)", text) + re.findall(r'(?:src|srcset)="([^"]+)"', text)
+    [address] = re.findall(r'^ADDRESS = "(.*)"$', (tree / "setup.py").read_text(), re.M)
+    assert all(link.startswith("https://") for link in links) and (len(links) > 20) == bool(address)
+    labels = {label.partition(",")[0] for label in metadata.get_all("Project-URL", [])}
+    assert labels == ({"Documentation", "Changelog", "Issues"} if address else set())
+    assert "What you came for" in text and metadata["Keywords"] and metadata["Author"]
 
 
 def test_an_extra_asks_for_what_its_patches_need(metadata: Message) -> None:

@@ -1,9 +1,11 @@
 """Make tiny targets, and the samples that a capture of them would give."""
 
+import json
 from pathlib import Path
 
 import torch
 from machine import limit
+from safetensors.torch import save_file
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -45,6 +47,42 @@ def make_target(family: str = "llama", seed: int = 0, markov: bool = False, **sh
 def save_target(folder: Path, family: str = "llama", markov: bool = True) -> Path:
     """Write a target; return its folder."""
     make_target(family, markov=markov).save_pretrained(folder)
+    return folder
+
+
+def publish(folder: Path, config, vocabulary: int | None = None, layer: str = "midlayer", **entries) -> Path:
+    """Write a random EAGLE-3 drafter for a target's configuration, with the names and the entries of published ones.
+
+    It drafts ``vocabulary`` tokens, spread over the target's; all if not said."""
+    noise = torch.Generator().manual_seed(3)
+    size, inner, heads = config.hidden_size, 96, config.num_attention_heads
+    drafted = vocabulary or config.vocab_size
+
+    def matrix(*shape: int) -> torch.Tensor:
+        return 0.05 * torch.randn(shape, generator=noise)
+
+    tensors = {"fc.weight": matrix(size, 3 * size), "norm.weight": torch.ones(size)}
+    tensors["lm_head.weight"] = matrix(drafted, size)
+    attention = {"q_proj": (size, 2 * size), "k_proj": (size, 2 * size), "v_proj": (size, 2 * size)}
+    for name, shape in {**attention, "o_proj": (size, size)}.items():
+        tensors[f"{layer}.self_attn.{name}.weight"] = matrix(*shape)
+    for name, shape in {"gate": (inner, size), "up": (inner, size), "down": (size, inner)}.items():
+        tensors[f"{layer}.mlp.{name}_proj.weight"] = matrix(*shape)
+    for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
+        tensors[f"{layer}.{name}.weight"] = torch.ones(size)
+    if vocabulary:
+        ids = torch.randperm(config.vocab_size, generator=noise)[:drafted].sort().values
+        tensors["d2t"] = ids - torch.arange(drafted)
+        tensors["t2d"] = torch.isin(torch.arange(config.vocab_size), ids)
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    plain = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1}
+    plain |= {"hidden_size": size, "intermediate_size": inner, "num_attention_heads": heads}
+    plain |= {"num_key_value_heads": heads, "head_dim": size // heads, "hidden_act": "silu"}
+    plain |= {"vocab_size": config.vocab_size, "draft_vocab_size": drafted, "rms_norm_eps": 1e-5}
+    plain |= {"rope_theta": 500000.0, "max_position_embeddings": 256, "tie_word_embeddings": False}
+    plain |= {"torch_dtype": "float32", "bos_token_id": 1, "eos_token_id": 2}
+    (folder / "config.json").write_text(json.dumps({**plain, **entries}))
     return folder
 
 

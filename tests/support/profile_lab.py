@@ -2,8 +2,6 @@
 
 It knows the layers by name and rounds with numpy, so that nothing under test is used to make what it is tested on."""
 
-import json
-import os
 import shutil
 from pathlib import Path
 
@@ -135,17 +133,3 @@ def edit(directory: Path, change) -> None:
     held = tensors(directory)
     change(held)
     save_file({name: tensor.contiguous() for name, tensor in held.items()}, directory / "model.safetensors")
-
-
-def index_with(directory: Path, weight_map: dict[str, str]) -> None:
-    """Make ``directory`` a sharded checkpoint with this map and no file of its own."""
-    (directory / "model.safetensors").unlink(missing_ok=True)
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-
-
-def sparse(path: Path, size: int, start: bytes = b"") -> Path:
-    """A file of ``size`` bytes that takes no space on disk."""
-    with path.open("wb") as file:
-        file.write(start)
-        os.truncate(file.fileno(), size)
-    return path

@@ -54,8 +54,8 @@ def corrected(batch: Rows) -> Rows:
     ]
 
 
-def settings(mode: str, aggregation: str, entropy: float = 0.0, kl: float | None = None) -> Any:
-    """Return verl's configuration of an actor with that loss."""
+def settings(mode: str, aggregation: str, entropy: float = 0.0, kl: float | None = None, **more: Any) -> Any:
+    """Return verl's configuration of an actor with that loss; ``more`` are others of its settings."""
     return FSDPActorConfig(
         rollout_n=1,
         ppo_micro_batch_size_per_gpu=1,
@@ -65,16 +65,18 @@ def settings(mode: str, aggregation: str, entropy: float = 0.0, kl: float | None
         use_kl_loss=kl is not None,
         kl_loss_coef=kl or 0.0,
         policy_loss=PolicyLossConfig(loss_mode=mode, dro_beta=0.1),
+        **more,
     )
 
 
 def whole(
-    engine: Any, actor: Any, batch: Rows, rank: int, world: int
+    engine: Any, actor: Any, batch: Rows, rank: int, world: int, **split: Any
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return the gradient of verl's own update, each rank's rows in one micro-batch; and its metrics that are sums."""
+    """Return the gradient of verl's own update, each rank's rows in one micro-batch, unless ``split`` says otherwise; and its
+    metrics that are sums."""
     mine = batch[rank::world]
     data = job.share(mine, len(batch), {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": len(mine)})
-    tu.assign_non_tensor(data, calculate_entropy=True)
+    tu.assign_non_tensor(data, calculate_entropy=True, **split)
     with engine.train_mode():
         engine.optimizer_zero_grad()
         mine = engine.forward_backward_batch(data, partial(ppo_loss, config=actor))["metrics"]

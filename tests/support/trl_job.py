@@ -66,6 +66,7 @@ def train(model: str, folder: str, **settings: Any) -> dict[str, Any]:
         trainer.vllm_generation.sync_weights()
     except Exception:
         return dict(error=traceback.format_exc())
+    trainer.model.bfloat16()  # as an engine in bfloat16 takes float32 in, before it rounds to 8 bits
     trainer.save_model(f"{folder}/final")
     llm = trainer.vllm_generation.llm
     llm.llm_engine.model_config.max_logprobs = -1  # TRL opens it with vLLM's default, 20

@@ -58,6 +58,16 @@ actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=1
 actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.ref.strategy=fsdp2
 """.split()
 
+#: verl's fully asynchronous trainer, with rollouts that an update cuts, at most half a batch old.
+FULLY = """
+data.train_batch_size=0 data.gen_batch_size=1 actor_rollout_ref.hybrid_engine=False rollout.total_rollout_steps=24
+rollout.nnodes=1 rollout.n_gpus_per_node=1 actor_rollout_ref.rollout.checkpoint_engine.backend=gloo
+actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.ref.strategy=fsdp2
+algorithm.rollout_correction.bypass_mode=False actor_rollout_ref.rollout.ignore_eos=True data.max_response_length=200
+actor_rollout_ref.rollout.max_model_len=256 async_training.partial_rollout=True async_training.staleness_threshold=0.5
+async_training.trigger_parameter_sync_step=2 trainer.save_freq=1
+""".split()
+
 #: Training that streams, beside rollouts on a GPU of their own.
 STREAM = """
 trainer.v1.trainer_mode=stream_async
@@ -74,7 +84,9 @@ def make_world(folder: Path, *settings: str) -> Path:
     return folder
 
 
-def start(world: Path, folder: Path, *extra: str, **variables: str) -> subprocess.Popen[bytes]:
+def start(
+    world: Path, folder: Path, *extra: str, entry: str = "verl.trainer.main_ppo", **variables: str
+) -> subprocess.Popen[bytes]:
     """verl's own entry point; later settings win. Output in ``job.log``, a process group of its own."""
     where = (
         f"data.train_files={world}/train.parquet",
@@ -85,7 +97,7 @@ def start(world: Path, folder: Path, *extra: str, **variables: str) -> subproces
     folder.mkdir(exist_ok=True)
     with (folder / "job.log").open("wb") as log:
         job = subprocess.Popen(
-            [sys.executable, "-m", "verl.trainer.main_ppo", *COMMAND, *where, *extra],
+            [sys.executable, "-m", entry, *COMMAND, *where, *extra],
             env=environment(folder, HYDRA_FULL_ERROR="1", **variables),
             cwd=folder,
             stdin=subprocess.DEVNULL,

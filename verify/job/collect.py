@@ -120,17 +120,13 @@ def _process(one: live.Process, row: Row | None, named: Mapping[_Key, str], sour
         "rank": dict(one.rank),
         "alive": one.lives,
         "how": one.ended or one.lives,
-        "states": dict(sum(map(_states, row.parts), Counter[str]())) if row is not None else {},
+        "states": dict(one.states),
         "began": row.first_written if row is not None else 0.0,
         "ended": lanes.ended(row, events) if row is not None else 0.0,
         "version": row.notes.get("policy_version") if row is not None else None,
         "rss_bytes": memory[-1] if memory else None,
         "events": len(events),
     }
-
-
-def _states(patches: Mapping[str, Mapping[str, Any]]) -> Counter[str]:
-    return Counter(str(patch["state"]) for patch in patches.values())
 
 
 def _patches(rows: list[Row], patches: Mapping[str, Patch]) -> list[dict[str, Any]]:
@@ -140,10 +136,15 @@ def _patches(rows: list[Row], patches: Mapping[str, Patch]) -> list[dict[str, An
     many = Counter(id(part) for row in rows for part in row.parts)
     for number, part in parts.items():
         for name, patch in part.items():
-            known = patches.get(name)
-            due, why = (known.evidence, known.why) if known else ("unknown", "not a patch of this FlashPatch")
-            new = dict(id=name, due=due, calls=0, processes=0, states=Counter(), tested=None, why=why)
-            entry = found.setdefault(name, new)
+            if name not in found:
+                known = patches.get(name)
+                due, why = (
+                    (known.evidence, known.why) if known else ("unknown", "not a patch of this FlashPatch")
+                )
+                found[name] = dict(
+                    id=name, due=due, calls=0, processes=0, states=Counter(), tested=None, why=why
+                )
+            entry = found[name]
             absent = is_absent(patch["state"], patch.get("detail") or "")
             entry["states"]["not installed" if absent else patch["state"]] += many[number]
             entry["calls"] += patch["calls"] * many[number]

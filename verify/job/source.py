@@ -71,10 +71,10 @@ def save(path: Path, text: str) -> None:
 
 
 def written(args: argparse.Namespace, name: str, found: Any, render: Callable[[Any], str]) -> int:
-    """Print as JSON what was found, or else write what is rendered of it, under a name unless the arguments have another, and
-    print its path; return 0."""
-    if args.json:
-        print(json.dumps(found, indent=2))
+    """Print as JSON what was found, or else write what is rendered of it and print its path; ``-o -`` prints
+    what is rendered. Return 0."""
+    if args.json or str(args.output) == "-":
+        print(json.dumps(found, indent=2) if args.json else render(found))
         return 0
     output = args.output or Path(name)
     save(output, render(found))
@@ -161,7 +161,7 @@ def _published(args: argparse.Namespace) -> str:
         raise _unreachable(error) from error
     if found and args.run_id in (None, *found):
         return args.run_id or found[-1]
-    wanted, newest = f"run {args.run_id!r}" if args.run_id else "run", ", ".join(found[-5:]) or "none"
+    wanted, newest = f"run {args.run_id!r}" if args.run_id else "run", ", ".join(found[:-6:-1]) or "none"
     where = f"the Ray cluster at {args.store.address}"
     raise LookupError(f"no {wanted} is published on {where}; the newest are: {newest}")
 

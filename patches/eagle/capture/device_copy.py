@@ -38,13 +38,14 @@ class Rows:
 
 @dataclass(eq=False)
 class Request:
-    """Hold a captured request: its name, the positions that are kept, why it was given up ("" if it was not), and the pages
-    of the pool that hold its rows."""
+    """Hold a captured request: its name, the positions that are kept, why it was given up ("" if it was not), the pages of
+    the pool that hold its rows, and whether rows of it were left out as the budget was spent."""
 
     name: str
     window: CaptureWindow
     lost: str = ""
     pages: list[int] = field(default_factory=list)
+    is_cut: bool = False
 
 
 class Batch:

@@ -49,7 +49,7 @@ class Recorder:
     Args:
         writer: of the sample queue.
         rate: share of requests that are captured.
-        budget: rows captured per policy version before no new request is taken on; 0: any number.
+        budget: rows captured per policy version, from which on no step is captured; 0: any number.
         tokens: capacity of all request buffers together; 0: a share of the host's available memory.
         window: most positions kept of a request.
         report: called now and then, from the recorder's thread, with `counts`.
@@ -108,6 +108,10 @@ class Recorder:
             batch = self._batch_of(names, list(lengths))
             if not batch.requests:
                 return
+            if self._is_spent():
+                for request in batch.requests:
+                    request.is_cut = True
+                return
             if self._queue.qsize() >= _MAX_WAITING:
                 raise RuntimeError("captured rows come faster than they can be stored")
             self._spent[self.version] += batch.captured
@@ -163,10 +167,12 @@ class Recorder:
             self._batch, self._alike = Batch(found, lengths), alike
         return self._batch
 
+    def _is_spent(self) -> bool:
+        return 0 < self.budget <= self._spent[self.version]
+
     def _admit(self, name: str) -> Request | None:
-        full = self.budget and self._spent[self.version] >= self.budget
         request = None
-        if not full and DRAWS.random() < self.rate:
+        if not self._is_spent() and DRAWS.random() < self.rate:
             request = Request(name, CaptureWindow(self.window))
         self._running[name] = request
         if request is None:
@@ -257,7 +263,10 @@ class Recorder:
             versions, same = buffers.versions[places[:seen]], buffers.ids[places[:seen]] == ids[:seen]
             version = int(versions.max())
             known[:seen] = (versions == version) & same & (versions >= 0)
-            self.counts["mismatched"] += int(((versions >= 0) & ~same).sum())
+            wrong = (versions >= 0) & ~same
+            self.counts["mismatched"] += int(wrong.sum())
+            if request.is_cut:  # rows behind a rejected draft, which no later step has replaced
+                known[:seen] &= ~numpy.logical_or.accumulate(wrong)
         if not known.any():
             self.counts["empty"] += not request.lost
             buffers.release_pages(pages)

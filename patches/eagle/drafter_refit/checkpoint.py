@@ -40,8 +40,8 @@ def load(path: Path, own: Path, shared: set[str], patch: str) -> dict[str, torch
         raise problem(
             patch, f"{path} holds no safetensors", "Give a safetensors file or a directory of them."
         )
-    if path == own:  # the first checkpoint: it may hold a copy of what is shared
-        tensors = {name: tensor for name, tensor in tensors.items() if not shared & set(name.split("."))}
+    copies = {name for name in shapes(own) if shared & set(name.split("."))}  # which the engine does not use
+    tensors = {name: tensor for name, tensor in tensors.items() if name not in copies}
     check(tensors, own, shared, path, patch)
     return tensors
 

@@ -2,7 +2,7 @@
 
 EAGLE-1 (Li et al., arXiv 2401.15077): ``fc`` over [embedding, state] of width 2H, then a decoder layer
 without its input norm. EAGLE-3 (arXiv 2503.01840): ``fc`` over k of the target's layers, then a layer that
-attends over [normed embedding, normed state]. Parameters carry the names that vLLM's ``llama_eagle.py`` and
+attends over [normed embedding, normed state], and as published a head of its own, over a vocabulary of its own. Parameters carry the names that vLLM's ``llama_eagle.py`` and
 ``llama_eagle3.py`` and SGLang's files of the same names read."""
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from transformers import PretrainedConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2RotaryEmbedding
 
+from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 from flashpatch.patches.eagle.train.unroll import UnrolledAttention
 
 
@@ -28,7 +29,7 @@ class Drafter(nn.Module):
         qwen = config.model_type == "qwen2"
         layer = (Qwen2DecoderLayer if qwen else LlamaDecoderLayer)(config, 0)
         layer.input_layernorm = nn.Identity()
-        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
+        self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
         self.layers = nn.ModuleList([layer])
         self.rotary = (Qwen2RotaryEmbedding if qwen else LlamaRotaryEmbedding)(config)
 
@@ -63,6 +64,15 @@ class Drafter(nn.Module):
             found.append(self.end(states))
         return torch.cat(found)
 
+    def logits(self, states: Tensor, target_embeddings: TargetEmbeddings) -> Tensor:
+        """Return logits [..., draft vocabulary] of what `forward` returns."""
+        return self.lm_head(states) if self.config.eagle_head == "own" else target_embeddings.logits(states)
+
+    def vocabulary(self) -> Tensor | None:
+        """Return the target's ids [draft vocabulary] of the tokens that can be drafted; None if all can."""
+        found = getattr(self, "d2t", None)
+        return None if found is None else found + torch.arange(len(found), device=found.device)
+
     def layer(self) -> nn.Module:
         """Return the decoder layer."""
         return self.layers[0]
@@ -82,7 +92,10 @@ class Drafter(nn.Module):
 
 
 class Drafter3(Drafter):
-    """Predict, as EAGLE-3, from ``num_aux_hidden_states`` layers of the target side by side."""
+    """Predict, as EAGLE-3, from ``num_aux_hidden_states`` layers of the target side by side.
+
+    Attributes:
+        d2t: int64 [draft vocabulary], what a draft token's number lacks to the target's, if its vocabulary is smaller."""
 
     def __init__(self, config: PretrainedConfig) -> None:
         nn.Module.__init__(self)
@@ -96,6 +109,10 @@ class Drafter3(Drafter):
             wide = nn.Linear(2 * size, narrow.out_features, bias=narrow.bias is not None)
             setattr(self.midlayer.self_attn, name, wide)
         self.norm = LlamaRMSNorm(size, eps=eps)
+        if config.eagle_head == "own":
+            self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
+        if config.draft_vocab_size < config.vocab_size:
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.rotary = LlamaRotaryEmbedding(config)
 
     def layer(self) -> nn.Module:

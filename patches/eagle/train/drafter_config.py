@@ -1,14 +1,18 @@
-"""Derive a drafter's configuration from its target's."""
+"""Derive a drafter's configuration from its target's, or read it from its own checkpoint."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 
+from flashpatch.patches._shared.checkpoint_shapes import shapes
 from flashpatch.patches.eagle.errors import eagle_error
 
 # Qwen3 has per-head norms that no engine's EAGLE-1 loader knows; its drafters use the Llama layer.
+UNTRAINED = "Draft with it as it is, with eagle's option cotrain off, or let drafter=new-eagle3 make one."
 LAYER_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "llama"}
 
 _COPIED_FIELDS = (
@@ -28,17 +32,38 @@ _COPIED_FIELDS = (
     "tie_word_embeddings",
 )
 
+# Entries of a published configuration with which the forward is that of `drafter.Drafter3`.
+_FORWARD = {
+    "norm_before_residual": False,
+    "norm_before_fc": False,
+    "fc_norm": False,
+    "use_aux_norm": False,
+    "norm_output": False,
+    "use_aux_hidden_state": True,
+    "num_hidden_layers": 1,
+    "quantization_config": None,
+    "logit_scale": 1.0,
+}
 
-def drafter_config(target: PretrainedConfig, kind: str = "eagle", auxiliary: int = 3) -> PretrainedConfig:
+
+def drafter_config(
+    target: PretrainedConfig, kind: str = "eagle", auxiliary: int = 3, own: str | Path = ""
+) -> PretrainedConfig:
     """Make the configuration of a one-layer drafter for a target.
 
     Args:
         target: configuration of a Llama, Qwen2 or Qwen3 model.
         kind: ``eagle`` (EAGLE-1) or ``eagle3``.
-        auxiliary: layers of the target that an EAGLE-3 drafter reads.
+        auxiliary: layers of the target that an EAGLE-3 drafter from scratch reads.
+        own: the folder of the drafter, "" for one from scratch. An EAGLE-3 drafter's configuration is that of its
+            checkpoint, an EAGLE-1 drafter has the shape of the target's layers.
+
+    Returns:
+        A configuration with three entries of FlashPatch's: ``eagle_kind``; ``eagle_head``, ``own`` if the head is the
+        drafter's and trained with it, ``target`` if it is the target's; and ``fc_bias``, of EAGLE-1.
 
     Raises:
-        PatchError: another model type or kind."""
+        PatchError: another model type or kind, or a drafter that cannot be trained, see `_published`."""
     if target.model_type not in LAYER_TYPES:
         raise eagle_error(
             "drafter",
@@ -49,6 +74,8 @@ def drafter_config(target: PretrainedConfig, kind: str = "eagle", auxiliary: int
         raise eagle_error(
             "drafter", f"a drafter is of kind eagle or eagle3, not {kind!r}.", "Choose one of the two."
         )
+    if own and kind == "eagle3":
+        return _published(target, Path(own))
     layer = LAYER_TYPES[target.model_type] if kind == "eagle" else "llama"
     fields: dict[str, Any] = {name: getattr(target, name) for name in _COPIED_FIELDS if hasattr(target, name)}
     fields["head_dim"] = getattr(target, "head_dim", None) or target.hidden_size // target.num_attention_heads
@@ -58,7 +85,41 @@ def drafter_config(target: PretrainedConfig, kind: str = "eagle", auxiliary: int
     else:
         bias = target.model_type == "llama" and getattr(target, "attention_bias", False) and kind == "eagle"
         config = LlamaConfig(**fields, attention_bias=bias)
-    config.eagle_kind = kind
+    config.eagle_kind, config.eagle_head = kind, "target"
+    config.fc_bias = bool(own) and "fc.bias" in shapes(Path(own))
+    config.draft_vocab_size = target.vocab_size
     config.num_aux_hidden_states = auxiliary if kind == "eagle3" else None
+    config._attn_implementation = "sdpa"
+    return config
+
+
+def _published(target: PretrainedConfig, folder: Path) -> PretrainedConfig:
+    """Read the configuration of an EAGLE-3 drafter from its checkpoint.
+
+    Raises PatchError if it is for another target, or has parts that are not trained here; all of them are named."""
+    plain = json.loads((folder / "config.json").read_text())
+    plain |= plain.pop("eagle_config", None) or {}
+    config = LlamaConfig(**{name: value for name, value in plain.items() if name != "model_type"})
+    tensors = shapes(folder)
+    size = config.hidden_size
+    config.eagle_kind, config.fc_bias = "eagle3", False
+    config.eagle_head = plain.get("eagle_head", "own" if "lm_head.weight" in tensors else "target")
+    config.draft_vocab_size = plain.get("draft_vocab_size") or config.vocab_size
+    config.num_aux_hidden_states = tensors.get("fc.weight", (0, 0))[1] // size
+    like = {name: getattr(target, name) for name in ("hidden_size", "vocab_size")}
+    wanted = {**_FORWARD, **like, "target_hidden_size": target.hidden_size}
+    odd = [
+        f"{name}={plain[name]} (not {value})"
+        for name, value in wanted.items()
+        if plain.get(name) not in (None, value)
+    ]
+    if config.eagle_head == "target" and config.draft_vocab_size < config.vocab_size:
+        odd.append("no tensor lm_head.weight")
+    if (config.draft_vocab_size < config.vocab_size) != ("d2t" in tensors):
+        odd.append(
+            f"draft_vocab_size={config.draft_vocab_size} and {'a' if 'd2t' in tensors else 'no'} tensor d2t"
+        )
+    if odd:
+        raise eagle_error("drafter", f"{folder} cannot be trained: {', '.join(odd)}.", UNTRAINED)
     config._attn_implementation = "sdpa"
     return config

@@ -1,4 +1,4 @@
-"""Write drafters as the engines read them."""
+"""Read drafters, and write them as the engines read them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PretrainedConfig
+from transformers import AutoConfig, PretrainedConfig
 
+from flashpatch.patches._shared.checkpoint_shapes import files
+from flashpatch.patches.eagle.drafter_refit import checkpoint
 from flashpatch.patches.eagle.errors import eagle_error
-from flashpatch.patches.eagle.train.drafter import Drafter
+from flashpatch.patches.eagle.train.drafter import Drafter, make_drafter
+from flashpatch.patches.eagle.train.drafter_config import UNTRAINED, drafter_config
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
 ENGINES = ("vllm", "sglang")
+_NOT_TRAINED = ("lm_head.weight", "embed_tokens.weight", "d2t", "t2d")
+"""Tensors of a checkpoint that stay as they are, unless the drafter has them."""
 
 
 def engine_weights(
@@ -28,27 +33,32 @@ def engine_weights(
     config: PretrainedConfig,
     engine: str,
     target_embeddings: TargetEmbeddings | None = None,
+    own: str | os.PathLike[str] = "",
 ) -> dict[str, Tensor]:
     """Return the drafter's weights under the names, and with the extra tensors, that an engine's loader expects.
 
+    These are those of the folder ``own``, the drafter that the engine was opened with. For a drafter from scratch,
     SGLang's EAGLE-1 model has a bias on ``fc`` that stays random when the checkpoint lacks it, so it is written as
-    zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint holds the target's head. Raises PatchError for an
-    unknown engine, or an EAGLE-3 drafter without the target's head."""
+    zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint holds the drafter's head or else the target's. Raises
+    PatchError for an unknown engine, or an EAGLE-3 drafter without a head."""
     if engine not in ENGINES:
         raise eagle_error(
             None, f"no drafter format is known for {engine!r}.", f"Choose {' or '.join(ENGINES)}."
         )
     found = {name: tensor.detach() for name, tensor in weights.items()}
     dtype = found["fc.weight"].dtype
-    if config.eagle_kind == "eagle3":
+    if config.eagle_kind == "eagle3" and config.eagle_head == "target":
         if target_embeddings is None:
             raise eagle_error(
                 "drafter", "an EAGLE-3 drafter is written with the target's head.", "Give target_embeddings."
             )
         found["lm_head.weight"] = target_embeddings.head.to("cpu", dtype)
-    elif engine == "sglang":
-        found["fc.bias"] = torch.zeros(config.hidden_size, dtype=dtype)
-    return found
+    elif config.eagle_kind == "eagle" and engine == "sglang":
+        found.setdefault("fc.bias", torch.zeros(config.hidden_size, dtype=dtype))
+    if not own:
+        return found
+    theirs = read_tensors(own, config.eagle_kind)
+    return {name: found.get(plain, tensor) for plain, (name, tensor) in theirs.items()}
 
 
 def engine_config(config: PretrainedConfig, engine: str, dtype: torch.dtype) -> dict[str, Any]:
@@ -62,7 +72,7 @@ def engine_config(config: PretrainedConfig, engine: str, dtype: torch.dtype) -> 
     if "rope_theta" in rope:
         plain["rope_theta"] = rope["rope_theta"]
     if config.eagle_kind == "eagle3":
-        plain |= {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": config.vocab_size}
+        plain["architectures"] = ["LlamaForCausalLMEagle3"]
         plain["tie_word_embeddings"] = False
     elif engine == "sglang":
         family = "Qwen2" if config.model_type == "qwen2" else "Llama"
@@ -83,6 +93,7 @@ def save_drafter(
     engine: str,
     target_embeddings: TargetEmbeddings | None = None,
     tokenizer: str | os.PathLike[str] | None = None,
+    own: str | os.PathLike[str] = "",
 ) -> Path:
     """Write a drafter for the engine's ``speculative`` setting, private to the user; whole or not at all.
 
@@ -90,12 +101,13 @@ def save_drafter(
         folder: made, or replaced.
         weights: full tensors on the CPU, by the names of `Drafter`.
         tokenizer: folder whose tokenizer files are copied along, if given.
+        own: folder of the drafter that it continues, whose names and configuration are kept.
 
     Raises:
         PatchError: see `engine_weights`.
         OSError: the disk is full or cannot be written; nothing is left behind."""
     final = Path(folder)
-    found = engine_weights(weights, config, engine, target_embeddings)
+    found = engine_weights(weights, config, engine, target_embeddings, own)
     temporary = final.parent / f".{final.name}-{os.getpid()}"
     try:
         for made in (final.parent, temporary):
@@ -105,7 +117,9 @@ def save_drafter(
             save_file(write, temporary / "model.safetensors", metadata={"format": "pt"})
         except SafetensorError as error:
             raise OSError(f"cannot write {temporary}: {error}") from error
-        plain = engine_config(config, engine, found["fc.weight"].dtype)
+        plain = engine_config(config, engine, weights["fc.weight"].dtype)
+        if own:
+            plain = {**json.loads((Path(own) / "config.json").read_text()), "torch_dtype": plain["dtype"]}
         (temporary / "config.json").write_text(json.dumps(plain, indent=1))
         for name in ("tokenizer.json", "tokenizer_config.json") if tokenizer else ():
             if (Path(tokenizer) / name).exists():
@@ -119,30 +133,65 @@ def save_drafter(
     return final
 
 
+def read_tensors(folder: str | os.PathLike[str], kind: str) -> dict[str, tuple[str, Tensor]]:
+    """Read a drafter's tensors by their names in `Drafter`, each with its name in the checkpoint.
+
+    Raises PatchError if there are none, or a file is damaged."""
+    found: dict[str, Tensor] = {}
+    try:
+        for file in files(Path(folder)) or [Path(folder) / "model.safetensors"]:
+            found |= load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise eagle_error(
+            "drafter", f"{file} cannot be read: {error}.", "Give the folder of a drafter in safetensors."
+        ) from error
+    plain = {name: name.removeprefix("model.") for name in found}
+    if kind == "eagle3":  # trainers name its layer in two ways
+        plain = {name: one.replace("layers.0.", "midlayer.") for name, one in plain.items()}
+    return {plain[name]: (name, tensor) for name, tensor in found.items()}
+
+
 def load_weights(drafter: Drafter, folder: str | os.PathLike[str]) -> None:
     """Load into a drafter what `save_drafter`, or another trainer of such drafters, wrote. Raises PatchError if the
     file is damaged, or its weights are not those of this drafter."""
-    path = Path(folder) / "model.safetensors"
-    try:
-        found = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise eagle_error(
-            "drafter", f"{path} cannot be read: {error}.", "Give the folder of a drafter in safetensors."
-        ) from error
-    shared = ("lm_head.weight", "embed_tokens.weight", "d2t", "t2d")
-    found = {name.removeprefix("model."): tensor for name, tensor in found.items()}
-    bias = found.pop("fc.bias", None) if "fc.bias" not in drafter.state_dict() else None
+    wanted = drafter.state_dict()
+    found = {name: tensor for name, (_, tensor) in read_tensors(folder, drafter.config.eagle_kind).items()}
+    bias = found.pop("fc.bias", None) if "fc.bias" not in wanted else None
     if bias is not None and bias.any():
         raise eagle_error(
-            "drafter", f"{path} has a bias on fc, which this drafter lacks.", "Train one from scratch."
+            "drafter", f"{folder} has a bias on fc, which this drafter lacks.", "Train one from scratch."
         )
-    found = {name: tensor for name, tensor in found.items() if name not in shared}
-    wanted = drafter.state_dict()
+    mask = found.get("t2d")
+    found = {name: tensor for name, tensor in found.items() if name in wanted or name not in _NOT_TRAINED}
     odd = sorted(wanted.keys() ^ found.keys()) or [n for n in wanted if wanted[n].shape != found[n].shape]
     if odd:
         raise eagle_error(
             "drafter",
-            f"{path} is another drafter: {', '.join(odd[:4])} differ.",
+            f"{folder} is another drafter: {', '.join(odd[:4])} differ.",
             "Check that it was trained for this target and kind.",
         )
     drafter.load_state_dict(found)
+    ids, size = drafter.vocabulary(), drafter.config.vocab_size
+    if ids is not None:
+        drafted = torch.bincount(ids.clamp(0, size - 1), minlength=size)
+        if drafted.max() > 1 or (mask is not None and not torch.equal(drafted > 0, mask)):
+            raise eagle_error("drafter", f"{folder} has d2t and t2d that contradict each other.", UNTRAINED)
+
+
+def check_round_trip(
+    folder: str | os.PathLike[str], target: str | os.PathLike[str], kind: str, engine: str
+) -> None:
+    """Load a drafter, and check what an engine would get of it. Raises PatchError that names what cannot be trained."""
+    config = drafter_config(AutoConfig.from_pretrained(target), kind, own=folder)
+    if config.fc_bias and engine == "vllm":
+        raise eagle_error("drafter", f"{folder} has fc.bias, which vLLM's EAGLE-1 lacks.", UNTRAINED)
+    drafter = make_drafter(config)
+    load_weights(drafter, folder)
+    written = engine_weights(drafter.state_dict(), config, engine, TargetEmbeddings.load(target), folder)
+    checkpoint.check(written, Path(folder), set(), folder, "eagle")
+
+
+def own_embedding(folder: str | os.PathLike[str], kind: str, target: TargetEmbeddings) -> Tensor | None:
+    """Return the token embeddings of a drafter that vLLM keeps apart from the target's, as it does if they differ."""
+    _, found = read_tensors(folder, kind).get("embed_tokens.weight", ("", None))
+    return None if found is None or torch.equal(found.to(target.embedding), target.embedding) else found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from flashpatch.patches._shared.checkpoint_shapes import files
 from flashpatch.patches.eagle.errors import eagle_error
 
 NAMES = dict.fromkeys(("model.embed_tokens.weight", "embed_tokens.weight"), "embedding") | {
@@ -36,12 +36,8 @@ class TargetEmbeddings:
         it has no embeddings."""
         from safetensors import safe_open
 
-        found, files = {}, sorted(Path(folder).glob("*.safetensors"))
-        index = Path(folder) / "model.safetensors.index.json"
-        if index.exists():  # engines read no other files then
-            named = set(json.loads(index.read_text())["weight_map"].values())
-            files = [file for file in files if file.name in named]
-        for file in files:
+        found = {}
+        for file in files(Path(folder)):
             with safe_open(file, framework="pt") as opened:
                 for name in NAMES.keys() & set(opened.keys()):
                     found[NAMES[name]] = opened.get_tensor(name)

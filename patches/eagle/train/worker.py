@@ -27,7 +27,7 @@ from flashpatch.patches.eagle.train.buffer import Buffer
 from flashpatch.patches.eagle.train.checkpoint import Checkpoints
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
-from flashpatch.patches.eagle.train.export import load_weights, save_drafter
+from flashpatch.patches.eagle.train.export import load_weights, own_embedding, save_drafter
 from flashpatch.patches.eagle.train.kept_samples import FOLDER, KeptSamples
 from flashpatch.patches.eagle.train.pack import Pack, pack, windows
 from flashpatch.patches.eagle.train.settings import WorkerSettings
@@ -60,8 +60,12 @@ class Worker:
         self._target = settings.target  # folder of the policy's embedding and head
         self.device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.config = drafter_config(
-            AutoConfig.from_pretrained(settings.target), settings.kind, settings.auxiliary
+            AutoConfig.from_pretrained(settings.target), settings.kind, settings.auxiliary, settings.drafter
         )
+        self._embedding: torch.Tensor | None = None  # the drafter's own
+        if settings.drafter and settings.engine == "vllm":  # SGLang gives every drafter the target's
+            first = TargetEmbeddings.load(settings.target)
+            self._embedding = own_embedding(settings.drafter, settings.kind, first)
         folder = Path(settings.folder)
         self.checkpoints = Checkpoints(folder / settings.kind / "checkpoints")
         self.reader = KeptSamples(settings.queue, folder / settings.kind / FOLDER)
@@ -192,13 +196,18 @@ class Worker:
     def _write(self, found: Mapping[str, float]) -> None:
         folder = Path(self.settings.folder)
         dtype = getattr(torch, self.settings.dtype)
+        weights = self.trainer.weights()
         path = save_drafter(
             folder / f"drafter-{self.trainer.count}",
-            {name: tensor.to(dtype) for name, tensor in self.trainer.weights().items()},
+            {
+                name: tensor.to(dtype) if tensor.is_floating_point() else tensor
+                for name, tensor in weights.items()
+            },
             self.config,
             self.settings.engine,
             self.trainer.target_embeddings,
             self.settings.target,
+            self.settings.drafter,
         )
         self._report({"event": "drafter", "folder": str(path), **self._figures(), **found})
         ledger.note(eagle_training={"drafter": str(path), **self._figures()})
@@ -223,4 +232,7 @@ class Worker:
         }
 
     def _load_target(self, folder: str) -> TargetEmbeddings:
-        return TargetEmbeddings.load(folder).to(self.device, torch.float32)
+        found = TargetEmbeddings.load(folder)
+        if self._embedding is not None:
+            found = TargetEmbeddings(self._embedding, found.head)
+        return found.to(self.device, torch.float32)

@@ -75,8 +75,12 @@ class Job:
 
     def rollouts_ended(self) -> None:
         """Start a slice of training, now that the replicas sleep."""
-        if self.coordinator is not None and self._updates % self.every == 0:
+        if self.coordinator is not None and self._trains():
             self.coordinator.train(self.train_seconds, steps=self.steps)
+
+    def _trains(self) -> bool:
+        """Whether the trainer has the next pause, and so needs the policy of now."""
+        return self._updates % self.every == 0
 
     def policy_updated(self, call: Call, step: int | None) -> None:
         """Send the newest drafter to the replicas, which have a new policy and no rollout yet. Never raises."""
@@ -97,7 +101,8 @@ class Job:
         drafter = self.coordinator.drafter
         if drafter is not None and drafter != self._sent:
             self._send_drafter(call, drafter)
-        self._send_embeddings(call, step)
+        if self._trains():
+            self._send_embeddings(call, step)
         self._report(counts)
 
     def close(self) -> None:

@@ -90,6 +90,7 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     for path, value in list(dialect.needed(job.get, found)) if dialect else ():
         job.set(path, value, "so that the drafter keeps its weights")
     if not idle:
+        _check_drafter(found, str(_path(job.get(MODEL))), dialect.engine)
         job.set(
             f"{ROLLOUT}.engine_kwargs.{OURS}",
             {"eagle": json.dumps(training(job.get, options, dialect, found))},
@@ -183,6 +184,13 @@ def _write_new(target: Path, folder: Path, options: Mapping[str, Any], engine_na
     dtype = getattr(torch, _trainer_settings(options)[0].get("dtype", WorkerSettings.dtype))
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
     save_drafter(folder, weights, config, engine_name, TargetEmbeddings.load(target), target)
+
+
+def _check_drafter(found: Speculation, target: str, engine_name: str) -> None:
+    """Raise PatchError, which names what cannot be trained, unless the drafter comes back as it was loaded."""
+    from flashpatch.patches.eagle.train.export import check_round_trip
+
+    check_round_trip(found.model, target, found.method, engine_name)
 
 
 def training(get: Get, options: Mapping[str, Any], dialect: Dialect, found: Speculation) -> dict[str, Any]:

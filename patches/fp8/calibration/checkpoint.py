@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import json
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import user_directories
-from flashpatch.patches.fp8.calibration import untrusted
-from flashpatch.patches.fp8.calibration.untrusted import refuse
+from flashpatch.patches._shared.checkpoint_shapes import files, shapes
+from flashpatch.patches.fp8.calibration.errors import refuse
 
 if TYPE_CHECKING:
     import torch
-
-_SHARD_LIMIT = 1 << 46
-_ONE_FILE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 
 
 class Checkpoint:
@@ -32,17 +28,24 @@ class Checkpoint:
         shapes: tensor name to shape.
 
     Raises:
-        PatchError: no such checkpoint here, not in safetensors, or hostile: an index that leads out of the
-            directory, shards without the tensors the index promises, absurd names or headers."""
+        PatchError: no such checkpoint here, or none in safetensors, or it cannot be read."""
 
     def __init__(self, where: str) -> None:
+        from safetensors import SafetensorError, safe_open
+
         self.path = directory(where)
-        self.config = untrusted.json_object(self.path / "config.json")
         self._open = ExitStack()
-        self._files: dict[str, tuple[Path, Any]] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        for file, promised in self._shards():
-            self._admit(file, promised)
+        self._files: dict[str, Any] = {}
+        try:
+            self.config = json.loads((self.path / "config.json").read_text())
+            self.shapes = shapes(self.path)
+            for file in files(self.path):
+                opened = self._open.enter_context(safe_open(file, framework="pt"))
+                self._files |= dict.fromkeys(opened.keys(), opened)
+        except (SafetensorError, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise refuse(self.path, f"cannot be read ({type(error).__name__}: {error})") from error
+        if not self.shapes:
+            raise refuse(self.path, "holds no safetensors", "Save the model with safetensors first.")
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -54,53 +57,15 @@ class Checkpoint:
         return name in self.shapes
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return the tensor as stored, on the CPU. Raises PatchError: there is none, or it cannot be read."""
-        from safetensors import SafetensorError
-
+        """Return the tensor as stored, on the CPU. Raises PatchError: there is none."""
         if name not in self._files:
             raise refuse(self.path, f"has no tensor {name}")
-        file, opened = self._files[name]
-        try:
-            return opened.get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise refuse(file, f"tensor {name} cannot be read ({error})") from error
+        return self._files[name].get_tensor(name)
 
     def fingerprint(self) -> str:
         """Return the SHA-256 of the names and shapes of all tensors; the same before and after training."""
         listed = "\n".join(f"{name} {list(shape)}" for name, shape in sorted(self.shapes.items()))
         return hashlib.sha256(listed.encode()).hexdigest()
-
-    def _shards(self) -> Iterator[tuple[Path, list[str] | None]]:
-        index = self.path / _INDEX
-        if (self.path / _ONE_FILE).exists():
-            yield self.path / _ONE_FILE, None
-        elif index.exists():
-            held: dict[str, list[str]] = {}
-            weight_map = untrusted.json_object(index).get("weight_map")
-            if not isinstance(weight_map, dict) or not weight_map:
-                raise refuse(index, "has no weight_map")
-            for name, file in weight_map.items():
-                held.setdefault(untrusted.file_name(file, index), []).append(
-                    untrusted.tensor_name(name, index)
-                )
-            for file, names in held.items():
-                yield self.path / file, names
-        else:
-            other = next((p.name for p in self.path.iterdir() if p.suffix in (".bin", ".pt", ".pth")), None)
-            problem = "holds no model.safetensors" + (
-                f" (only {other}, a pickle: not opened)" if other else ""
-            )
-            raise refuse(self.path, problem, "Save the model with safetensors first.")
-
-    def _admit(self, file: Path, promised: list[str] | None) -> None:
-        opened = self._open.enter_context(untrusted.safetensors(file, _SHARD_LIMIT))
-        held = set(opened.keys())
-        missing = sorted(set(promised or ()) - held)
-        if missing:
-            raise refuse(file, f"lacks {', '.join(missing[:4])}, which the index says it holds")
-        for name in sorted(held) if promised is None else promised:
-            self.shapes[untrusted.tensor_name(name, file)] = tuple(opened.get_slice(name).get_shape())
-            self._files[name] = file, opened
 
 
 def directory(where: str) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashpatch.commands.report import Table, emit
-from flashpatch.patches.fp8.calibration import untrusted
+from flashpatch.patches.fp8.calibration.errors import refuse
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.calibration.from_checkpoint import Row
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         emit({"profile": str(args.show), **_facts(profile)}, [_summary(args.show, profile)], args.json)
         return 0
     if args.output.exists() and not args.force:
-        raise untrusted.refuse(args.output, "exists", "Choose another file with -o, or say --force.")
+        raise refuse(args.output, "exists", "Choose another file with -o, or say --force.")
     import safetensors  # noqa: F401
 
     return _make(args)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashpatch.patches.fp8.calibration.untrusted import refuse
+from flashpatch.patches.fp8.calibration.errors import refuse
 
 
 @dataclass(frozen=True)

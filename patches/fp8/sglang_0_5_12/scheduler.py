@@ -67,7 +67,7 @@ def update_weights_from_tensor(original, self, recv_req: Any):
     sync = sglang_sessions.sync_of(recv_req.load_format)
     if sync is not None:
         return _output(self, *_begin(self, sync))
-    if sglang_sessions.is_end(recv_req.load_format):
+    if recv_req.load_format == sglang_sessions.END:
         return _output(self, *_end(self))
     if self.draft_worker is not None and not recv_req.disable_draft_model and owners_of(self, "draft"):
         problem = "this request would load the policy into the drafter too"

@@ -23,7 +23,7 @@ from flashpatch.patches._shared.context import having, holding
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang.kept_tokens import HELD
 from flashpatch.patches.fp8.verl.correction import mismatch
-from flashpatch.patches.fp8.verl.expected_processes import of_servers
+from flashpatch.patches.fp8.verl.expected_processes import check_synced, of_servers
 from flashpatch.record import Patch
 
 logger = logging.getLogger("flashpatch.fp8")
@@ -57,6 +57,7 @@ GENERATE: Own = {
     "relies_on": (
         "TokenOutput",
         "output_token_logprobs",
+        f"{SERVER}.set_global_steps",
         "max_new_tokens",
         "verl.workers.rollout.replica:TokenOutput.extra_fields",
         "verl.workers.rollout.replica:TokenOutput.log_probs",
@@ -164,6 +165,7 @@ async def complete(
             log-probabilities of different lengths."""
     from fastapi import HTTPException
 
+    check_synced(self, patch.id)
     asked = bool(sampling_params.get("logprobs"))
     try:
         output = await original(self, prompt_ids, sampling_params, *args, **kwargs)

@@ -81,7 +81,11 @@ async def update(
                 part = [one async for one in part]
             result = await original(self, sending.timed(part), *args, **told)
         called, ranks = self._engine is not None, (self.replica_rank, self.rollout_rank)
-        workers = receipts_of(sending.committed or {}) if called else None
+        answer = (
+            sending.committed or {}
+        )  # its receipts follow a mark; none if its processes carry no FlashPatch
+        _, mark, text = str(answer.get("message") or answer.get("error_message") or "").partition(MARK)
+        workers = (json.loads(text) if mark else []) if called else None
         seconds = time.perf_counter() - began
         WEIGHT_SYNC.keep_receipt(receipts.receipt(sending, *ranks, workers, seconds, called))
         if not came:
@@ -89,12 +93,6 @@ async def update(
         ledger.note(sync_step=sending.step, sync_seconds=round(sending.send, 4))
         ledger.event("sent", step=sending.step, seconds=round(sending.send, 6), bytes=sending.bytes)
     return result
-
-
-def receipts_of(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the receipts in SGLang's answer to the end of a session, or to an adapter; empty if its processes carry no FlashPatch."""
-    _, mark, text = str(answer.get("message") or answer.get("error_message") or "").partition(MARK)
-    return json.loads(text) if mark else []
 
 
 def _refuse(kwargs: dict[str, Any], patch: Patch) -> None:

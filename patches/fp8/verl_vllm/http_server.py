@@ -11,7 +11,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import holding
 from flashpatch.patches.fp8.support.kept import Drawn
 from flashpatch.patches.fp8.verl.correction import mismatch
-from flashpatch.patches.fp8.verl.expected_processes import of_servers
+from flashpatch.patches.fp8.verl.expected_processes import check_synced, of_servers
 from flashpatch.patches.fp8.verl_vllm.trainer import RECEIVE
 from flashpatch.patches.fp8.vllm.kept_tokens import HELD
 
@@ -92,6 +92,7 @@ launch_servers = of_servers(
         "TokenOutput",
         "self.replica_rank",
         "self.engine.generate",
+        f"{SERVERS}:vLLMHttpServer.set_global_steps",
         "verl.workers.rollout.replica:TokenOutput.extra_fields",
         "verl.workers.rollout.replica:TokenOutput.log_probs",
     ),
@@ -104,6 +105,7 @@ launch_servers = of_servers(
 )
 async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
     """Add the replica's precision to the sample's extra fields; with the option support, the kept ids to the log-probabilities."""
+    check_synced(self, patches.of(generate).id)
     held: list[Any] = []
     with holding(HELD, held):
         output = await original(self, *args, **kwargs)

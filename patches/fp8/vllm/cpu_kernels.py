@@ -1,4 +1,4 @@
-"""Give vLLM on a CPU the kernels that it lacks, or has wrong."""
+"""Give vLLM on a CPU the kernels that it lacks, or has wrong; on CUDA keep it from one that refuses."""
 
 from __future__ import annotations
 
@@ -115,6 +115,22 @@ def apply_weights_sgl(
         return original(self, layer, x, bias)
     out = original(self, layer, x.reshape(-1, x.shape[-1]), bias)
     return out.reshape(*x.shape[:-1], out.shape[-1])
+
+
+@patches.wrap(
+    f"{LINEAR}.scaled_mm.cutlass:CutlassInt8ScaledMMLinearKernel.is_supported",
+    relies_on=f"{LINEAR}:is_supported_and_can_implement_kernel",  # which asks with the capability
+    evidence="optional",
+    why="From compute capability 10.0 on, an int8 engine takes CUTLASS's kernel, which refuses int8 there at the first forward.",
+    remove_when="vLLM's CUTLASS kernel says that it does not support int8 from 10.0 on.",
+)
+def int8_is_supported(
+    original: Any, cls: type, compute_capability: int | None = None
+) -> tuple[bool, str | None]:
+    """Call CUTLASS's kernel unsupported from capability 10.0 on; vLLM then takes Triton's, the next in its list."""
+    if (compute_capability or 0) >= 100:  # None on a CPU
+        return False, "refuses int8 from compute capability 10.0 on"
+    return original(cls, compute_capability)
 
 
 def use() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from flashpatch.errors import PatchError
 from flashpatch.patches._shared import all_ranks
 from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.update.model import LoaderAdapter
@@ -57,6 +58,12 @@ class VllmAdapter(LoaderAdapter):
         return self._is_deferred(module)
 
     def processes(self, module: torch.nn.Module) -> bool:
+        source = getattr(getattr(module, "quant_method", None), "requantization_source", None)
+        if source is not None:  # from vLLM 0.33 on
+            raise PatchError(
+                f"vLLM quantizes its checkpoint anew, from {type(source).__name__}'s values, which only the first load releases",
+                advice="Open a new engine on other weights.",
+            )
         return _is_quantized(module) or self.deferred(module)
 
     def borrows(self, module: torch.nn.Module) -> bool:

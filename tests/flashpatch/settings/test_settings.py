@@ -66,8 +66,8 @@ def test_unknown_and_wrong_options(refusing):
     refusing("""
 message = refused("toy", bit=4)
 assert "unknown option 'bit'" in message and "Did you mean 'bits'?" in message, message
-assert "one of [4, 8, 16]" in refused("toy", bits=5)
-assert "one of [4, 8, 16]. Write bits = 4 or 8 or 16: Width." in refused("toy", bits=True)
+assert refused("toy", bits=5).count("16") == 1
+assert "not one of its values. Write bits = 4 or 8 or 16: Width." in refused("toy", bits=True)
 assert "of type list" in refused("toy", exclude="model")
 message = refused("fp8", scheme="fp8_per_chanel")
 assert "Did you mean 'fp8_per_channel'? Write scheme = " in message and '"fp8_per_block"' in message, message
@@ -158,7 +158,7 @@ def test_wrong_config(refusing):
         "[toy]\nlabel = 4": "Write label = text in quotes: Label.",
         "toy = 4": "Write a table: [toy]",
         "[toy]\nbit = 4": "Did you mean 'bits'?",
-        "[toy]\nbits = 5": "one of [4, 8, 16]",
+        "[toy]\nbits = 5": "Write bits = 4 or 8 or 16",
         'enable = "toy"': "Give a list of names",
         "strict = 1": "Give true or false",
         "= 1": "cannot read config",

@@ -1,7 +1,10 @@
 """verl's entry points by family, each started as ``python -m`` with its job in one process until it would make workers: a job has
 what the family sets, or is refused by name; supervised training has none of these settings, and nothing is done."""
 
+import ast
 import json
+from importlib.util import find_spec
+from pathlib import Path
 
 import cpu_lab
 import pytest
@@ -39,7 +42,7 @@ REFUSED = {
     "grpo": f"{LOSS}=gspo (",
     "flowrl": f"{ACTOR}.strategy=megatron (",
     "fsdp,bf16": "actor_rollout_ref.rollout.checkpoint_engine.backend=mooncake (",
-    "cpu,bf16": "async_training (",
+    "cpu,bf16": "async_training.use_trainer_do_validate=True (",
 }
 CASES = [(names, *ENTRIES[entry], "", SERVED[names]) for entry in ENTRIES for names in SERVED]
 CASES += [(names, FULLY, OWN, said, {}) for names, said in REFUSED.items()]
@@ -57,3 +60,23 @@ def test_a_job_has_what_each_family_sets_or_is_refused(tmp_path, case):
     said = done.stdout + done.stderr
     assert found == ([] if refused else [wanted]) and refused in said, said[-4000:]
     assert ("eagle trains no drafter" in said) == (names == MANY and bool(wanted))
+
+
+def test_quantization_aware_training_and_fsdp_turbo_leave_the_loss_as_it_is():
+    """verl's engines ask for the first where they build, step and export, and the second has no forward or backward of its own."""
+    engines = Path(find_spec("verl").submodule_search_locations[0], "workers", "engine", "fsdp")
+    quantized, turbo = set(), set()
+    for name in ("transformer_impl.py", "fsdp_turbo_impl.py"):
+        for method in ast.walk(ast.parse((engines / name).read_text())):
+            if isinstance(method, ast.FunctionDef):
+                turbo |= {method.name} if "turbo" in name else set()
+                quantized |= {method.name} if "_qat" in ast.unparse(method) else set()
+    assert {"optimizer_step", "_build_module"} <= turbo and {"_apply_qat", "optimizer_step"} <= quantized
+    loss = {
+        "forward_backward_batch",
+        "forward_step",
+        "prepare_model_inputs",
+        "prepare_model_outputs",
+        "train_batch",
+    }
+    assert not loss & (quantized | turbo)

@@ -37,6 +37,7 @@ def reader(**changes):
         (f"{ROLLOUT}.quantization", "fp8"),
         (f"{ROLLOUT}.checkpoint_engine.backend", "nccl"),
         (f"{ROLLOUT}.checkpoint_engine.backend", "mooncake"),
+        ("async_training.use_dynamic_resource_scheduling", True),
     ],
 )
 def test_what_does_not_run_is_refused_by_name(path, value):

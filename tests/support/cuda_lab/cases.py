@@ -35,28 +35,39 @@ MLA = dict(qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128, kv_lora_ra
 FP8 = "fp8_per_tensor"  # as FlashPatch opens an engine that asks for "fp8", so fresh ones are opened alike
 
 CASES: dict[str, Case] = {
-    "bf16": Case("llama", {80: "", 89: "", 90: "", 100: ""}),
-    "fp8": Case("llama", {80: "Marlin", 89: "Cutlass", 90: "Cutlass", 100: "FP8"}, engine=online(FP8)),
-    "fp8_channel": Case("llama", {89: "Cutlass", 90: "Cutlass"}, engine=online("fp8_per_channel")),
+    "bf16": Case("llama", {80: "", 89: "", 90: "", 100: "", 120: ""}),
+    "fp8": Case(
+        "llama", {80: "Marlin", 89: "Cutlass", 90: "Cutlass", 100: "FP8", 120: "Cutlass"}, engine=online(FP8)
+    ),
+    "fp8_channel": Case(
+        "llama", {89: "Cutlass", 90: "Cutlass", 120: "Cutlass"}, engine=online("fp8_per_channel")
+    ),
     "fp8_block": Case("llama", {80: "Marlin", 90: "DeepGemm"}, engine=online("fp8_per_block")),
     "fp8_marlin": Case(
         "llama", {90: "Marlin"}, engine=online(FP8, **backend("linear", "marlin")), least="0.33"
     ),
     "ct_channel": Case("llama", {89: "Cutlass", 90: "Cutlass"}, "fp8-channel"),
     "ct_tensor": Case("llama", {90: "Cutlass"}, "fp8-tensor"),
-    "w4a16": Case("llama", {80: "Marlin", 90: "Machete", 100: "Marlin"}, "w4a16"),
+    "w4a16": Case("llama", {80: "Marlin", 90: "Machete", 100: "Marlin", 120: "Marlin"}, "w4a16"),
     "int8": Case("llama", {80: "CutlassInt8", 90: "CutlassInt8"}, "int8"),
     "block": Case("llama", {80: "Marlin", 90: "DeepGemm", 100: "DeepGemm"}, "block"),
     "block_cutlass": Case("llama", {90: "CutlassFp8Block"}, "block", backend("linear", "cutlass")),
     "block_triton": Case("llama", {90: "TritonFp8Block"}, "block", backend("linear", "triton")),
     "static_kv": Case(
-        "llama", {80: "Marlin", 89: "", 90: "Cutlass", 100: ""}, "static-kv", {"kv_cache_dtype": "fp8"}
+        "llama",
+        {80: "Marlin", 89: "", 90: "Cutlass", 100: "", 120: ""},
+        "static-kv",
+        {"kv_cache_dtype": "fp8"},
     ),
     # On 9.0 vLLM takes Humming for both, which is compiled at run time.
     "nvfp4": Case("llama", {80: "MarlinNvFp4", 100: "NvFp4"}, "nvfp4", least="0.33"),
     "mxfp4": Case("llama", {80: "MarlinMxFp4"}, "mxfp4", least="0.33"),
     "moe_bf16": Case("qwen3-moe", {80: "TritonExperts", 90: "TritonExperts", 100: "Experts"}),
-    "moe_fp8": Case("qwen3-moe", {80: "Marlin", 90: "TritonExperts", 100: "Experts"}, engine=online(FP8)),
+    "moe_fp8": Case(
+        "qwen3-moe",
+        {80: "Marlin", 90: "TritonExperts", 100: "Experts", 120: "TritonExperts"},
+        engine=online(FP8),
+    ),
     "moe_block": Case("qwen3-moe", {80: "Marlin", 90: "TritonExperts"}, "block"),
     "moe_fp8_triton": Case(
         "qwen3-moe", {100: "TritonExperts"}, engine=online(FP8, **backend("moe", "triton"))
@@ -68,7 +79,12 @@ CASES: dict[str, Case] = {
         "qwen3-moe", {90: "DeepGemmExperts", 100: "DeepGemmExperts"}, "block", backend("moe", "deep_gemm")
     ),
     "mla_bf16": Case("deepseek-v2", {80: "", 90: ""}, config=MLA),
-    "mla_fp8": Case("deepseek-v2", {80: "Marlin", 90: "Cutlass", 100: "FP8"}, engine=online(FP8), config=MLA),
+    "mla_fp8": Case(
+        "deepseek-v2",
+        {80: "Marlin", 90: "Cutlass", 100: "FP8", 120: "Cutlass"},
+        engine=online(FP8),
+        config=MLA,
+    ),
     "mla_block": Case("deepseek-v2", {80: "Marlin", 90: "DeepGemm"}, "block", config=MLA),
     "gpt_oss": Case("gpt-oss", {90: "Experts"}, least="0.33"),
     "qwen3_next": Case("qwen3-next", {90: "Experts"}),
@@ -77,6 +93,10 @@ CASES: dict[str, Case] = {
 CASES["mla_fp8_engine"] = replace(  # Triton's interpreter runs its decode
     CASES["mla_fp8"], kernels={}, engine=online(FP8, attention_backend="TRITON_MLA")
 )
+# From 10.0 on vLLM's attention is FlashInfer's, which is compiled at run time.
+ATTENTION = dict(attention_backend="FLASH_ATTN")
+CASES["int8_engine"] = replace(CASES["int8"], kernels={}, engine=ATTENTION)
+CASES["int8_triton"] = replace(CASES["int8"], kernels={}, engine={**ATTENTION, **backend("linear", "triton")})
 CASES["block_kv"] = Case(  # brings no scales of its cache, which then keeps the constructor's
     "llama", {}, "block", {"kv_cache_dtype": "fp8", **backend("linear", "cutlass")}
 )

@@ -1,5 +1,6 @@
 """The parts of `cuda_lab.gpu`: what each runs on a GPU, or on the fake device in its place, and what its rows say."""
 
+import functools
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cuda_lab import cases, runs
+from cuda_lab import cases, runs, sizes
 from cuda_lab.compare import compare, differing
 
 PRECISIONS = ("bf16", "fp8", "fp8_channel", "fp8_block", "block_cutlass", "int8", "static_kv")
@@ -22,14 +23,6 @@ ENGINES = (
 VERL = {"bf16": {}, "fp8": {}, "default": {"FLASHPATCH": "fp8"}}  # the last opens without a scheme
 WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # another process
 ARMS = ("0", "1", "2", "3")
-TOKENS = {
-    "stock": "bf16",
-    "bf16": "bf16",
-    "fp8": "fp8",
-    "verl": "block",
-    "eagle": "bf16",
-    "drafter": "drafter",
-}  # engine of each row
 CLOSE = 0.02  # of log-probabilities of engines whose weights are the same, byte for byte
 LOSS_BOUND = 0.01  # of values that are rounded to bf16
 ABOUT = "import torch; print(torch.cuda.get_device_name(), *torch.cuda.get_device_capability(), sep='|')"
@@ -64,7 +57,9 @@ class Check:
         if about.returncode:
             raise SystemExit(f"no GPU (FAKE=1 runs this on the fake device): {about.stderr.strip()[-300:]}")
         self.name, major, minor = about.stdout.strip().splitlines()[-1].split("|")
-        self.capability = max(known for known in (80, 89, 90, 100) if known <= 10 * int(major) + int(minor))
+        self.capability = max(
+            known for known in (80, 89, 90, 100, 120) if known <= 10 * int(major) + int(minor)
+        )
         self.parts: dict[str, tuple[Callable[[list[str]], Iterator[Row]], Sequence[str]]] = {
             "losses": (self.losses, ("logprobs", "gradient")),
             "engine": (self.engines, self.here(ENGINES)),
@@ -74,7 +69,10 @@ class Check:
             "capture": (self.captured, ("graphs", "defaults")),
             "storage": (self.storage, cases.of(self.capability)),
             "job": (self.jobs, ("gsm8k_fp8", "flowrl_7b", "eagle_7b")),
-            "tokens": (self.tokens, [name for name in TOKENS if not fake or name != "verl"]),
+            **{
+                part: (functools.partial(self.measured, part), known)
+                for part, known in sizes.MEASURED.items()
+            },
         }
 
     def here(self, scenarios: Sequence[str]) -> list[str]:
@@ -84,7 +82,13 @@ class Check:
     def rows(self, words: Sequence[str] = ()) -> Iterator[Row]:
         """Yield a row per case as it ends, and one for each that was not reached.
 
-        ``words``: beginnings of cases, as ``engine`` or ``engine:fp8``; none: all."""
+        ``words``: beginnings of cases, as ``engine`` or ``engine:fp8``; none: all.
+
+        Raises:
+            SystemExit: no case begins with one of them."""
+        known = [f"{part}:{name}" for part, (_, names) in self.parts.items() for name in names]
+        if unknown := [word for word in words if not any(case.startswith(word) for case in known)]:
+            raise SystemExit(f"no case begins with {', '.join(unknown)}; there are {', '.join(known)}")
         for part, (run, all_names) in self.parts.items():
             names = [
                 name
@@ -198,26 +202,16 @@ class Check:
             )
             yield Row(f"job:{name}", "equal" if right else "differs", detail)
 
-    def tokens(self, names: list[str]) -> Iterator[Row]:
-        plain: dict[Any, Any] = {}
+    def measured(self, part: str, names: list[str]) -> Iterator[Row]:
         for name in names:
-            scenario, stock = [f"{TOKENS[name]}:tokens"], name in ("stock", "verl")
-            if name == "drafter":
-                plain = dict(self.stream("speed", "fresh", scenario)).get(scenario[0], {})
-            families = {"bf16": "bf16", "fp8": "bf16"}.get(name, "eagle")
-            more = {} if stock else {"FLASHPATCH": families}
-            for _, got in self.stream("speed", "fresh" if stock else "update", scenario, **more):
-                if row := _failed(f"tokens:{name}", plain, got):
-                    yield row
-                    continue
-                against = "stock with it" if name == "drafter" else "stock in bf16"
-                rates = [
-                    f"{rate:.0f} at {batch}"
-                    + (f" ({rate / plain[batch]:.3f} of {against})" if batch in plain else "")
-                    for batch, rate in got.items()
-                ]
-                yield Row(f"tokens:{name}", "measured", f"tokens a second by batch: {', '.join(rates)}")
-                plain = plain or got  # stock's, or an error of stock's with a drafter
+            said, error = [], {}
+            for lab, mode, more in sizes.processes(part, name):
+                for _, got in self.stream(lab, mode, [name], **more):
+                    error = error or (got if "error" in got else {})
+                    said.append(got.get("said", ""))
+            if said:
+                row = _failed(f"{part}:{name}", {}, error)
+                yield row or Row(f"{part}:{name}", "measured", "; ".join(said))
 
 
 def _opening(name: str) -> str:

@@ -1,108 +1,147 @@
-"""Measure an engine with the shapes of a 7B on a CUDA device: tokens per second.
+"""Measure tokens per second of engines with `cuda_lab.sizes`' shapes and random weights, after prompts of each length.
 
-    python -m cuda_lab.speed fresh|update CHECKPOINTS OUT PRECISION:tokens|drafter:tokens...
+    python -m cuda_lab.speed fresh|update CHECKPOINTS OUT NAME...
 
-`fresh` is stock vLLM, `update` runs with FLASHPATCH set. Weights are drawn on the device, none is on a disk. On the fake device
-the model is tiny and its times mean nothing."""
+A name is of `cuda_lab.sizes.SPEEDS`. Engines compile and capture as vLLM does by default. On the fake device they capture alone,
+and times mean nothing."""
 
 import json
+import statistics
 import sys
 import time
-import traceback
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import torch
 import vllm
+from random_models import configure
+from vllm.v1.core.sched.scheduler import Scheduler
 
 from cuda_lab import device, engine, results
+from cuda_lab.sizes import HERE, SPEEDS, Size, Speed
 
-SHAPES = dict(  # those of Qwen2.5-7B
-    hidden_size=3584,
-    intermediate_size=18944,
-    num_hidden_layers=28,
-    num_attention_heads=28,
-    num_key_value_heads=4,
-    vocab_size=152064,
-)
-TINY = dict(hidden_size=128, intermediate_size=256, vocab_size=512)
-TINY |= dict(num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
-# int8: FlashPatch describes it to vLLM.
-PRECISIONS = {"bf16": None, "fp8": "fp8_per_tensor", "int8": None, "block": "fp8"}
 BLOCK = dict(quant_method="fp8", activation_scheme="dynamic", fmt="e4m3", weight_block_size=[128, 128])
 """As verl's ``rollout.quantization=fp8`` opens an engine."""
-BATCHES, PROMPT, TOKENS = ((1, 4), 16, 4) if device.IS_FAKE else ((1, 64, 256), 16, 256)
-GIB = 1 << 30
+ROUNDS = 3
+DRAFTED: Counter[str] = Counter()
 
 
-def main(_mode: str, root: str, out: str, *names: str) -> None:
-    for name in names:
-        try:
-            found = tokens(Path(root), name.partition(":")[0])
-        except Exception as error:
-            traceback.print_exc()
-            found = {"error": f"{type(error).__name__}: {error}"[:500]}
-        results.add(out, name, found)
+def main(_mode: str, root: str, out: str, name: str) -> None:
+    results.add(out, name, results.attempt(lambda: measured(Path(root), out, SPEEDS[name])))
     results.leave()
 
 
-def tokens(root: Path, what: str) -> dict[str, Any]:
-    """Return by batch how many tokens a second come, after a first round that is not counted."""
-    if what == "drafter":
-        from cuda_lab import drafts
+def measured(root: Path, out: str, what: Speed) -> dict[str, Any]:
+    """Say by batch and prompt the tokens a second, the median of some rounds, and of a drafter which drafts were right."""
+    if what.name == "eagle":
+        import flashpatch
 
-        at = drafts.checkpoints(root)
-        llm, vocabulary = drafts.opened(at["b"], at["exact"]), 32
-        batches, count = (1, 4), min(TOKENS, 96)
-    else:
-        how = {"compilation_config": engine.GRAPHS} if device.IS_FAKE else {}
-        llm, vocabulary = opened(root, what, how), TINY["vocab_size"]
-        batches, count = BATCHES, TOKENS
-    found = {}
-    for batch in batches:
-        prompts = [[3 + (7 * row + i) % (vocabulary - 3) for i in range(PROMPT)] for row in range(batch)]
-        asked(llm, prompts, 2)
-        start = time.perf_counter()
-        asked(llm, prompts, count)
-        found[batch] = batch * count / (time.perf_counter() - start)
-    return found
+        # Named arms: else vLLM's first runner keeps its full graphs, and one number of drafts.
+        options = {"arms": ["disable", "1_1_2", "2_1_3", "3_1_4"], "capture_rate": 0.0} if what.drafts else {}
+        flashpatch.enable("eagle", strict=True, samples=f"{out}-samples", **options)
+    llm, said = opened(root, what), []
+    for length, batches in HERE.batches.items() if not what.drafts else [(16, HERE.drafted)]:
+        for batch in batches:
+            count = HERE.tokens[length]
+            asked(llm, batch, length, count if length == 16 else 1)
+            DRAFTED.clear()
+            rounds = [asked(llm, batch, length, count) for _ in range(ROUNDS if length == 16 else 1)]
+            said.append(f"{batch * count / statistics.median(rounds):.0f} at {batch} of {length}")
+            if what.drafts:
+                said[-1] += f", drafts right {DRAFTED['right'] / max(DRAFTED['drafts'], 1):.3f}"
+    if what.name and what.drafts:
+        said.append(f"steps by arm: {chosen(llm) or 'the bandit did not choose'}")
+    return {"said": f"tokens a second: {'; '.join(said)}"}
 
 
-def asked(llm: vllm.LLM, prompts: list[list[int]], count: int) -> None:
+def asked(llm: vllm.LLM, batch: int, length: int, count: int) -> float:
+    """Return the seconds until each of some requests has its tokens."""
+    most = HERE.dense.vocab - 3
+    prompts = [[3 + (7 * row + 11 * i) % most for i in range(length)] for row in range(batch)]
     sampling = vllm.SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
+    start = time.perf_counter()
     llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+    return time.perf_counter() - start
 
 
-def opened(root: Path, precision: str, how: dict[str, Any]) -> vllm.LLM:
-    arguments = {**engine.ENGINE, "max_model_len": 512, "max_num_seqs": max(BATCHES), **how}
-    arguments |= {
-        "max_num_batched_tokens": 2048,
-        "kv_cache_memory_bytes": (16 << 20) if device.IS_FAKE else 6 * GIB,
-    }
+def opened(root: Path, what: Speed) -> vllm.LLM:
+    """Open an engine; one with a drafter gets weights with which each draft is right."""
+    size = HERE.experts if what.experts else HERE.dense
+    most = max(length + HERE.tokens[length] for length in HERE.batches)
+    arguments = {**engine.ENGINE, "max_model_len": most + 8, "max_num_seqs": max(HERE.batches[16])}
+    arguments |= {"kv_cache_memory_bytes": HERE.cache, "kv_cache_dtype": what.cache}
+    # More at once would take the fake device's experts minutes.
+    arguments |= {"compilation_config": engine.GRAPHS} if device.IS_FAKE else {"max_num_batched_tokens": 8192}
     del arguments["max_logprobs"]
-    if precision == "block":
-        arguments["hf_overrides"] = {"quantization_config": BLOCK}
-    return vllm.LLM(
-        str(configured(root)), load_format="dummy", quantization=PRECISIONS[precision], **arguments
-    )
+    overrides: dict[str, Any] = {"max_position_embeddings": most + 8}
+    if what.block:
+        overrides["quantization_config"] = BLOCK
+        if device.IS_FAKE:  # which has no stand-in for FlashInfer's
+            arguments["kernel_config"] = {"linear_backend": "cutlass"}
+    if what.drafts:
+        drafter = {
+            "method": "eagle",
+            "model": str(configured(root, size, 1)),
+            "num_speculative_tokens": what.drafts,
+        }
+        arguments["speculative_config"] = drafter
+    llm = vllm.LLM(str(configured(root, size)), load_format="dummy", hf_overrides=overrides, **arguments)
+    if what.drafts:
+        _make_exact(engine.worker(llm).model_runner)
+        _count_drafts()
+    return llm
 
 
-def configured(root: Path) -> Path:
-    """Write the model's configuration, which is all that there is of it, and return its folder."""
-    folder = root / "speed"
-    folder.mkdir(parents=True, exist_ok=True)
-    config = dict(
-        architectures=["Qwen2ForCausalLM"],
-        model_type="qwen2",
-        hidden_act="silu",
-        max_position_embeddings=4096,
-        rms_norm_eps=1e-6,
-        rope_theta=1e6,
-        tie_word_embeddings=False,
-        torch_dtype="bfloat16",
-        **(TINY if device.IS_FAKE else SHAPES),
-    )
-    (folder / "config.json").write_text(json.dumps(config))
+def configured(root: Path, size: Size, layers: int = 0) -> Path:
+    """Write a model's configuration, which is all that there is of it, and return its folder; ``layers``: of a drafter."""
+    folder = root / f"{size.name}-{layers}"
+    if not folder.exists():
+        configure(size, folder)
+    if layers:
+        file = folder / "config.json"
+        drafter = dict(architectures=["LlamaForCausalLM"], model_type="llama", num_hidden_layers=layers)
+        file.write_text(
+            json.dumps({**json.loads(file.read_text()), **drafter, "max_position_embeddings": 1 << 15})
+        )
     return folder
+
+
+@torch.no_grad()
+def _make_exact(runner: Any) -> None:
+    """Draw weights in place: layers of policy and drafter add nothing, and the drafter passes the embedding on."""
+    torch.manual_seed(0)
+    policy, drafter = runner.model, (getattr(runner, "speculator", None) or runner.drafter).model
+    for name, parameter in (*policy.named_parameters(), *drafter.named_parameters()):
+        if "norm" in name:
+            parameter.fill_(1)
+        elif name.endswith(("o_proj.weight", "down_proj.weight")):
+            parameter.zero_()
+        elif parameter.is_floating_point() and parameter.element_size() == 2:
+            parameter.normal_(0, 0.5)
+    hidden = drafter.model.fc.weight.shape[0]
+    drafter.model.fc.weight.zero_()[:, :hidden].fill_diagonal_(1)
+    drafter.model.embed_tokens.weight.copy_(policy.model.embed_tokens.weight)
+    drafter.lm_head.weight.copy_(policy.lm_head.weight)
+
+
+def _count_drafts() -> None:
+    """Count from now on the drafts that the policy has judged."""
+    judged = Scheduler.make_spec_decoding_stats
+
+    def counted(
+        self: Any, stats: Any, num_draft_tokens: int, num_accepted_tokens: int, *rest: Any, **more: Any
+    ) -> Any:
+        DRAFTED.update(drafts=num_draft_tokens, right=num_accepted_tokens)
+        return judged(self, stats, num_draft_tokens, num_accepted_tokens, *rest, **more)
+
+    Scheduler.make_spec_decoding_stats = counted
+
+
+def chosen(llm: vllm.LLM) -> dict[str, int]:
+    from flashpatch.patches.eagle.vllm import spec_controller
+
+    return spec_controller.controller_of(llm.llm_engine.engine_core.engine_core.scheduler).policy.pulls()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ def variables(environment: Path, capability: int = 90, **more: object) -> dict[s
     """Return a copy of this process's variables with the fake device's.
 
     ``environment``: folder of the environment for which `build.py` built the device; ``capability``: ten times the compute
-    capability: 80, 89, 90 or 100; ``more``: further variables; `FAKE_CUDA_MIB`, `FAKE_CUDA_FILL` and `FAKE_CUDA_TRACE` among
+    capability: 80, 89, 90, 100 or 120; ``more``: further variables; `FAKE_CUDA_MIB`, `FAKE_CUDA_FILL` and `FAKE_CUDA_TRACE` among
     them."""
     device = environment / "fake_cuda"
     runtime = next(device.glob("libcudart.so.[0-9]*"))

@@ -45,7 +45,7 @@ def test_incidents_are_in_order_and_complete(found: dict) -> None:
 def test_measurements_and_what_is_missing(found: dict) -> None:
     charts = {chart["id"]: chart for chart in found["charts"]}
     assert set(charts) == {
-        *("acceptance", "arms", "mismatch", "staleness", "steps", "score", "memory", "audit", "trained_rate")
+        *("acceptance", "arms", "mismatch", "staleness", "steps", "reward", "memory", "audit", "trained_rate")
     }
     shares = {line["label"].split(",")[0]: line["points"][-1][1] for line in charts["arms"]["lines"]}
     assert shares == {"3_1_4": 0.8, "disable": 0.2}

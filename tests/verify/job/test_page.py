@@ -14,7 +14,7 @@ needs_browser = pytest.mark.skipif(
 )
 
 SECTIONS = (
-    *("names", "versions", "updates", "syncs", "incidents"),
+    *("training", "incidents", "names", "syncs", "versions", "updates"),
     *("measurements", "processes", "patches", "missing"),
 )
 
@@ -63,7 +63,8 @@ def test_the_page_shows_the_job_without_an_error(page: Path) -> None:
     assert "</script><b>rank 0 cannot serve & waits</b>" in read.text("incidents")
     assert "the rollouts do not hold one policy" in read.text("incidents")
     assert "Tokens per speculative step" in read.text("measurements")
-    assert "killed" not in read.text("processes") and read.text("processes").count("worker") == 1
+    assert "k3 0.001 \N{RIGHTWARDS ARROW} 0.002" in read.text("") and "Score" not in read.text("measurements")
+    assert read.text("processes").count("killed") == 3 and read.text("processes").count("worker") == 1
     assert "Everything that this page can show was recorded." in read.text("missing")
 
 

@@ -133,7 +133,11 @@ function header() {
     (job.running ? "still running after " : "last heard of after ") + since(job.ended).slice(1) + ".");
   const alive = job.processes.filter((row) => row.alive === "yes");
   const about = document.getElementById("about");
-  for (const [what, text] of [...job.about, ["alive", alive.slice(0, 8).map((row) => row.name).join(", ") +
+  const broke = job.incidents[job.incidents.length - 1];
+  const answers = [["training", progress()],
+    ["live", job.names.map((row) => row.name + " " + row.verdict + " (acted in " + row.acted + ")").join(", ")],
+    ["broke", broke ? (broke.process ? broke.process + ": " : "") + broke.text.slice(0, 200) : "nothing was recorded"]];
+  for (const [what, text] of [...answers, ...job.about, ["alive", alive.slice(0, 8).map((row) => row.name).join(", ") +
       (alive.length > 8 ? " and " + (alive.length - 8) + " more" : "")]]) {
     if (text) about.append(make("dt", what), make("dd", text));
   }
@@ -142,11 +146,8 @@ function header() {
 }
 
 function versions() {
+  if (!job.lanes.length) return;
   const part = section("versions", "Policy versions");
-  if (!job.lanes.length) {
-    part.appendChild(make("p", "No process recorded which policy it held.", "soft"));
-    return;
-  }
   const text = "Which policy version each process held over time, processes of a replica after each other.";
   const where = canvas(part, text, Math.min(job.lanes.length, LANES) * 30 + 110);
   let entry = null;
@@ -168,11 +169,9 @@ function versions() {
 }
 
 function updates() {
-  const rows = job.updates, part = section("updates", "Weight updates");
-  if (!rows.length) {
-    part.appendChild(make("p", "No weight update was recorded.", "soft"));
-    return;
-  }
+  const rows = job.updates;
+  if (!rows.length) return;
+  const part = section("updates", "Weight updates");
   const phases = rows.map((row) => ({ load: row.load, commit: row.commit,
     wait: Math.max(0, (row.seconds || 0) - (row.load || 0) - (row.commit || 0)) }));
   const names = { wait: "waiting for the sender", load: "loading", commit: "committing" };
@@ -189,11 +188,9 @@ function updates() {
 }
 
 function syncs() {
-  const rows = job.syncs, part = section("syncs", "Syncs of trainer and rollouts");
-  if (!rows.length) {
-    part.appendChild(make("p", "No sync was recorded; the families fp8, int8 and bf16 record them under verl.", "soft"));
-    return;
-  }
+  const rows = job.syncs;
+  if (!rows.length) return;
+  const part = section("syncs", "Syncs of trainer and rollouts");
   const names = { gather: "gathering", transfer: "transfer", load: "loading", process: "before and after loading" };
   const shown = joined(rows, Object.keys(names), 200);
   const each = shown.size > 1 ? ", each bar the mean of " + shown.size + " syncs" : "";
@@ -219,11 +216,32 @@ function incidents() {
       ["what", (row) => [row.kind, row.kind.split(" ").pop()], "kind"], ["text", (row) => row.text]]);
 }
 
+const OF_TRAINING = { reward: "reward", loss: "loss", length: "tokens per response", steps: "seconds per step", mismatch: "k3" };
+
+// What training did, in one line: the means of the first and of the last tenth of each number.
+function progress() {
+  const mean = (some) => some.reduce((sum, value) => sum + value, 0) / some.length;
+  return job.charts.filter((chart) => chart.id in OF_TRAINING).map((chart) => {
+    const line = chart.lines.find((one) => one.label.endsWith("/step")) || chart.lines[0];
+    const values = line.points.map((point) => point[1]), tenth = Math.max(1, Math.floor(values.length / 10));
+    const round = (value) => String(Number(value.toPrecision(3)));
+    return OF_TRAINING[chart.id] + " " + round(mean(values.slice(0, tenth))) + " \u2192 " + round(mean(values.slice(-tenth)));
+  }).join(", ");
+}
+
+function training() {
+  const found = job.charts.filter((chart) => chart.id in OF_TRAINING);
+  if (found.length) charts(section("training", "Training"), found);
+}
+
 function measurements() {
-  const part = section("measurements", "Measurements");
-  if (!job.charts.length) part.appendChild(make("p", "None was recorded.", "soft"));
+  const found = job.charts.filter((chart) => !(chart.id in OF_TRAINING));
+  if (found.length) charts(section("measurements", "Measurements"), found);
+}
+
+function charts(part, shown) {
   const grid = part.appendChild(make("div", null, "charts"));
-  for (const chart of job.charts) {
+  for (const chart of shown) {
     const cell = grid.appendChild(make("div"));
     cell.appendChild(make("h3", chart.title));
     const thin = chart.shown < chart.recorded ? ", " + chart.shown + " of " + chart.recorded + " points drawn" : "";
@@ -285,11 +303,12 @@ function missing() {
 }
 
 header();
+training();
+incidents();
 names();
+syncs();
 versions();
 updates();
-syncs();
-incidents();
 measurements();
 processes();
 patches();

@@ -43,7 +43,10 @@ def checkpoint_manager_update_weights(
 
     Like verl's it returns its result or a coroutine, as its caller asks."""
 
-    judged = _leaves_receipts(self)
+    kinds = [kind.__module__ for replica in self.replicas for kind in type(replica).__mro__]
+    judged = any(
+        module.startswith(_RECEIPTS) for module in kinds
+    )  # other engines' transfers leave no receipts
 
     async def awaited() -> Any:
         result = await resolve(original(self, global_steps, *args, **kwargs))
@@ -59,12 +62,6 @@ def checkpoint_manager_update_weights(
 
         _check_and_record(global_steps, ray.get(_collect_calls(self)), result)
     return result
-
-
-def _leaves_receipts(manager: Any) -> bool:
-    """Whether rollouts are vLLM's or SGLang's: others have transfers of their own, which leave no receipts."""
-    kinds = [kind.__module__ for replica in manager.replicas for kind in type(replica).__mro__]
-    return any(module.startswith(_RECEIPTS) for module in kinds)
 
 
 def _collect_calls(manager: Any) -> list[Any]:

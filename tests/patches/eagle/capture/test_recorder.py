@@ -176,6 +176,22 @@ def test_rate_and_budget_choose_requests(tmp_path):
     assert recorder.counts["skipped"] == 2
 
 
+def test_the_budget_holds_for_requests_that_run_and_what_was_captured_is_kept(tmp_path):
+    recorder = new_recorder(tmp_path, budget=60)
+    names, ids = list(map(str, range(10))), torch.zeros(20, dtype=torch.int64)
+    for step in range(50):  # a token and a draft, which is right
+        places = torch.tensor([2 * step, 2 * step + 1]).repeat(10)
+        recorder.step(names, [2] * 10, ids, places, torch.ones(20, WIDTH))
+    assert recorder.counts["rows"] == 60
+    tokens = [
+        [0] * 101,
+        [0, 0, 0, 0, 1, *[0] * 96],
+    ]  # of the second one the last step's first row was another
+    recorder.finish({name: (tokens[number % 2], 1) for number, name in enumerate(names)})
+    found = kept(recorder)
+    assert [int(one.known.sum()) for one in found] == [6, 4] * 5 and recorder.counts["requests"] == 10
+
+
 def test_without_memory_requests_are_given_up_and_the_rest_goes_on(tmp_path):
     recorder = new_recorder(tmp_path, tokens=256)
     long = torch.zeros(200, dtype=torch.int64)

@@ -196,3 +196,7 @@ def test_training_is_bounded_in_steps_and_may_rest_for_some(tmp_path, monkeypatc
         step(one, replicas, number)
     trained = [command for command in one.coordinator.commands if command[0] == "train"]
     assert trained == [("train", 60.0, 9)] * 2
+    assert [folder.split("-")[-1] for (folder,) in replicas.made(SAVE_EMBEDDINGS)] == [
+        "3",
+        "6",
+    ]  # before them alone

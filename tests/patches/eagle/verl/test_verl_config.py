@@ -140,9 +140,7 @@ def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
 @pytest.mark.parametrize(("value", "method"), [("new", "eagle"), ("new-eagle3", "eagle3")])
 def test_a_drafter_from_scratch_is_of_the_kind_that_the_option_names(tmp_path, engine, value, method):
     pytest.importorskip("torch")
-    from flashpatch.patches.eagle.train.drafter import make_drafter
-    from flashpatch.patches.eagle.train.drafter_config import drafter_config
-    from flashpatch.patches.eagle.train.export import load_weights
+    from flashpatch.patches.eagle.train.export import check_round_trip
     from flashpatch.verify.probes.eagle import tiny
 
     target = tiny.target(tmp_path / "target", layers=7)
@@ -151,10 +149,7 @@ def test_a_drafter_from_scratch_is_of_the_kind_that_the_option_names(tmp_path, e
     get, options = reader(settings), {**OFF, "drafter": value}
     found = verl_config._drafter(get, options, speculation.of(get))
     assert found.method == method
-    from transformers import AutoConfig
-
-    trained = make_drafter(drafter_config(AutoConfig.from_pretrained(target), method), seed=1)
-    load_weights(trained, found.model)
+    check_round_trip(found.model, target, method, engine)
 
 
 def test_eagle3_is_refused_for_a_target_without_three_inner_layers(tmp_path):
@@ -177,6 +172,36 @@ def test_a_trainers_setting_that_is_none_is_refused(text):
     assert "rate" in str(raised.value)
 
 
+class Job:
+    """A job's configuration, read from a mapping."""
+
+    def __init__(self, settings):
+        self.get, self.set_to = reader(settings), {}
+        self.refuse = lambda problems, *texts: list(problems)
+
+    def set(self, path, value, why):
+        self.set_to[path] = value
+
+
+@pytest.mark.parametrize("cotrain", [True, False])
+def test_a_drafter_that_cannot_be_trained_is_refused_by_name_before_the_job(tmp_path, monkeypatch, cotrain):
+    pytest.importorskip("torch")
+    from drafter_lab import make_target, publish
+
+    target = make_target()
+    target.save_pretrained(tmp_path / "target")
+    odd = publish(tmp_path / "odd", target.config, 40, fc_norm=True)
+    job = Job({**ROLLOUT, "actor_rollout_ref.model.path": str(tmp_path / "target")})
+    monkeypatch.setattr(verl_config.JobConfig, "open", lambda config, patch: job)
+    given = {**OFF, "drafter": str(odd), "cotrain": cotrain}
+    monkeypatch.setattr(verl_config.engine, "options", lambda family: given)
+    if cotrain:
+        with pytest.raises(PatchError, match="odd cannot be trained: fc_norm=True.*cotrain off"):
+            verl_config.validate_config(lambda config: "validated", None)
+    else:
+        assert verl_config.validate_config(lambda config: "validated", None) == "validated"
+
+
 @pytest.mark.parametrize("mode", ["separate_async", "stream_async", None])
 def test_a_drafter_from_scratch_that_nothing_trains_is_not_drafted_with(tmp_path, monkeypatch, caplog, mode):
     """In a mode without pauses the engine is opened as without the family: a random drafter only costs time."""
@@ -189,15 +214,9 @@ def test_a_drafter_from_scratch_that_nothing_trains_is_not_drafted_with(tmp_path
         "trainer.default_local_dir": str(tmp_path / "saved"),
         "trainer.v1.trainer_mode": mode,
     }
-    set_to = {}
-
-    class Job:
-        get = staticmethod(reader(settings))
-        refuse = staticmethod(lambda problems, *texts: list(problems))
-        set = staticmethod(lambda path, value, why: set_to.update({path: value}))
-
-    monkeypatch.setattr(verl_config.JobConfig, "open", lambda config, patch: Job)
+    job = Job(settings)
+    monkeypatch.setattr(verl_config.JobConfig, "open", lambda config, patch: job)
     monkeypatch.setattr(verl_config.engine, "options", lambda family: {**OFF, "drafter": "new"})
     assert verl_config.validate_config(lambda config: "validated", None) == "validated"
-    assert (SPECULATIVE in set_to) == (mode is None) == (tmp_path / "saved").exists()
+    assert (SPECULATIVE in job.set_to) == (mode is None) == (tmp_path / "saved").exists()
     assert ("eagle drafts nothing" in caplog.text) == (mode is not None)

@@ -105,6 +105,29 @@ def transforming(a: str, b: str) -> list[Any]:
         return [*found, model_registry.get(engines.inner_model(llm)).may_generate]
 
 
+def requantizing(a: str, b: str) -> tuple[str, bool]:
+    """What an update raises on an engine whose layers say, as those of vLLM 0.33 do, that they quantize a quantized checkpoint."""
+    from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+
+    from flashpatch.patches.fp8 import model_registry
+
+    UnquantizedLinearMethod.requantization_source = UnquantizedLinearMethod()
+    with engines.open_llm(a) as llm:
+        found = updates.error(lambda: updates.send(llm, [list(models.weights(b))]))
+        return found, model_registry.get(engines.inner_model(llm)).may_generate
+
+
+def test_a_checkpoint_that_vllm_quantizes_anew_is_refused_by_name() -> None:
+    found, serves = scenario.run(
+        requantizing, *(updates.checkpoint("qwen2", seed) for seed in (0, 1)), env={"FLASHPATCH": "bf16"}
+    )
+    assert (
+        "cannot be updated: vLLM quantizes its checkpoint anew, from UnquantizedLinearMethod's values"
+        in found
+    )
+    assert serves
+
+
 def test_transforms_that_layers_share_are_refused_by_name() -> None:
     """The first update ended with an AttributeError, and no later one helped."""
     a, b = (updates.checkpoint("qwen2", seed, "int8") for seed in (0, 1))

@@ -8,7 +8,10 @@ from fake_cuda.standins.weight_layouts import unmarlin
 
 @operator("_C::cutlass_scaled_mm")
 def cutlass_scaled_mm(out, a, b, a_scales, b_scales, bias):
-    """Multiply [m, k] by [k, n] with scales per tensor, row, column, or block."""
+    """Multiply [m, k] by [k, n] with scales per tensor, row, column, or block. From capability 10.0 on int8 is refused, as there."""
+    major = torch.cuda.get_device_capability()[0]
+    if a.dtype is torch.int8 and major >= 10:
+        raise RuntimeError(f"Int8 not supported on SM{10 * major}. Use FP8 quantization instead")
     result = _scaled(a, a_scales, *a.shape) @ _scaled(b, b_scales, *b.shape)
     out.copy_((result if bias is None else result + bias.float()).to(out.dtype))
 

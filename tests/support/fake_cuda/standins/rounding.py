@@ -1,4 +1,4 @@
-"""Quantization of weights and activations to fp8."""
+"""Quantization of weights and activations to fp8, and of activations to int8."""
 
 import torch
 
@@ -35,6 +35,15 @@ def dynamic_per_token_scaled_fp8_quant(out, values, scale, upper_bound):
         largest = torch.minimum(largest, upper_bound)
     scale.copy_((largest / E4M3_MAX).clamp(min=1 / (E4M3_MAX * 512)).reshape(scale.shape))
     out.copy_(to_fp8(values, scale.reshape(largest.shape)))
+
+
+@operator("_C::dynamic_scaled_int8_quant")
+def dynamic_scaled_int8_quant(out, values, scale, zero_points):
+    """Round symmetrically with one scale per row."""
+    assert zero_points is None
+    largest = values.float().abs().amax(-1, keepdim=True)
+    scale.copy_((largest / 127).reshape(scale.shape))
+    out.copy_((values.float() * (127 / largest)).nan_to_num(0.0).round().to(torch.int8))
 
 
 @operator("_C::per_token_group_fp8_quant")

@@ -118,6 +118,28 @@ def test_a_sync_that_lacks_a_weight_under_verls_own_fp8_is_an_error(lane) -> Non
     assert "failed in a weight update" in lane.result(LACKING)["block_kv_verl:graphs:verl-lacking"]["error"]
 
 
+INT8 = {
+    at: (
+        Run("engine", "fresh", at, ("int8_triton:graphs", "int8_engine:graphs")),
+        Run("engine", "update", at, ("int8_engine:graphs:buckets",)),
+    )
+    for at in (100, 120)
+}
+
+
+@pytest.mark.parametrize(
+    "capability", [pytest.param(at, marks=pytest.mark.runs(*both)) for at, both in INT8.items()]
+)
+def test_int8_takes_a_kernel_that_does_not_refuse(lane, capability: int) -> None:
+    """From 10.0 on stock takes CUTLASS's, which refuses, unless told ``linear_backend="triton"``."""
+    (fresh, updated) = (lane.result(run) for run in INT8[capability])
+    wanted, got = fresh["int8_triton:graphs"], updated["int8_engine:graphs:buckets"]
+    assert "Int8 not supported" in fresh["int8_engine:graphs"]["error"]
+    assert "error" not in got, got["error"]
+    assert got["answers"] == wanted["answers"] != got["before"] and got["graphs"]
+    assert not differing(wanted["workers"], got["workers"]) and not got["moved"]
+
+
 def asleep(case: str) -> int:
     """Return the place in `PROCESSES` of the engine that sleeps with this case."""
     return next(index for index, (_, _, names) in enumerate(PROCESSES) if names == (f"{case}:{DISCARD}",))

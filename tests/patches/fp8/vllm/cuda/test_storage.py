@@ -17,7 +17,7 @@ def of(mode: str, capability: int, names: tuple[str, ...] = (), **more: str) -> 
     return Run("storage", mode, capability, names or tuple(cases.of(capability)), tuple(more.items()))
 
 
-FRESH = {capability: of("fresh", capability) for capability in (80, 89, 90, 100)}
+FRESH = {capability: of("fresh", capability) for capability in (80, 89, 90, 100, 120)}
 UPDATED = {capability: of("update", capability) for capability in FRESH}
 STOCK = {capability: of("update", capability, FLASHPATCH="0") for capability in FRESH}
 ALL = parameters(cases.of, FRESH, UPDATED, STOCK)
@@ -97,5 +97,5 @@ def test_a_first_load_that_loses_experts_is_refused(lane) -> None:
 
 def test_no_case_is_without_a_device() -> None:
     elsewhere = {"gpt_oss_fp8", "mla_fp8_engine", "block_kv", "block_kv_verl", "alibi", "default_verl"}
-    elsewhere |= {"fp8_ipc", "bf16_verl", "fp8_verl", "bf16_tp2", "fp8_tp2"}
+    elsewhere |= {"int8_engine", "int8_triton", "fp8_ipc", "bf16_verl", "fp8_verl", "bf16_tp2", "fp8_tp2"}
     assert {name for name, case in cases.CASES.items() if not {*case.kernels} & {*FRESH}} == elsewhere
