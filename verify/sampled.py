@@ -12,9 +12,6 @@ GREEDY: Asked = {"temperature": 0.0}
 NUCLEUS: Asked = {"temperature": 0.8, "top_p": 0.6}
 ASKED: tuple[Asked, ...] = (GREEDY, {"temperature": 1.0}, {"temperature": 1.5, "top_p": 0.9})
 PENALIZED: Asked = {**NUCLEUS, "presence_penalty": 0.8, "frequency_penalty": 0.4, "repetition_penalty": 1.2}
-ALONE = (*ASKED[:2], {"temperature": 1.3, "top_k": 8}, NUCLEUS, PENALIZED)
-"""What an engine is asked with one by one, so many tokens after so long a prompt."""
-PROMPT, TOKENS = 12, 32
 TURNS = 8
 SURE = 6.0
 """Standard deviations that the log-likelihood of all tokens may be off by chance."""
@@ -46,7 +43,7 @@ def distributions(
     rows = rows - asked.get("frequency_penalty", 0.0) * counts
     rows = rows - asked.get("presence_penalty", 0.0) * counts.bool()
     best = (rows / (asked["temperature"] or 1)).softmax(-1).sort(descending=True)
-    most = asked.get("top_k", size) if asked["temperature"] else 1
+    most = size if asked["temperature"] else 1
     mass = best.values * (torch.arange(size) < most)
     mass = mass / mass.sum(-1, keepdim=True)
     before = mass.cumsum(-1) - mass
@@ -63,7 +60,7 @@ class Tally:
     ``close`` is by how much an engine's log-probabilities may be off."""
 
     def __init__(self, close: float) -> None:
-        self._close, self.missed = close, set[str]()
+        self._close = close
         self.tokens, self.outside, self.worst = 0, 0, 0.0
         self._surprise, self._variance = 0.0, 0.0
 
@@ -76,11 +73,7 @@ class Tally:
         given: list[float],
         returned: str,
     ) -> None:
-        """Take an answer along, whose log-probabilities ``given`` are those of the ``raw`` logits, or of those at the temperature that
-        was asked for: where that is all that was, these are what ``processed`` ones are."""
-        if len(logits) != len(tokens):
-            self.missed.add("the sampler, as the engine's steps do not show it token by token")
-            return
+        """Take an answer along, whose log-probabilities ``given`` are those of the ``raw`` logits, or at the temperature ``asked`` for."""
         at = torch.arange(len(logits)), torch.tensor(tokens)
         drawn = distributions(logits, prompt, tokens, asked, self._close)
         inside, chance = drawn[at].isfinite(), drawn.exp()
@@ -90,20 +83,8 @@ class Tally:
         self._variance += float(((chance * known**2).sum(-1) - mean**2)[inside].sum())
         self.tokens, self.outside = self.tokens + len(inside), self.outside + int((~inside).sum())
         warm = (logits / (asked["temperature"] or 1.0)).log_softmax(-1)
-        if returned not in ("raw", "asked", "processed"):
-            self.missed.add("the log-probabilities that are returned")
-        elif returned != "processed" or asked.keys() <= {
-            "temperature"
-        }:  # else rounding decides at a nucleus' edge
-            self.compare(logits.log_softmax(-1) if returned == "raw" else warm, tokens, given)
-
-    def compare(self, scores: torch.Tensor, tokens: list[int], returned: list[float]) -> None:
-        """Compare log-probabilities that were returned with [n, V]."""
-        if len(scores) != len(tokens):
-            self.missed.add("the log-probabilities that are returned")
-            return
-        wanted = scores[torch.arange(len(tokens)), torch.tensor(tokens)]
-        self.worst = max(self.worst, float((wanted - torch.tensor(returned)).abs().max()))
+        wanted = (logits.log_softmax(-1) if returned == "raw" else warm)[at]
+        self.worst = max(self.worst, float((wanted - torch.tensor(given)).abs().max()))
 
     @property
     def off(self) -> float:

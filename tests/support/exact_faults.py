@@ -1,11 +1,13 @@
 """Checkpoints with one fault each, for an engine that is to be compared with the model as it should be."""
 
+import contextlib
 import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -144,6 +146,24 @@ def plant(source: Path, fault: str, folder: Path) -> Path:
     act(tensors)
     save_file(tensors, file, metadata={"format": "pt"})
     return copy
+
+
+@contextlib.contextmanager
+def planted(*act: Any) -> Iterator[None]:
+    """Within, a vLLM engine that `flashpatch.verify.exact` opens calls ``act``, a function and what it takes, in each of its workers."""
+    from flashpatch.verify.exact import engine
+
+    opened = engine.opened
+
+    @contextlib.contextmanager
+    def spoilt(**arguments: Any) -> Iterator[Any]:
+        with opened(**arguments) as llm:
+            if act:
+                llm.collective_rpc(act[0], args=act[1:])
+            yield llm
+
+    with mock.patch.object(engine, "opened", spoilt):
+        yield
 
 
 def some_full(names: Iterable[str], soon: Container[str]) -> list[Any]:

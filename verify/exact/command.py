@@ -73,7 +73,7 @@ def of_job(job: Job, options: argparse.Namespace, engine: dict[str, Any]) -> Cer
         with _bounded(options.seconds, options.json):
             kind = options.rollout or job.kind
             trainer = job.trainer if options.causes else None
-            found = certify(model, options.prompt, settings, options.syncs, options.read, kind, trainer)
+            found = certify(model, options.prompt, settings, options.syncs, kind, trainer)
         if options.causes and not found.problem:
             found = replace(found, causes=(*causes.measured(model, settings, found, options), *found.causes))
     return replace(found, left_out=(*job.left_out, *_replicas(), *found.left_out))
@@ -121,7 +121,6 @@ def certify(
     prompt: str = "",
     engine: dict[str, Any] | None = None,
     syncs: int = 0,
-    read: str = causes.ALONE,
     kind: str = "",
     trainer: Trainer | None = None,
 ) -> Certificate:
@@ -131,23 +130,28 @@ def certify(
         model: path or name of a checkpoint that transformers loads unquantized.
         prompt: text to compare on; see `tokens`.
         engine: arguments of `vllm.LLM` or `sglang.Engine`; ``model``, SGLang's ``model_path``, among them is another checkpoint
-            for it, ``adapter`` the folder of a LoRA adapter that it serves.
+            for it, ``adapter`` the folder of a LoRA adapter that it serves, ``read`` one of `causes.WAYS`.
         syncs: how often the same weights are loaded into the engine, after which no module may return other bits.
-        read: one of `causes.WAYS`: how the engine reads the prompt.
         kind: of the engine, one of `ENGINES`; "" takes the first of them that is installed.
         trainer: whose ways to compute are measured too, as causes."""
+    trusted = bool((engine or {}).get("trust_remote_code"))
     kind, wanted = installed(kind), kind or " or ".join(ENGINES)
     if not kind:
         return Certificate([], problem=f"cannot compare here: {wanted} is not installed")
     rollout = importlib.import_module(f"flashpatch.verify.exact.{ENGINES[kind]}")
     begun = time.monotonic()
+    from transformers import AutoConfig
+
     from flashpatch.verify.exact.engine import STEPS, first_changed
     from flashpatch.verify.exact.rows import changed
     from flashpatch.verify.exact.trainer import certified
 
     try:
-        ids, compared = tokens(model, prompt or TEXT, bool((engine or {}).get("trust_remote_code")))
-        more = for_experts(model, bool((engine or {}).get("trust_remote_code")))
+        ids, compared = tokens(model, prompt or TEXT, trusted)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trusted).get_text_config()
+        # As many as a layer has experts: each has its turn at one.
+        experts = [getattr(config, name, None) or 0 for name in EXPERTS]
+        more = at_random(config.vocab_size, max(RANDOM_TOKENS, *experts))
         settings = {**rollout.defaults(model, max(len(more), len(ids)) + 2 * STEPS), **(engine or {})}
         problem = rollout.refusal(settings)
     except (OSError, ImportError):
@@ -160,19 +164,19 @@ def certify(
         room, more = most - 1 - STEPS, more[: most - 1]
         if len(ids) > room:
             ids, compared = ids[:room], f"the first {room} of {compared}, as {rollout.LENGTH} is {most}"
-    adapter = settings.pop("adapter", "")
+    adapter, way = settings.pop("adapter", ""), settings.pop("read", causes.ALONE)
     try:
         with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
-            seen = rollout.prefill(llm, ids, adapter, read, more)
+            seen = rollout.Reader(llm, adapter).read(ids, way, more)
             changes = []
             for _ in range(syncs):
                 rollout.reload(llm, model)
-                again = rollout.prefill(llm, ids, adapter, read)
+                again = rollout.Reader(llm, adapter).read(ids, way)
                 changes.append(
                     first_changed(seen.ranks, again.ranks, len(ids)) or changed(seen.rows, again.rows)
                 )
         done = time.monotonic()
-        asked = model, bool(settings.get("trust_remote_code")), seen.ids, pickle.dumps(seen), trainer
+        asked = model, trusted, seen.ids, pickle.dumps(seen), trainer
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             found = pool.submit(certified, *asked).result()
     except Exception as error:  # whatever an engine or a model's own code raises
@@ -211,15 +215,6 @@ def at_random(size: int, count: int) -> list[int]:
     import torch
 
     return torch.randint(size, (count,), generator=torch.Generator().manual_seed(0)).tolist()
-
-
-def for_experts(model: str, trusted: bool) -> list[int]:
-    """Return random tokens, at least as many as a layer of the model has experts: each has its turn at one."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(model, trust_remote_code=trusted).get_text_config()
-    experts = [getattr(config, name, None) or 0 for name in EXPERTS]
-    return at_random(config.vocab_size, max(RANDOM_TOKENS, *experts))
 
 
 def tables(certificate: Certificate) -> list[Table]:

@@ -7,10 +7,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import repeat
-from typing import Any
 
 import torch
-from torch.nn.functional import linear
 
 from flashpatch.verify.exact import forced
 from flashpatch.verify.exact.calls import Call, hooked, recorded
@@ -66,7 +64,11 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     if engine.far:
         also, more, _ = _places(exact, engine.far.ids, engine.far, near[1])
         known = {place.name for place in places if place.differs}
-        places += [replace(one, kind=_far(one, engine.far)) for one in also if one.name not in known]
+        end = [f"at positions up to {engine.far.part.stride * (len(engine.far.ids) - 1)}"] * (
+            engine.far.part.stride > 1
+        )
+        also = [one for one in also if one.name not in known]
+        places += [replace(one, kind=", ".join(filter(None, [one.kind, *end]))) for one in also]
     # Ranks that disagree come first, as what follows is compared with the first rank's.
     tables = [Place(name, gap, FLOOR, "", which) for name, which, gap in of_rows(exact, engine.rows, FLOOR)]
     places = _ordered([*engine.apart, *places, *tables], engine.calls)
@@ -84,11 +86,9 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
 def _rounding(small: torch.nn.Module, ids: list[int], one: Pass) -> tuple[list[Call], torch.Tensor]:
     """The calls and logits of the model in bf16, rounded as the engine is, with the experts of the engine where it gave each a turn."""
     routers = router_logits(small, len(ids), one.calls) if one.part.turns else {}
-    hooks = by_parts(small, pairs(small, len(ids), one.calls)[0])
     # Recorded before it is rounded, so that a module is given what it then rounds, as an engine's is.
     with (
         choosing(small, routers, later=False),
-        hooked(hooks),
         recorded(small) as calls,
         rounded(small, one.quantization),
     ):
@@ -103,12 +103,14 @@ def _places(
     same = pairs(exact, len(ids), one.calls)[0]  # the same modules, so that the same lies between them
     calls = [call for call in near[0] if call.name in same]
     rounding = {gap.place: gap for gap in gaps(exact, ids, calls, near[1], one.part)}
-    return [_place(gap, rounding) for gap in found], found, [gap for gap in found if gap.count]
-
-
-def _far(place: Place, far: Pass) -> str:
-    end = f"at positions up to {far.part.stride * (len(far.ids) - 1)}" if far.part.stride > 1 else ""
-    return ", ".join(filter(None, (place.kind, end)))
+    parts = {
+        call.name for call in one.calls if call.given_by is not None
+    }  # which each rank rounds before they are added
+    return (
+        [_place(gap, rounding, gap.place in parts) for gap in found],
+        found,
+        [gap for gap in found if gap.count],
+    )
 
 
 def _unreached(
@@ -143,7 +145,6 @@ def _unreached(
         window = getattr(model.config.get_text_config(), setting, None) or 0
         if window >= length:
             yield f"the window of {window} tokens ({setting}), which the prompt's {length} do not fill"
-    yield from engine.unasked
 
 
 def _by_choice(model: torch.nn.Module, ids: list[int], calls: list[Call], wanted: torch.Tensor) -> float:
@@ -156,7 +157,7 @@ def _by_choice(model: torch.nn.Module, ids: list[int], calls: list[Call], wanted
     return found
 
 
-def _place(gap: Gap, rounding: Mapping[str, Gap]) -> Place:
+def _place(gap: Gap, rounding: Mapping[str, Gap], by_parts: bool) -> Place:
     noise = _noise(gap.place, rounding)
     bounds = [
         max(FACTOR * size, FLOOR, noise[0] / FACTOR * bool(kind)) for kind, size in zip(forced.KINDS, noise)
@@ -168,6 +169,8 @@ def _place(gap: Gap, rounding: Mapping[str, Gap]) -> Place:
     of_kinds = [Place(gap.place, *each) for each in zip(gap.sizes, bounds, repeat(""), forced.KINDS)]
     if gap.place.startswith("into "):
         of_kinds = of_kinds[-1:]
+    if by_parts:
+        of_kinds = [one for one in of_kinds if one.kind != forced.COLUMN]
     near = next((rounding[name].experts for name in spellings(gap.place) if name in rounding), {})
     most = [max(FACTOR * max(sizes), FLOOR) for sizes in zip(*near.values())] or [FLOOR] * len(forced.KINDS)
     of_experts = [
@@ -197,26 +200,6 @@ def _noise(place: str, rounding: Mapping[str, Gap]) -> tuple[float, ...]:
     names = [*places, last, *(f"{head}.{part}" for part in forced.FUSED.get(last, ()))]
     known = [rounding[name] for name in names if name in rounding]
     return tuple(map(max, zip(*(gap.sizes for gap in known or rounding.values()))))
-
-
-def by_parts(model: torch.nn.Module, engine: Mapping[str, tuple[Call, int]]) -> list[Any]:
-    """Return hooks with which linear layers whose columns lie on several ranks of the engine round each rank's part before they add
-    them: where parts cancel, that is more than rounding their sum."""
-
-    def hook(owners: torch.Tensor) -> Any:
-        def after(module: torch.nn.Linear, args: tuple, _: torch.Tensor) -> torch.Tensor:
-            own = [(owners == rank).to(args[0].device) for rank in owners.unique().tolist()]
-            parts = [linear(args[0][..., columns], module.weight[:, columns]) for columns in own]
-            whole = torch.stack(parts).sum(0)
-            return whole if module.bias is None else whole + module.bias
-
-        return after
-
-    named = {
-        name: model.get_submodule(name) for name, (call, _) in engine.items() if call.given_by is not None
-    }
-    layers = {name: module for name, module in named.items() if isinstance(module, torch.nn.Linear)}
-    return [one.register_forward_hook(hook(engine[name][0].given_by)) for name, one in layers.items()]
 
 
 @contextmanager

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from flashpatch.verify import sampled
 from flashpatch.verify.exact.calls import Call, recorded
-from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
+from flashpatch.verify.exact.causes import BESIDE, BLOCK, CACHED, OTHERS
 from flashpatch.verify.exact.certificate import Place
 from flashpatch.verify.exact.forced import WHOLE, Part
 from flashpatch.verify.exact.routers import taking_turns
@@ -26,8 +25,6 @@ PARALLEL = tuple(
 )
 STEPS = 8
 """Decode steps after the prompt that are compared."""
-CLOSE = 2.0**-8
-"""By how much a log-probability that an engine returns may be off that of its own logits, nats."""
 _open = ExitStack()
 _calls: list[Call] = []
 
@@ -44,7 +41,7 @@ class Pass:
         apart: where ranks that hold the same disagree; ``left`` are modules that cannot be joined.
         rows: what is kept of its tables' rows.
         part: how the tokens were read, and ``ids`` which these are: with those that the engine answered in decode steps.
-        far: a second one, at positions far beyond the prompt, each expert in turn; ``unasked`` is what else was not."""
+        far: a second one, at positions far beyond the prompt, each expert in turn."""
 
     calls: list[Call]
     logits: torch.Tensor
@@ -57,7 +54,6 @@ class Pass:
     part: Part = WHOLE
     ids: list[int] = field(default_factory=list)
     far: Pass | None = None
-    unasked: tuple[str, ...] = ()
 
 
 def defaults(model: str, length: int) -> dict[str, Any]:
@@ -99,122 +95,97 @@ def opened(**arguments: Any) -> Iterator[Any]:
         cleanup_dist_env_and_memory()
 
 
-def prefill(
-    llm: Any, ids: list[int], adapter: str = "", read: str = ALONE, more: list[int] | None = None
-) -> Pass:
-    """Let a `vllm.LLM` that was `opened` read the tokens ``ids``, in one of `causes.WAYS`, under the LoRA adapter of a folder
-    if one is named; return what its modules did. With the tokens ``more`` it answers sampled requests before, and reads these."""
-    reader, length = _Reader(llm, adapter, read == CACHED), len(ids)
-    if read == BESIDE:
-        calls, _ = reader.calls(ids, *[ids[at:] + ids[:at] for at in range(1, 1 + OTHERS)])
-        problem = f"the engine does not read {1 + OTHERS} sequences of {length} tokens in one step"
-        problem *= calls[0][0].returned.shape[0] != length * (1 + OTHERS)
-        return reader.passed(
-            [rows_of(rank, length * (1 + OTHERS), length) for rank in calls], ids, WHOLE, problem
-        )
-    if read == CACHED:
-        llm.reset_prefix_cache()
-        before = [rows_of(rank, BLOCK + 1, BLOCK) for rank in reader.calls(ids[: BLOCK + 1])[0]]
-        after, _ = reader.calls(ids)
-        problem = f"the engine does not read {BLOCK} tokens from its prefix cache"
-        problem *= after[0][0].returned.shape[0] != length - BLOCK
-        return reader.passed(
-            [[*early, *late] for early, late in zip(before, after, strict=True)], ids, WHOLE, problem
-        )
-    tally = reader.sampled(ids[: sampled.PROMPT]) if more else None
-    far = reader.far(more) if more else None
-    # What fails after some calls shows, as these come last.
-    calls, answer = reader.calls(ids, prompt_logprobs=0, max_tokens=STEPS + 1, logprobs=0)
-    is_compiled = all(call.name == HEAD for call in calls[0])
-    drawn, scores = _answered(answer)
-    fed = [*ids, *drawn[: 0 if is_compiled else -1]]
-    found = reader.passed(calls, fed, Part(steps=len(fed) - length))
-    if not tally:
-        return found
-    scores = [*(row[token].logprob for token, row in zip(ids[1:], answer.prompt_logprobs[1:])), *scores]
-    if not tally.missed:
-        tally.compare(found.logits.log_softmax(-1), fed[1:], scores[: len(fed) - 1])
-    places = [*found.apart, *of_sampler(tally)]
-    return replace(found, apart=places, unasked=tuple(tally.missed), far=None if is_compiled else far)
+class Asker:
+    """Let an engine read sequences, and return what the modules of its model did.
 
+    Each kind of engine has its ``calls(*prompts, part=None, steps=0)``: what each rank's modules did in one step and so many of decoding, and
+    what the first prompt was answered; and ``cached(ids)``: what they did with the first `BLOCK` tokens, and then with the others."""
 
-class _Reader:
-    """Let a `vllm.LLM` read sequences, under an adapter if one is named, and return what its modules did."""
+    def __init__(self, quantization: str | None, layouts: dict[str, Pair], last: int, rows: Rows) -> None:
+        self._how, self._layouts, self._last, self._rows = quantization or "", layouts, last, rows
 
-    def __init__(self, llm: Any, adapter: str, cached: bool) -> None:
-        from vllm.lora.request import LoRARequest
+    def read(self, ids: list[int], way: str, more: list[int] | None = None) -> Pass:
+        """Return what modules did with the tokens ``ids``, read in one of `causes.WAYS`; and far apart with ``more``, if it is given."""
+        length, rows = len(ids), len(ids) * (1 + OTHERS)
+        if way == BESIDE:
+            calls, _ = self.calls(ids, *[ids[at:] + ids[:at] for at in range(1, 1 + OTHERS)])
+            problem = f"the engine does not read {1 + OTHERS} sequences of {length} tokens in one step"
+            problem *= calls[0][0].returned.shape[0] != rows
+            return self._passed([rows_of(rank, rows, length) for rank in calls], ids, WHOLE, problem)
+        if way == CACHED and length <= BLOCK:
+            problem = f"the prompt has {length} tokens, and {BLOCK} are to come before others"
+            return Pass([], torch.empty(0), self._how, problem)
+        if way == CACHED:
+            before, after = self.cached(ids)
+            problem = f"the engine does not read {BLOCK} tokens from its prefix cache"
+            problem *= after[0][0].returned.shape[0] != length - BLOCK
+            calls = [[*early, *late] for early, late in zip(before, after, strict=True)]
+            return self._passed(calls, ids, WHOLE, problem)
+        far = self._far(more) if more else None
+        # What fails after some calls shows, as these come last.
+        calls, drawn = self.calls(ids, steps=STEPS)
+        is_compiled = all(call.name == HEAD for call in calls[0])
+        fed = [*ids, *drawn[: 0 if is_compiled else -1]]
+        found = self._passed(calls, fed, Part(steps=len(fed) - length))
+        return replace(found, far=None if is_compiled else far)
 
-        self._llm, self._skips = llm, not cached
-        self._under = LoRARequest("exact", 1, adapter) if adapter else None
-        self._config = llm.llm_engine.vllm_config.model_config
-        self._layouts, self._farthest, self._rows = llm.collective_rpc(_described)[0]
+    def _far(self, ids: list[int]) -> Pass:
+        part = Part(max(self._last // max(len(ids) - 1, 1), 1), turns=True)
+        return self._passed(self.calls(ids, part=part)[0], ids, part)
 
-    def calls(
-        self, *prompts: list[int], part: Part | None = None, **asked: Any
-    ) -> tuple[list[list[Call]], Any]:
-        """Return what each rank's modules did, and what the first prompt was answered."""
-        from vllm import SamplingParams
-
-        plain = dict(temperature=0, max_tokens=1, detokenize=False, ignore_eos=True)
-        first = SamplingParams(
-            **plain | {"skip_reading_prefix_cache": self._skips} | (asked or {"prompt_logprobs": 0})
-        )
-        self._llm.collective_rpc(_start, args=(part, len(prompts[0])))
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        each = [first, *[SamplingParams(**plain)] * (len(prompts) - 1)]
-        answers = self._llm.generate(inputs, each, use_tqdm=False, lora_request=self._under)
-        return self._llm.collective_rpc(_stop), answers[0]
-
-    def passed(self, calls: list[list[Call]], ids: list[int], part: Part, problem: str = "") -> Pass:
+    def _passed(self, calls: list[list[Call]], ids: list[int], part: Part, problem: str = "") -> Pass:
         """Return what each rank's model did with these tokens, as one process would have done it."""
         steps = [joined(rank) for rank in calls]
         ranks, whole = [modules for modules, _ in steps], steps[0][1]
         one, logits = join(ranks, self._layouts), whole if len(whole) == len(ids) - 1 else torch.empty(0)
-        how = self._config.quantization or ""
-        return Pass(one.calls, logits, how, problem, ranks, one.apart, one.left, self._rows, part, ids)
-
-    def far(self, ids: list[int]) -> Pass:
-        part = Part(max(self._farthest // max(len(ids) - 1, 1), 1), turns=True)
-        return self.passed(self.calls(ids, part=part)[0], ids, part)
-
-    def sampled(self, prompt: list[int]) -> sampled.Tally:
-        tally, returned = sampled.Tally(CLOSE), self._config.logprobs_mode.removesuffix("_logprobs")
-        for asked in sampled.ALONE:
-            calls, answer = self.calls(prompt, logprobs=0, max_tokens=sampled.TOKENS, **asked)
-            tokens, scores = _answered(answer)
-            tally.add(last_logits(calls[0], len(tokens)), prompt, asked, tokens, scores, returned)
-        return tally
+        return Pass(one.calls, logits, self._how, problem, ranks, one.apart, one.left, self._rows, part, ids)
 
 
-def _answered(answer: Any) -> tuple[list[int], list[float]]:
-    """The tokens of an answer, and the log-probability that the engine returned for each."""
-    found = answer.outputs[0]
-    return list(found.token_ids), [row[token].logprob for token, row in zip(found.token_ids, found.logprobs)]
+class Reader(Asker):
+    """Ask a `vllm.LLM` that was `opened`, under the LoRA adapter of a folder if one is named."""
+
+    def __init__(self, llm: Any, adapter: str) -> None:
+        from vllm.lora.request import LoRARequest
+
+        self._llm, self._under = llm, LoRARequest("exact", 1, adapter) if adapter else None
+        quantization = llm.llm_engine.vllm_config.model_config.quantization
+        super().__init__(quantization, *llm.collective_rpc(_described)[0])
+
+    def calls(
+        self, *prompts: list[int], part: Part | None = None, steps: int = 0, skips: bool = True
+    ) -> tuple[list[list[Call]], list[int]]:
+        from vllm import SamplingParams
+
+        plain = dict(temperature=0, detokenize=False, ignore_eos=True)
+        own = dict(skip_reading_prefix_cache=skips, prompt_logprobs=0, max_tokens=1 + steps)
+        self._llm.collective_rpc(_start, args=(part, len(prompts[0])))
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        others = [SamplingParams(**plain, max_tokens=1)] * (len(prompts) - 1)
+        each = [SamplingParams(**plain, **own), *others]
+        answers = self._llm.generate(inputs, each, use_tqdm=False, lora_request=self._under)
+        return self._llm.collective_rpc(_stop), list(answers[0].outputs[0].token_ids)
+
+    def cached(self, ids: list[int]) -> tuple[list[list[Call]], list[list[Call]]]:
+        self._llm.reset_prefix_cache()
+        before, _ = self.calls(ids[: BLOCK + 1], skips=False)
+        after, _ = self.calls(ids, skips=False)
+        return [rows_of(rank, BLOCK + 1, BLOCK) for rank in before], after
 
 
-def of_sampler(tally: sampled.Tally) -> Iterator[Place]:
-    """Yield the places of what a sampler did."""
-    if tally.tokens:
-        outside, off = "tokens outside what it draws from", "likelihood of its tokens, in standard deviations"
-        yield Place("the sampler", tally.outside / tally.tokens, 1e-9, "", outside)
-        yield Place("the sampler", tally.off, sampled.SURE, "", off)
-    yield Place("log-probabilities that are returned", tally.worst, CLOSE)
-
-
-def last_logits(calls: list[Call], count: int) -> torch.Tensor:
-    """Return the logits that the last ``count`` tokens were drawn with."""
-    heads = [_in_rows(call, None).returned[-1:] for call in calls if call.name == HEAD]
-    return torch.cat(heads[-count:]) if heads else torch.empty(0)
+@contextmanager
+def watched(model: torch.nn.Module, part: Part | None, count: int) -> Iterator[list[Call]]:
+    """Within, record the calls of the modules of a model, which reads ``count`` tokens in that way."""
+    with ExitStack() as stack:
+        if part:
+            stack.enter_context(taking_turns(model))
+            stack.enter_context(spread(model, part.stride, count))
+        yield stack.enter_context(recorded(model))
 
 
 def _start(worker: Any, part: Part | None, count: int) -> None:
-    """In a worker: record from here on the calls of the modules of its model, which reads ``count`` tokens in that way."""
+    """In a worker: see `watched`, until `_stop`."""
     global _calls
-    model = worker.get_model()
-    if part:
-        _open.enter_context(taking_turns(model))
-        _open.enter_context(spread(model, part.stride, count))
-    _calls = _open.enter_context(recorded(model))
+    _calls = _open.enter_context(watched(worker.get_model(), part, count))
 
 
 def _stop(worker: Any) -> list[Call]:
@@ -295,12 +266,9 @@ def reload(llm: Any, checkpoint: str) -> None:
 
 
 def first_changed(before: list[list[Call]], after: list[list[Call]], prompt: int | None = None) -> str:
-    """Return the first module that returned other bits in the second pass, with its ranks if not all changed it first;
-    "" if none did. Those of the ``prompt`` come first: after it an engine that changed may read other tokens."""
-    changed: list[str] = []
-    for count in (prompt, None):
-        if not any(changed):
-            changed = [first_change(*calls, count) for calls in zip(before, after, strict=True)]
+    """Return the first module that returned other bits of the ``prompt`` in the second pass, with its ranks if not all changed it first;
+    "" if none did. After the prompt an engine that changed may read other tokens."""
+    changed = [first_change(*calls, prompt) for calls in zip(before, after, strict=True)]
     order = [call.name for call in before[0]]
     name = min(filter(None, changed), key=lambda name: order.index(name) if name in order else -1, default="")
     ranks = [rank for rank, first in enumerate(changed) if first == name]

@@ -29,7 +29,8 @@ _WRAPPED = re.compile(r"(?<=\.mamba)\.mamba(?=\.)")
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 #: Names that engines kept and transformers changed: of a block of experts, and of the router in it.
 _RENAMED = ((re.compile(r"\.block_sparse_moe\b"), ".mlp"), (re.compile(r"\.gate$"), ".router"))
-KINDS = ("", "scale", "offset", "a column's scale", "in decode steps")
+COLUMN = "a column's scale"
+KINDS = ("", "scale", "offset", COLUMN, "in decode steps")
 """Ways in which values differ: by the norm of the difference as a part of theirs, or by what rounding, which knows no direction, does not
 do: all of one module's are larger, each column has a part that is the same for all tokens, one column is larger; or as the first, of
 tokens that had steps of their own."""

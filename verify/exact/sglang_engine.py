@@ -10,7 +10,7 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -18,13 +18,11 @@ from unittest import mock
 import torch
 
 from flashpatch.patches.cpu import platform
-from flashpatch.verify import sampled
-from flashpatch.verify.exact.calls import Call, hooked, recorded
-from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
-from flashpatch.verify.exact.engine import CLOSE, STEPS, Pass, joined, last_logits, of_sampler, rows_of
-from flashpatch.verify.exact.forced import WHOLE, Part
-from flashpatch.verify.exact.routers import taking_turns
-from flashpatch.verify.exact.rows import farthest, of_model, spread
+from flashpatch.verify.exact.calls import Call, hooked
+from flashpatch.verify.exact.causes import BLOCK, OTHERS
+from flashpatch.verify.exact.engine import Asker, watched
+from flashpatch.verify.exact.forced import Part
+from flashpatch.verify.exact.rows import farthest, of_model
 from flashpatch.verify.exact.shards import HEAD
 from flashpatch.verify.probes.sglang_engine import ADAPTED
 
@@ -117,76 +115,49 @@ def _configure(bench: Any, args: Any) -> None:
     bench.initialize_fp4_gemm_config(*given)
 
 
-def prefill(
-    runner: Any, ids: list[int], adapter: str = "", read: str = ALONE, more: list[int] | None = None
-) -> Pass:
-    """Let the engine read the tokens ``ids``; see `flashpatch.verify.exact.engine.prefill`."""
-    from sglang.srt.sampling.sampling_params import SamplingParams
+class Reader(Asker):
+    """Ask a runner that was `opened`, as `flashpatch.verify.exact.engine.Reader` does."""
 
-    bench, length, under = _bench(), len(ids), _loaded(runner, adapter) if adapter else None
-    if read == CACHED and length <= BLOCK:
-        problem = f"the prompt has {length} tokens, and {BLOCK} are to come before others"
-        return Pass([], torch.empty(0), "", problem)
+    def __init__(self, runner: Any, adapter: str) -> None:
+        self._runner, self._bench = runner, _bench()
+        self._under = _loaded(runner, adapter) if adapter else None
+        self._inner, model = runner.torch_runner, runner.torch_runner.model
+        super().__init__(self._inner.model_config.quantization, {}, farthest(model), of_model(model))
 
-    def asked(*prompts: list[int]) -> list[Any]:
-        runner.clear()
-        prepare = bench.prepare_synthetic_inputs_for_latency_test
+    def calls(
+        self, *prompts: list[int], part: Part | None = None, steps: int = 0
+    ) -> tuple[list[list[Call]], list[int]]:
+        return self._calls(self._asked(*prompts), part, steps)
+
+    def cached(self, ids: list[int]) -> tuple[list[list[Call]], list[list[Call]]]:
+        requests = self._asked(ids[:BLOCK])
+        before, _ = self._calls(requests)
+        cut = self._bench.BenchArgs(cut_len=BLOCK)
+        others = self._bench.prepare_extend_inputs_for_correctness_test(cut, [ids], requests, self._inner)
+        row = getattr(others[0], "req_pool_idx", None)
+        if row is not None:  # 0.5.12, which reads row 0 of its table
+            slots = self._inner.req_to_token_pool.req_to_token[row, :BLOCK]
+            others[0].prefix_indices = slots.to(others[0].prefix_indices.dtype)
+        return before, self._calls(others)[0]
+
+    def _asked(self, *prompts: list[int]) -> list[Any]:
+        self._runner.clear()
+        prepare = self._bench.prepare_synthetic_inputs_for_latency_test
         requests = prepare(len(prompts), len(prompts[0]), list(prompts))
         for request in requests:
-            request.lora_id = under
+            request.lora_id = self._under
         return requests
 
-    model, how = runner.torch_runner.model, runner.torch_runner.model_config.quantization or ""
-    part, rows, tally, far = WHOLE, of_model(model), sampled.Tally(CLOSE), None
-    if read == BESIDE:
-        others = [ids[at:] + ids[:at] for at in range(1, 1 + OTHERS)]
-        calls = rows_of(_read(runner, asked(ids, *others))[0], length * (1 + OTHERS), length)
-    elif read == CACHED:
-        requests = asked(ids[:BLOCK])
-        calls, _ = _read(runner, requests)
-        cut = bench.BenchArgs(cut_len=BLOCK)
-        cached = bench.prepare_extend_inputs_for_correctness_test(cut, [ids], requests, runner.torch_runner)
-        row = getattr(cached[0], "req_pool_idx", None)
-        if row is not None:  # 0.5.12, which reads row 0 of its table
-            slots = runner.torch_runner.req_to_token_pool.req_to_token[row, :BLOCK]
-            cached[0].prefix_indices = slots.to(cached[0].prefix_indices.dtype)
-        calls += _read(runner, cached)[0]
-    else:
-        prompt = ids[: sampled.PROMPT]
-        for settings in (sampled.ASKED[0], sampled.NUCLEUS, sampled.ASKED[2]) if more else ():
-            (request,) = asked(prompt)
-            request.sampling_params = SamplingParams(**settings, max_new_tokens=sampled.TOKENS)
-            request.sampling_params.normalize(None)
-            calls, answer = _read(runner, [request], sampled.TOKENS - 1)
-            tally.add(last_logits(calls, sampled.TOKENS), prompt, settings, *answer, "asked")
-        if more:
-            there = Part(max(farthest(model) // max(len(more) - 1, 1), 1), turns=True)
-            modules, logits = joined(_read(runner, asked(more), part=there)[0])
-            far = Pass(modules, logits, how, part=there, ids=more)
-        calls, answer = _read(runner, asked(ids), STEPS)
-        ids, part = [*ids, *answer[0][:-1]], Part(steps=STEPS)
-    modules, logits = joined(calls)
-    found = Pass(modules, logits, how, ranks=[modules], rows=rows, part=part, ids=ids, far=far)
-    return replace(found, apart=[*of_sampler(tally)], unasked=tuple(tally.missed)) if more else found
-
-
-def _read(
-    runner: Any, requests: list[Any], steps: int = 0, part: Part | None = None
-) -> tuple[list[Call], tuple[list[int], list[float]]]:
-    """What the modules do, and the first request's answer with its log-probabilities, in one step and ``steps`` of decoding."""
-    model = runner.torch_runner.model
-    with ExitStack() as stack:
-        stack.enter_context(redirect_stdout(sys.stderr))
-        if part:
-            stack.enter_context(taking_turns(model))
-            stack.enter_context(spread(model, part.stride, len(requests[0].origin_input_ids)))
-        calls = stack.enter_context(_whole(model))
-        scores = stack.enter_context(_scored(runner.torch_runner.sampler))
-        drawn, _, batch = runner.extend(requests)
-        answer = [drawn]
-        for _ in range(steps):
-            answer.append(runner.decode(answer[-1], batch)[0])
-    return calls, ([int(one[0]) for one in answer], scores)
+    def _calls(
+        self, requests: list[Any], part: Part | None = None, steps: int = 0
+    ) -> tuple[list[list[Call]], list[int]]:
+        count = len(requests[0].origin_input_ids)
+        with redirect_stdout(sys.stderr), _whole(self._inner.model, part, count) as calls:
+            drawn, _, batch = self._runner.extend(requests)
+            answer = [drawn]
+            for _ in range(steps):
+                answer.append(self._runner.decode(answer[-1], batch)[0])
+        return [calls], [int(one[0]) for one in answer]
 
 
 def _loaded(runner: Any, folder: str) -> str:
@@ -202,28 +173,8 @@ def _loaded(runner: Any, folder: str) -> str:
 
 
 @contextmanager
-def _scored(sampler: torch.nn.Module) -> Iterator[list[float]]:
-    """Within, append the log-probability of each token that is drawn for the first request, as a sampler returns it."""
-    scores: list[float] = []
-
-    def before(_: Any, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        given = inspect.signature(sampler.forward).bind(*args, **kwargs)
-        count = len(args[0].next_token_logits)
-        asked = dict(return_logprob=True, top_logprobs_nums=[0] * count, token_ids_logprobs=[None] * count)
-        given.arguments.update(asked)
-        return given.args, given.kwargs
-
-    def after(_: Any, args: tuple, kwargs: dict, returned: Any) -> None:
-        scores.append(float(args[0].next_token_logprobs[0]))
-
-    hooks = [sampler.register_forward_pre_hook(before, with_kwargs=True)]
-    with hooked([*hooks, sampler.register_forward_hook(after, with_kwargs=True)]):
-        yield scores
-
-
-@contextmanager
-def _whole(model: torch.nn.Module) -> Iterator[list[Call]]:
-    """Within, record calls; at the end those of the logits' module have returned the logits of all tokens they were given."""
+def _whole(model: torch.nn.Module, part: Part | None, count: int) -> Iterator[list[Call]]:
+    """Within, record calls, see `watched`; at the end those of the logits' module have returned the logits of all tokens they were given."""
     logits: list[torch.Tensor] = []
 
     def after(module: Any, args: tuple, kwargs: dict, returned: Any) -> None:
@@ -233,7 +184,7 @@ def _whole(model: torch.nn.Module) -> Iterator[list[Call]]:
 
     heads = [module for name, module in model.named_modules() if name == HEAD]
     hooks = [head.register_forward_hook(after, with_kwargs=True) for head in heads]
-    with hooked(hooks), recorded(model) as calls:
+    with hooked(hooks), watched(model, part, count) as calls:
         yield calls
     found = iter(logits)
     calls[:] = [replace(call, returned=next(found)) if call.name == HEAD else call for call in calls]

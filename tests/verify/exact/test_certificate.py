@@ -27,10 +27,10 @@ MORE = ("qwen2-tied", "llama-tied", "llama-biased", "llama3.1")  # other archite
 SMALL = {"kv_cache_memory_bytes": 16 << 20}
 
 
-def certified(path: str, syncs: int = 0, read: str = "alone", **engine: Any) -> dict[str, Any]:
+def certified(path: str, syncs: int = 0, **engine: Any) -> dict[str, Any]:
     from flashpatch.verify.exact import command
 
-    return command.certify(path, "", {**SMALL, **engine}, syncs, read).as_json()
+    return command.certify(path, "", {**SMALL, **engine}, syncs).as_json()
 
 
 @pytest.fixture(scope="module")
@@ -157,8 +157,7 @@ def test_a_compiled_engine_is_compared_by_its_tables_and_distributions(tmp_path)
     model = str(models.checkpoint(tmp_path, "llama"))
     found = scenario.run(certified, model, enforce_eager=False, env=environment.COMPILED)
     named = {place["name"] for place in found["places"]}
-    sampler = {"the sampler", "log-probabilities that are returned"}
-    assert named == {"model.embed_tokens", *sampler, DISTRIBUTIONS} and not found["first"], found
+    assert named == {"model.embed_tokens", DISTRIBUTIONS} and not found["first"], found
     assert found["not_compared"] == [
         "its modules, which a compiled engine does not show, and its decode steps"
     ]
