@@ -142,8 +142,7 @@ def certify(
     begun = time.monotonic()
     from transformers import AutoConfig
 
-    from flashpatch.verify.exact.engine import STEPS, first_changed
-    from flashpatch.verify.exact.rows import changed
+    from flashpatch.verify.exact.engine import STEPS
     from flashpatch.verify.exact.trainer import certified
 
     try:
@@ -164,17 +163,8 @@ def certify(
         room, more = most - 1 - STEPS, more[: most - 1]
         if len(ids) > room:
             ids, compared = ids[:room], f"the first {room} of {compared}, as {rollout.LENGTH} is {most}"
-    adapter, way = settings.pop("adapter", ""), settings.pop("read", causes.ALONE)
     try:
-        with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
-            seen = rollout.Reader(llm, adapter).read(ids, way, more)
-            changes = []
-            for _ in range(syncs):
-                rollout.reload(llm, model)
-                again = rollout.Reader(llm, adapter).read(ids, way)
-                changes.append(
-                    first_changed(seen.ranks, again.ranks, len(ids)) or changed(seen.rows, again.rows)
-                )
+        seen, changes = _asked(rollout, model, settings, ids, more, syncs)
         done = time.monotonic()
         asked = model, trusted, seen.ids, pickle.dumps(seen), trainer
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -183,6 +173,23 @@ def certify(
         return Certificate([], problem=because(error), engine=kind)
     seconds = {"engine": done - begun, "trainer's model": time.monotonic() - done}
     return replace(found, syncs=tuple(changes), seconds=seconds, engine=kind, prompt=compared)
+
+
+def _asked(
+    rollout: Any, model: str, settings: dict[str, Any], ids: list[int], more: list[int], syncs: int
+) -> tuple[Any, list[str]]:
+    """What an engine with these arguments did with the tokens, and what each sync of the same weights changed first."""
+    from flashpatch.verify.exact.engine import first_changed
+    from flashpatch.verify.exact.rows import changed
+
+    adapter, way, changes = settings.pop("adapter", ""), settings.pop("read", causes.ALONE), []
+    with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
+        seen = rollout.Reader(llm, adapter).read(ids, way, more)
+        for _ in range(syncs):
+            rollout.reload(llm, model)
+            again = rollout.Reader(llm, adapter).read(ids, way)
+            changes.append(first_changed(seen.ranks, again.ranks, len(ids)) or changed(seen.rows, again.rows))
+    return seen, changes
 
 
 def installed(kind: str = "") -> str:

@@ -87,11 +87,7 @@ def _rounding(small: torch.nn.Module, ids: list[int], one: Pass) -> tuple[list[C
     """The calls and logits of the model in bf16, rounded as the engine is, with the experts of the engine where it gave each a turn."""
     routers = router_logits(small, len(ids), one.calls) if one.part.turns else {}
     # Recorded before it is rounded, so that a module is given what it then rounds, as an engine's is.
-    with (
-        choosing(small, routers, later=False),
-        recorded(small) as calls,
-        rounded(small, one.quantization),
-    ):
+    with choosing(small, routers, later=False), recorded(small) as calls, rounded(small, one.quantization):
         return calls, logits(small, ids, one.part)
 
 

@@ -98,8 +98,8 @@ def opened(**arguments: Any) -> Iterator[Any]:
 class Asker:
     """Let an engine read sequences, and return what the modules of its model did.
 
-    Each kind of engine has its ``calls(*prompts, part=None, steps=0)``: what each rank's modules did in one step and so many of decoding, and
-    what the first prompt was answered; and ``cached(ids)``: what they did with the first `BLOCK` tokens, and then with the others."""
+    Each kind of engine has its ``calls(*prompts, part=None, steps=0)``: what each rank's modules did in one step and so many of decoding,
+    and what the first prompt was answered; and ``cached(ids)``: what they did with the first `BLOCK` tokens, and then with the others."""
 
     def __init__(self, quantization: str | None, layouts: dict[str, Pair], last: int, rows: Rows) -> None:
         self._how, self._layouts, self._last, self._rows = quantization or "", layouts, last, rows

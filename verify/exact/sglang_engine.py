@@ -125,20 +125,27 @@ class Reader(Asker):
         super().__init__(self._inner.model_config.quantization, {}, farthest(model), of_model(model))
 
     def calls(
-        self, *prompts: list[int], part: Part | None = None, steps: int = 0
+        self, *prompts: list[int], part: Part | None = None, steps: int = 0, requests: Any = None
     ) -> tuple[list[list[Call]], list[int]]:
-        return self._calls(self._asked(*prompts), part, steps)
+        requests = requests or self._asked(*prompts)
+        count = len(requests[0].origin_input_ids)
+        with redirect_stdout(sys.stderr), _whole(self._inner.model, part, count) as calls:
+            drawn, _, batch = self._runner.extend(requests)
+            answer = [drawn]
+            for _ in range(steps):
+                answer.append(self._runner.decode(answer[-1], batch)[0])
+        return [calls], [int(one[0]) for one in answer]
 
     def cached(self, ids: list[int]) -> tuple[list[list[Call]], list[list[Call]]]:
         requests = self._asked(ids[:BLOCK])
-        before, _ = self._calls(requests)
+        before, _ = self.calls(requests=requests)
         cut = self._bench.BenchArgs(cut_len=BLOCK)
         others = self._bench.prepare_extend_inputs_for_correctness_test(cut, [ids], requests, self._inner)
         row = getattr(others[0], "req_pool_idx", None)
         if row is not None:  # 0.5.12, which reads row 0 of its table
             slots = self._inner.req_to_token_pool.req_to_token[row, :BLOCK]
             others[0].prefix_indices = slots.to(others[0].prefix_indices.dtype)
-        return before, self._calls(others)[0]
+        return before, self.calls(requests=others)[0]
 
     def _asked(self, *prompts: list[int]) -> list[Any]:
         self._runner.clear()
@@ -147,17 +154,6 @@ class Reader(Asker):
         for request in requests:
             request.lora_id = self._under
         return requests
-
-    def _calls(
-        self, requests: list[Any], part: Part | None = None, steps: int = 0
-    ) -> tuple[list[list[Call]], list[int]]:
-        count = len(requests[0].origin_input_ids)
-        with redirect_stdout(sys.stderr), _whole(self._inner.model, part, count) as calls:
-            drawn, _, batch = self._runner.extend(requests)
-            answer = [drawn]
-            for _ in range(steps):
-                answer.append(self._runner.decode(answer[-1], batch)[0])
-        return [calls], [int(one[0]) for one in answer]
 
 
 def _loaded(runner: Any, folder: str) -> str:
