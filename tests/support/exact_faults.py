@@ -1,10 +1,13 @@
 """Checkpoints with one fault each, for an engine that is to be compared with the model as it should be."""
 
+import contextlib
+import dataclasses
 import json
 import shutil
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -112,7 +115,7 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {
     "head stale": ("llama", _keep_head, "tensors", "logits"),
     "rows stale": ("llama", _keep_unread_rows, "tensors", "model.embed_tokens"),
     "rope theta": ("llama", _rope, "config", "into model.layers.0.self_attn.o_proj"),
-    "rope scaling": ("llama3.1", _scaling, "config", "model.layers.0.self_attn.rotary_emb"),
+    "rope scaling": ("llama3.1", _scaling, "config", "into model.layers.0.self_attn.o_proj"),
     "as small as rounding": ("llama-biased", _scale_a_little, "tensors", "model.layers.0.mlp.down_proj"),
     "rms eps": ("llama", _set(rms_norm_eps=0.1), "config", "model.layers.0.input_layernorm"),
     "experts exchanged": ("qwen3-moe", _permute_experts, "tensors", f"{LAYER}.mlp"),
@@ -145,8 +148,48 @@ def plant(source: Path, fault: str, folder: Path) -> Path:
     return copy
 
 
+@contextlib.contextmanager
+def planted(*act: Any) -> Iterator[None]:
+    """Within, a vLLM engine that `flashpatch.verify.exact` opens calls ``act``, a function and what it takes, in each of its workers."""
+    from flashpatch.verify.exact import engine
+
+    opened = engine.opened
+
+    @contextlib.contextmanager
+    def spoilt(**arguments: Any) -> Iterator[Any]:
+        with opened(**arguments) as llm:
+            if act:
+                llm.collective_rpc(act[0], args=act[1:])
+            yield llm
+
+    with mock.patch.object(engine, "opened", spoilt):
+        yield
+
+
 def some_full(names: Iterable[str], soon: Container[str]) -> list[Any]:
     """Parameters by name; all but those of ``soon`` are marked `full`."""
     return [
         pytest.param(name, marks=() if name in soon else pytest.mark.full, id=str(name)) for name in names
     ]
+
+
+def passed(engine: Any, ids: list[int], quantization: str = "", more: list[int] | None = None) -> Any:
+    """What a Hugging Face model does with these tokens, as an engine of this precision, and with as many, or ``more``, each expert in
+    turn; not if that is empty."""
+    from flashpatch.verify.exact.calls import recorded
+    from flashpatch.verify.exact.compare import logits, rounded
+    from flashpatch.verify.exact.engine import Pass
+    from flashpatch.verify.exact.forced import Part
+    from flashpatch.verify.exact.routers import ROUTER, choosing, in_turn
+    from flashpatch.verify.exact.rows import of_model
+
+    def read(tokens: list[int], routers: dict[str, Any], **how: Any) -> Any:
+        with choosing(engine, routers, False), recorded(engine) as calls, rounded(engine, quantization):
+            return Pass(calls, logits(engine, tokens), quantization, ids=tokens, rows=of_model(engine), **how)
+
+    found, more = read(ids, {}), ids if more is None else more
+    if not more:
+        return found
+    wide = {call.name: call.returned.shape[-1] for call in found.calls if ROUTER.search(call.name)}
+    routers = {name: in_turn(len(more), 0, size) for name, size in wide.items()}
+    return dataclasses.replace(found, far=read(more, routers, part=Part(turns=True)))

@@ -35,11 +35,11 @@ def states(family: str, framework: str) -> list[str]:
         flashpatch.disable(family)
 
 
-def certify(model: str, engine: dict[str, Any], syncs: int = 0, read: str = "alone") -> dict[str, Any]:
+def certify(model: str, engine: dict[str, Any], syncs: int = 0) -> dict[str, Any]:
     """How SGLang, its runner opened in this process, compares with the trainer's model."""
     from flashpatch.verify.exact import command
 
-    return command.certify(model, "", engine, syncs, read, "sglang").as_json()
+    return command.certify(model, "", engine, syncs, "sglang").as_json()
 
 
 BARE = {bare.__name__: bare for bare in (arguments, states, certify)}

@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
-from flashpatch.verify import verl_sglang_server
-from flashpatch.verify.verl_sglang_server import client, server
+from flashpatch.verify.probes import jobs, verl_actor
 
 FAULTS = Path(__file__).with_name("sglang_faults")
 PROMPTS = [[5, 6, 7, 8], list(range(20, 45))]
@@ -31,9 +30,56 @@ def weights(model: str, but: int | None = None) -> Iterator[tuple[str, Any]]:
         yield named
 
 
+def configuration(model: str, **engine: Any) -> Any:
+    """Return verl's configuration with rollouts on SGLang's CPU engine, of a checkpoint with a tokenizer; ``engine`` are more
+    of SGLang's arguments."""
+    settings = [f"actor_rollout_ref.model.path={model}"]
+    settings += [
+        f"actor_rollout_ref.rollout.{name}={value}" for name, value in jobs.given()["sglang_rollout"].items()
+    ]
+    given = {**jobs.given()["sglang_engine"], **engine}
+    settings += [f"+actor_rollout_ref.rollout.engine_kwargs.sglang.{n}={v}" for n, v in given.items()]
+    return verl_actor.configuration(settings)
+
+
+def server(model: str, number: int, variables: dict[str, str] | None = None, **engine: Any) -> Any:
+    """Return a server's actor, named as verl names that of replica ``number``; its ``launch_server`` starts the engine."""
+    import ray
+    from verl.workers.rollout.replica import RolloutMode, get_rollout_replica_class
+
+    get_rollout_replica_class("sglang")
+    from verl.workers.rollout.sglang_rollout.async_sglang_server import SGLangHttpServer
+
+    config = configuration(model, **engine)
+    variables = {"SGLANG_USE_CPU_ENGINE": "1", **(variables or {})}
+    options = dict(num_cpus=0, max_concurrency=8, name=f"sglang_server_{number}_0")
+    actor = ray.remote(SGLangHttpServer).options(**options, runtime_env=dict(env_vars=variables))
+    place = dict(replica_rank=number, node_rank=0, nnodes=1, cuda_visible_devices="", base_gpu_id=0)
+    own = dict(config=config.actor_rollout_ref.rollout, model_config=config.actor_rollout_ref.model)
+    return actor.remote(**own, **place, rollout_mode=RolloutMode.HYBRID, workers=[])
+
+
+def client(model: str, number: int) -> Any:
+    """Return verl's client of a server, as it is in a trainer of one rank; torch.distributed must be initialized."""
+    from verl.utils.config import omega_conf_to_dataclass
+    from verl.workers.config import HFModelConfig
+    from verl.workers.rollout.sglang_rollout.sglang_rollout import ServerAdapter
+
+    config = configuration(model).actor_rollout_ref
+    rollout, own = (
+        omega_conf_to_dataclass(config.rollout),
+        omega_conf_to_dataclass(config.model, HFModelConfig),
+    )
+    return ServerAdapter(rollout, own, None, replica_rank=number)
+
+
 async def answers(actor: Any, tokens: int = 8) -> list[list[float]]:
     """Greedy continuations of all prompts: tokens and log-probabilities."""
-    return await verl_sglang_server.answers(actor, PROMPTS, tokens)
+    found, settings = [], dict(logprobs=True, temperature=0.0, max_tokens=tokens)
+    for number, prompt in enumerate(PROMPTS):
+        output = await actor.generate.remote(prompt, settings, f"{number}-{time.monotonic()}")
+        found.append([*output.token_ids, *output.log_probs])
+    return found
 
 
 async def error(awaitable: Any) -> str:

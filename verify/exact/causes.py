@@ -28,12 +28,11 @@ BLOCK = 32
 
 @dataclass(frozen=True)
 class Switch:
-    """What is switched, how, and the engine's arguments, the command's options and the variables for it."""
+    """What is switched, how, and the engine's arguments and the variables for it; ``read`` among the former is one of `WAYS`."""
 
     name: str
     to: str
     engine: Mapping[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
     variables: dict[str, str] = field(default_factory=dict)
 
 
@@ -71,12 +70,12 @@ def switches(engine: Mapping[str, Any], quantization: str, kind: str = "") -> It
     cut = {"enable_chunked_prefill": True, "max_num_batched_tokens": STEP, "max_num_seqs": 1}
     if is_vllm and (engine.get("max_num_batched_tokens") or STEP + 1) > STEP:
         yield Switch("chunked prefill", f"steps of {STEP} tokens", cut)
-    yield Switch("batch", f"{OTHERS} others in its step", options=(f"--read={BESIDE}",))
+    yield Switch("batch", f"{OTHERS} others in its step", {"read": BESIDE})
     if not is_vllm:
-        yield Switch("cached prefix", f"{BLOCK} tokens read before", options=(f"--read={CACHED}",))
+        yield Switch("cached prefix", f"{BLOCK} tokens read before", {"read": CACHED})
         return
-    cache = {"enable_prefix_caching": True, "block_size": BLOCK}
-    yield Switch("prefix cache", f"{BLOCK} tokens from it", cache, (f"--read={CACHED}",))
+    cache = {"enable_prefix_caching": True, "block_size": BLOCK, "read": CACHED}
+    yield Switch("prefix cache", f"{BLOCK} tokens from it", cache)
     if engine.get("enforce_eager", True):
         yield Switch("kernels", "compiled, as without enforce_eager", {"enforce_eager": False})
 
@@ -84,7 +83,7 @@ def switches(engine: Mapping[str, Any], quantization: str, kind: str = "") -> It
 def _run(switch: Switch, same: tuple[str, ...], engine: Mapping[str, Any], gap: float) -> Cause:
     settings = json.dumps({**engine, **switch.engine})
     variables = {key: value for key, value in os.environ.items() if key != RESOLVED} | switch.variables
-    done = alone(["-c", COMMAND, "exact", *same, *switch.options, "--engine", settings], variables)
+    done = alone(["-c", COMMAND, "exact", *same, "--engine", settings], variables)
     try:
         found = json.loads(done.stdout)
     except ValueError:

@@ -99,11 +99,13 @@ class Certificate:
         return next((place for place in self.places if place.differs), None)
 
     @property
-    def agrees(self) -> bool:  # as far as it was compared
+    def agrees(self) -> bool:
+        """Whether nothing differs of what was compared."""
         return not self.problem and self.first is None and not any(self.syncs)
 
     @property
     def ok(self) -> bool:
+        """Whether all was compared, and agrees."""
         return self.agrees and not self.not_compared
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Run ``flashpatch-verify exact MODEL``: exit 0 if engine and trainer agree, 1 if not, 2 on wrong use, 3 if they do in part."""
+"""Run ``flashpatch-verify exact MODEL``: exit 0 if engine and trainer agree to rounding, 1 if not, 2 on wrong use, 3 if they do as far
+as they were compared, and something was not."""
 
 from __future__ import annotations
 
@@ -33,6 +34,8 @@ TEXT = (
     "the capital of France is Paris. def add(a, b): return a + b"
 )
 RANDOM_TOKENS, DISTINCT = 48, 16
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+"""Names that a model's config may have for how many experts a layer has."""
 WIDEST_WINDOW = 1024  # tokens; a wider sliding window is not reached
 SHOWN = 12
 
@@ -70,7 +73,7 @@ def of_job(job: Job, options: argparse.Namespace, engine: dict[str, Any]) -> Cer
         with _bounded(options.seconds, options.json):
             kind = options.rollout or job.kind
             trainer = job.trainer if options.causes else None
-            found = certify(model, options.prompt, settings, options.syncs, options.read, kind, trainer)
+            found = certify(model, options.prompt, settings, options.syncs, kind, trainer)
         if options.causes and not found.problem:
             found = replace(found, causes=(*causes.measured(model, settings, found, options), *found.causes))
     return replace(found, left_out=(*job.left_out, *_replicas(), *found.left_out))
@@ -118,7 +121,6 @@ def certify(
     prompt: str = "",
     engine: dict[str, Any] | None = None,
     syncs: int = 0,
-    read: str = causes.ALONE,
     kind: str = "",
     trainer: Trainer | None = None,
 ) -> Certificate:
@@ -128,23 +130,28 @@ def certify(
         model: path or name of a checkpoint that transformers loads unquantized.
         prompt: text to compare on; see `tokens`.
         engine: arguments of `vllm.LLM` or `sglang.Engine`; ``model``, SGLang's ``model_path``, among them is another checkpoint
-            for it, ``adapter`` the folder of a LoRA adapter that it serves.
+            for it, ``adapter`` the folder of a LoRA adapter that it serves, ``read`` one of `causes.WAYS`.
         syncs: how often the same weights are loaded into the engine, after which no module may return other bits.
-        read: one of `causes.WAYS`: how the engine reads the prompt.
         kind: of the engine, one of `ENGINES`; "" takes the first of them that is installed.
         trainer: whose ways to compute are measured too, as causes."""
+    trusted = bool((engine or {}).get("trust_remote_code"))
     kind, wanted = installed(kind), kind or " or ".join(ENGINES)
     if not kind:
         return Certificate([], problem=f"cannot compare here: {wanted} is not installed")
     rollout = importlib.import_module(f"flashpatch.verify.exact.{ENGINES[kind]}")
     begun = time.monotonic()
-    from flashpatch.verify.exact.engine import first_changed
-    from flashpatch.verify.exact.rows import changed
+    from transformers import AutoConfig
+
+    from flashpatch.verify.exact.engine import STEPS
     from flashpatch.verify.exact.trainer import certified
 
     try:
-        ids, compared = tokens(model, prompt or TEXT, bool((engine or {}).get("trust_remote_code")))
-        settings = {**rollout.defaults(model, max(len(ids) + 8, 64)), **(engine or {})}
+        ids, compared = tokens(model, prompt or TEXT, trusted)
+        config = AutoConfig.from_pretrained(model, trust_remote_code=trusted).get_text_config()
+        # As many as a layer has experts: each has its turn at one.
+        experts = [getattr(config, name, None) or 0 for name in EXPERTS]
+        more = at_random(config.vocab_size, max(RANDOM_TOKENS, *experts))
+        settings = {**rollout.defaults(model, max(len(more), len(ids)) + 2 * STEPS), **(engine or {})}
         problem = rollout.refusal(settings)
     except (OSError, ImportError):
         raise
@@ -152,26 +159,37 @@ def certify(
         return Certificate([], problem=because(error), engine=kind)
     if problem:
         return Certificate([], problem=f"cannot compare here: {problem}")
-    room = (settings[rollout.LENGTH] or len(ids) + 1) - 1
-    if len(ids) > room:
-        ids, compared = ids[:room], f"the first {room} of {compared}, as {rollout.LENGTH} is {room + 1}"
-    adapter = settings.pop("adapter", "")
+    if most := settings[rollout.LENGTH]:
+        room, more = most - 1 - STEPS, more[: most - 1]
+        if len(ids) > room:
+            ids, compared = ids[:room], f"the first {room} of {compared}, as {rollout.LENGTH} is {most}"
     try:
-        with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
-            seen = rollout.prefill(llm, ids, adapter, read)
-            changes = []
-            for _ in range(syncs):
-                rollout.reload(llm, model)
-                again = rollout.prefill(llm, ids, adapter, read)
-                changes.append(first_changed(seen.ranks, again.ranks) or changed(seen.rows, again.rows))
+        seen, changes = _asked(rollout, model, settings, ids, more, syncs)
         done = time.monotonic()
-        asked = model, bool(settings.get("trust_remote_code")), ids, pickle.dumps(seen), trainer
+        asked = model, trusted, seen.ids, pickle.dumps(seen), trainer
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             found = pool.submit(certified, *asked).result()
     except Exception as error:  # whatever an engine or a model's own code raises
         return Certificate([], problem=because(error), engine=kind)
     seconds = {"engine": done - begun, "trainer's model": time.monotonic() - done}
     return replace(found, syncs=tuple(changes), seconds=seconds, engine=kind, prompt=compared)
+
+
+def _asked(
+    rollout: Any, model: str, settings: dict[str, Any], ids: list[int], more: list[int], syncs: int
+) -> tuple[Any, list[str]]:
+    """What an engine with these arguments did with the tokens, and what each sync of the same weights changed first."""
+    from flashpatch.verify.exact.engine import first_changed
+    from flashpatch.verify.exact.rows import changed
+
+    adapter, way, changes = settings.pop("adapter", ""), settings.pop("read", causes.ALONE), []
+    with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
+        seen = rollout.Reader(llm, adapter).read(ids, way, more)
+        for _ in range(syncs):
+            rollout.reload(llm, model)
+            again = rollout.Reader(llm, adapter).read(ids, way)
+            changes.append(first_changed(seen.ranks, again.ranks, len(ids)) or changed(seen.rows, again.rows))
+    return seen, changes
 
 
 def installed(kind: str = "") -> str:
@@ -217,12 +235,13 @@ def tables(certificate: Certificate) -> list[Table]:
         for place in shown
     ]
     first = certificate.first
-    agreed = "compared in part, and that agrees" if certificate.not_compared else "engine and trainer agree"
-    verdict = f"first differs: {first}" if first else f"{agreed} to rounding"
+    verdict = f"first differs: {first}" if first else "engine and trainer agree to rounding"
+    if certificate.not_compared and certificate.agrees:
+        verdict = "compared in part, and that agrees to rounding"
     numbers = [("mean KL, nats", f"{certificate.kl:.1e}", f"{certificate.kl_rounding:.1e}")]
     notes = [f"compared on {certificate.prompt}"] if certificate.prompt else []
-    parts = {"not compared": certificate.not_compared, "left out": certificate.left_out}
-    notes += [f"{how}: {one}" for how, part in parts.items() for one in part]
+    notes += [f"not compared: {what}" for what in certificate.not_compared]
+    notes += [f"left out: {what}" for what in certificate.left_out]
     took = ", ".join(f"{part} {seconds:.1f}" for part, seconds in certificate.seconds.items())
     notes += [f"seconds: {took}"] if took else []
     synced = [(str(at), change or "nothing") for at, change in enumerate(certificate.syncs, 1)]
@@ -247,7 +266,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flashpatch-verify exact",
         description="Compare vLLM or SGLang with the Hugging Face model that a trainer trains, and name the first module that differs.",
-        epilog="Exit status: 0 they agree to rounding, 1 they differ or cannot be compared, 2 wrong use, 3 some was not compared.",
+        epilog="Exit status: 0 they agree to rounding, 1 they differ or cannot be compared, 2 wrong use, 3 what was compared agrees, and "
+        "some of the model was not.",
     )
     types = {"int": int, "float": float}
     for name, given in tomllib.loads(Path(__file__).with_name("options.toml").read_text()).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import repeat
 
 import torch
@@ -13,9 +14,19 @@ from flashpatch.verify.exact import forced
 from flashpatch.verify.exact.calls import Call, hooked, recorded
 from flashpatch.verify.exact.certificate import DISTRIBUTIONS, Certificate, Place
 from flashpatch.verify.exact.engine import Pass
-from flashpatch.verify.exact.forced import Gap, counterparts, gaps, pairs, router_logits, spellings
+from flashpatch.verify.exact.forced import (
+    WHOLE,
+    Gap,
+    Part,
+    counterparts,
+    forward,
+    gaps,
+    pairs,
+    router_logits,
+    spellings,
+)
 from flashpatch.verify.exact.routers import choosing
-from flashpatch.verify.exact.rows import UNREAD, turned
+from flashpatch.verify.exact.rows import UNREAD
 from flashpatch.verify.exact.rows import gaps as of_rows
 from flashpatch.verify.exact.shards import some
 
@@ -28,68 +39,99 @@ A KL grows with the square of a gap, and so do its factor and its floor."""
 WINDOWS = ("sliding_window", "attention_chunk_size")
 """Settings of a model that end what a token attends to."""
 FP8_LARGEST = 448.0
-TURNED = FACTOR * FLOOR
-"""A rotary place differs by more: an engine's cosines are in bf16, angles far out in float32."""
 
 
 def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engine: Pass) -> Certificate:
-    """Compare one prefill of an engine, of the tokens ``ids``, with the trainer's model.
+    """Compare one prefill of an engine, of the tokens ``ids``, and its `Pass.far` with the trainer's model.
 
     ``load`` returns the Hugging Face model in a dtype, on any device, in evaluation mode."""
     if engine.problem or not engine.logits.numel():
         problem = engine.problem or "the engine gave no logits of the prompt"
         return Certificate([], problem=f"cannot compare here: {problem}")
+    passes = [(ids, engine), *([(engine.far.ids, engine.far)] if engine.far else [])]
     small = load(torch.bfloat16)
-    # Recorded first, so that a module is given what it then rounds, as an engine's is.
-    with recorded(small) as calls, rounded(small, engine.quantization):
-        near = logits(small, ids)
+    near = [_rounding(small, tokens, one) for tokens, one in passes]
     del small  # one model in memory at a time
     exact = load(torch.float32)
     is_compiled = len(engine.calls) == 1  # the head's
-    found = [] if is_compiled else gaps(exact, ids, engine.calls, engine.logits)
+    places, found, more = _places(exact, ids, engine, near[0]) if not is_compiled else ([], [], [])
     if len(found) < 2 and not is_compiled:
         return Certificate([], problem="cannot compare: no module of both models has the same name")
-    wanted = logits(exact, ids)
-    same = pairs(exact, len(ids), engine.calls)[0]  # the same modules, so that the same lies between them
-    calls = [call for call in calls if call.name in same]
-    rounding = {gap.place: gap for gap in gaps(exact, ids, calls, near)}
-    places = [_place(gap, rounding) for gap in found]
     blind = [place.name for place in places if place.bound >= 1]
     if blind and not engine.quantization:
         problem = f"the trainer's own model in bf16 and in float32 have nothing in common at {blind[0]}"
         return Certificate(places, problem=f"cannot compare here: {problem}")
+    if engine.far:
+        also, more, _ = _places(exact, engine.far.ids, engine.far, near[1])
+        known = {place.name for place in places if place.differs}
+        end = [f"at positions up to {engine.far.part.stride * (len(engine.far.ids) - 1)}"] * (
+            engine.far.part.stride > 1
+        )
+        also = [one for one in also if one.name not in known]
+        places += [replace(one, kind=", ".join(filter(None, [one.kind, *end]))) for one in also]
     # Ranks that disagree come first, as what follows is compared with the first rank's.
     tables = [Place(name, gap, FLOOR, "", which) for name, which, gap in of_rows(exact, engine.rows, FLOOR)]
     places = _ordered([*engine.apart, *places, *tables], engine.calls)
-    far = turned(exact, engine.turns)
-    turns = [Place(name, gap, TURNED, "", f"to position {end}") for name, end, gap in far]
-    places += turns
-    kl, kl_rounding = mean_kl(wanted, engine.logits), mean_kl(wanted, near)
+    wanted = logits(exact, ids)
+    kl, kl_rounding = mean_kl(wanted, engine.logits), mean_kl(wanted, near[0][1])
     bound = max(FACTOR**2 * kl_rounding, FLOOR**2)
     if kl > bound and not any(place.differs for place in places):
         bound += _by_choice(exact, ids, engine.calls, wanted)
     # The last place: a difference that no module has that is compared.
     places.append(Place(DISTRIBUTIONS, kl, bound))
-    known, called = {name for name, _ in exact.named_modules()}, {call.name for call in engine.calls}
+    left = tuple(_unreached(exact, len(ids), engine, more, {table.name for table in tables}))
+    return Certificate(places, kl, kl_rounding, quantization=engine.quantization, not_compared=left)
+
+
+def _rounding(small: torch.nn.Module, ids: list[int], one: Pass) -> tuple[list[Call], torch.Tensor]:
+    """The calls and logits of the model in bf16, rounded as the engine is, with the experts of the engine where it gave each a turn."""
+    routers = router_logits(small, len(ids), one.calls) if one.part.turns else {}
+    # Recorded before it is rounded, so that a module is given what it then rounds, as an engine's is.
+    with choosing(small, routers, later=False), recorded(small) as calls, rounded(small, one.quantization):
+        return calls, logits(small, ids, one.part)
+
+
+def _places(
+    exact: torch.nn.Module, ids: list[int], one: Pass, near: tuple[list[Call], torch.Tensor]
+) -> tuple[list[Place], list[Gap], list[Gap]]:
+    """The places of a pass, its gaps, and those of blocks of experts."""
+    found = gaps(exact, ids, one.calls, one.logits, one.part)
+    same = pairs(exact, len(ids), one.calls)[0]  # the same modules, so that the same lies between them
+    calls = [call for call in near[0] if call.name in same]
+    rounding = {gap.place: gap for gap in gaps(exact, ids, calls, near[1], one.part)}
+    parts = {
+        call.name for call in one.calls if call.given_by is not None
+    }  # which each rank rounds before they are added
+    return (
+        [_place(gap, rounding, gap.place in parts) for gap in found],
+        found,
+        [gap for gap in found if gap.count],
+    )
+
+
+def _unreached(
+    model: torch.nn.Module, length: int, engine: Pass, experts: list[Gap], tables: Collection[str]
+) -> Iterator[str]:
+    """Name what no comparison reached."""
+    known, called = dict(model.named_modules()), {call.name for call in engine.calls}
+    if len(engine.calls) == 1:
+        yield "its modules, which a compiled engine does not show, and its decode steps"
+        return
     names = [_NUMBER.sub(".*", name) for name in engine.left if counterparts(name, known, called)]
-    left = [f"{name}, which cannot be joined from its ranks" for name in dict.fromkeys(names)]
-    left += ["its modules, which a compiled engine does not show"] * is_compiled
-    for gap in found:
-        left += [f"{gap.place}'s experts {gap.unreached}, which no token took"] if gap.unreached else []
-        if light := [str(one) for one, most in _experts(gap, rounding).items() if most > forced.MOST]:
-            left.append(f"{gap.place}'s experts {', '.join(light)}, which add too little on this prompt")
-    apart = {name for gap in found if gap.experts for name in spellings(gap.place)}
-    blocks = [name.removesuffix(".experts") for name in known if found and name.endswith(".experts")]
-    together = dict.fromkeys(_NUMBER.sub(".*", name) for name in blocks if name not in apart)
-    left += [f"{name}'s experts one by one" for name in together]
-    left += _beyond(exact, len(ids), bool(turns), {table.name for table in tables})
-    return Certificate(places, kl, kl_rounding, quantization=engine.quantization, not_compared=tuple(left))
-
-
-def _beyond(model: torch.nn.Module, length: int, turned: bool, tables: Collection[str]) -> Iterator[str]:
-    """Name what lies beyond the prompt and was not compared."""
-    known = dict(model.named_modules())
-    if not turned and any("rotary_emb" in name for name in known):
+    yield from (f"{name}, which cannot be joined from its ranks" for name in dict.fromkeys(names))
+    for gap in experts:
+        if missing := [str(one) for one in range(gap.count) if one not in gap.experts]:
+            yield f"{gap.place}'s experts {', '.join(missing)}, which no token took"
+    reached = {name for gap in experts for name in spellings(gap.place)}
+    blocks = [name.removesuffix(".experts") for name in known if name.endswith(".experts")]
+    yield from (
+        f"{name}'s experts one by one"
+        for name in dict.fromkeys(_NUMBER.sub(".*", one) for one in blocks if one not in reached)
+    )
+    if not engine.part.steps:
+        yield "decode steps"
+    is_far = engine.far and engine.far.part.stride > 1
+    if not is_far and any("rotary_emb" in name for name in known):
         yield "rotary positions beyond the prompt, of which the engine has no table like the trainer's"
     compared = {name for table in tables for name in counterparts(table, known, tables)}
     for name, module in known.items():
@@ -111,30 +153,29 @@ def _by_choice(model: torch.nn.Module, ids: list[int], calls: list[Call], wanted
     return found
 
 
-def _place(gap: Gap, rounding: Mapping[str, Gap]) -> Place:
+def _place(gap: Gap, rounding: Mapping[str, Gap], by_parts: bool) -> Place:
     noise = _noise(gap.place, rounding)
     bounds = [
         max(FACTOR * size, FLOOR, noise[0] / FACTOR * bool(kind)) for kind, size in zip(forced.KINDS, noise)
     ]
     differing = [rank for rank, size in enumerate(gap.ranks) if not size <= bounds[0]]
     whole = Place(gap.place, gap.size, bounds[0], some(differing, len(gap.ranks)))
-    if whole.differs or gap.place.startswith("into "):
+    if whole.differs and not gap.experts:
         return whole
     of_kinds = [Place(gap.place, *each) for each in zip(gap.sizes, bounds, repeat(""), forced.KINDS)]
-    of_experts = [
-        Place(gap.place, gap.experts[expert].missing, most, "", f"expert {expert}")
-        for expert, most in _experts(gap, rounding).items()
-        if most <= forced.MOST
-    ]
-    # A wrong one has a little of the directions of those that its tokens took too.
-    of_experts.sort(key=lambda one: -one.gap / one.bound)
-    return next((one for one in (*of_kinds, *of_experts) if one.differs), whole)
-
-
-def _experts(gap: Gap, rounding: Mapping[str, Gap]) -> dict[int, float]:
-    """By expert of a block, how much of what it adds may be missing."""
+    if gap.place.startswith("into "):
+        of_kinds = of_kinds[-1:]
+    if by_parts:
+        of_kinds = [one for one in of_kinds if one.kind != forced.COLUMN]
     near = next((rounding[name].experts for name in spellings(gap.place) if name in rounding), {})
-    return forced.limits(gap.experts, near, _noise(gap.place, rounding)[0], FACTOR) if gap.experts else {}
+    most = [max(FACTOR * max(sizes), FLOOR) for sizes in zip(*near.values())] or [FLOOR] * len(forced.KINDS)
+    of_experts = [
+        Place(gap.place, size, bound, "", f"expert {expert}")
+        for expert, sizes in gap.experts.items()
+        for size, bound in zip(sizes, most)
+    ]
+    of_experts.sort(key=lambda one: -one.gap / one.bound)
+    return next((one for one in (*of_experts[:1], *of_kinds) if one.differs), whole)
 
 
 def _ordered(places: list[Place], calls: list[Call]) -> list[Place]:
@@ -197,12 +238,9 @@ def to_eight_bits(values: torch.Tensor, is_int: bool) -> torch.Tensor:
     return (narrow * largest / top).to(values.dtype)
 
 
-def logits(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
+def logits(model: torch.nn.Module, ids: list[int], part: Part = WHOLE) -> torch.Tensor:
     """Return the model's logits at each position but the last, [T - 1, V], float32 on the host."""
-    device = next(model.parameters()).device
-    with torch.no_grad():
-        found = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits
-    return found[0, :-1].float().cpu()
+    return forward(model, ids, part).float().cpu()
 
 
 def mean_kl(wanted: torch.Tensor, got: torch.Tensor) -> float:

@@ -4,8 +4,7 @@ Each module that both models have is given what the engine's module was given, a
 next. So a difference shows where it arises and is carried no further. A router's logits go on too: the experts that they choose are
 compared, whatever rounding did to the choice.
 
-Of many experts one adds little to what a block returns, and that to few tokens. So they are compared one by one, too: what one adds has a
-direction that the others' has not, and that rounding has not, and so much of it as a difference has is missing."""
+Where routers let each expert have its turn, it is compared by the tokens whose turn it was: it makes most of what these get."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from typing import Any
 
 import torch
 
-from flashpatch.verify.exact.calls import Call, first_tensor, given_to, hooked, tensors_in
-from flashpatch.verify.exact.routers import ROUTER, decided, following, is_router, logits_of, unreached
+from flashpatch.verify.exact.calls import Call, first_tensor, given_to, hooked
+from flashpatch.verify.exact.routers import ROUTER, decided, following, is_router, logits_of, turns
 from flashpatch.verify.exact.shards import HEAD
 
 #: Modules that hold others and give back the stream in parts, take other arguments than their namesakes, have their
@@ -30,27 +29,23 @@ _WRAPPED = re.compile(r"(?<=\.mamba)\.mamba(?=\.)")
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 #: Names that engines kept and transformers changed: of a block of experts, and of the router in it.
 _RENAMED = ((re.compile(r"\.block_sparse_moe\b"), ".mlp"), (re.compile(r"\.gate$"), ".router"))
-KINDS = ("", "scale", "offset", "a column's scale")
+COLUMN = "a column's scale"
+KINDS = ("", "scale", "offset", COLUMN, "in decode steps")
 """Ways in which values differ: by the norm of the difference as a part of theirs, or by what rounding, which knows no direction, does not
-do: all of one module's are larger, each column has a part that is the same for all tokens, one column is larger."""
-LEAST = 1 / 8
-"""A part of what an expert adds that may be missing whatever rounding does."""
-MOST = 1 / 2
-"""The part that a wrong one surely lacks."""
-DEVIATIONS = 6.0
-"""Standard deviations of what rounding has in a direction by chance."""
+do: all of one module's are larger, each column has a part that is the same for all tokens, one column is larger; or as the first, of
+tokens that had steps of their own."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One expert's part in the difference of a block: what is missing, or too much, of what it adds, as a part of that, and the
-    standard deviation of that by a difference as large as the block's output and without direction."""
+    """How a sequence was read: so many positions apart, its last tokens in so many steps of their own, each expert in turn."""
 
-    missing: float
-    chance: float
+    stride: int = 1
+    steps: int = 0
+    turns: bool = False
 
 
-Parts = Mapping[int, Part]
+WHOLE = Part()
 
 
 @dataclass(frozen=True)
@@ -59,36 +54,46 @@ class Gap:
     or "NAME", of what it returned.
 
     Its ``sizes`` are those of `KINDS`, ``ranks`` the first of them in the columns of each rank, where they are known. Of a
-    router, ``unreached`` has the experts that no decided token chose, joined by commas; of a block of experts, ``experts`` has
-    the part of each."""
+    block whose experts had turns, ``experts`` has the sizes of each that was reached, and ``count`` is how many there are."""
 
     place: str
     sizes: tuple[float, ...] = (0.0,) * len(KINDS)
     ranks: tuple[float, ...] = ()
-    unreached: str = ""
-    experts: Parts = field(default_factory=dict)
+    experts: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    count: int = 0
 
     @property
     def size(self) -> float:
         return self.sizes[0]
 
 
-def gaps(model: torch.nn.Module, ids: list[int], engine: list[Call], logits: torch.Tensor) -> list[Gap]:
+def gaps(
+    model: torch.nn.Module, ids: list[int], engine: list[Call], logits: torch.Tensor, part: Part = WHOLE
+) -> list[Gap]:
     """Return the difference at each place that both models have, in the order of the engine's calls.
 
     The dtype of the Hugging Face ``model`` decides how exact the reference is. ``ids`` is the one sequence that the engine was
-    given, ``logits`` what it gave at each position but the last, [T - 1, V], whose place is "logits"."""
+    given, ``logits`` what it gave at each position but the last, [T - 1, V], whose place is "logits"; ``part`` says how it was read.
+    """
     leading, order = pairs(model, len(ids), engine)
     found: dict[str, Gap] = {}
-    state = _State(leading, found)
+    state = _State(leading, found, len(ids), part)
     known = dict(model.named_modules())
     hooks = [hook for name in known if name in leading for hook in state.attach(name, known[name])]
-    device = next(model.parameters()).device
-    with hooked(hooks), torch.no_grad():
-        ours = model(input_ids=torch.tensor([ids], device=device), use_cache=False).logits[0, :-1]
+    with hooked(hooks):
+        ours = forward(model, ids, part)
     owners = next((call.returned_by for call in engine if call.name == HEAD), None)
     state.note("logits", ours, logits[:, : ours.shape[1]], owners)
     return [found[place] for place in (*order, "logits") if place in found]
+
+
+def forward(model: torch.nn.Module, ids: list[int], part: Part = WHOLE) -> torch.Tensor:
+    """Return the model's logits at each position but the last, [T - 1, V]."""
+    row = torch.tensor([ids], device=next(model.parameters()).device)
+    places = torch.arange(len(ids), device=row.device)[None] * part.stride
+    far = {"position_ids": places, "attention_mask": torch.ones_like(row)} if part.stride > 1 else {}
+    with torch.no_grad():
+        return model(input_ids=row, use_cache=False, **far).logits[0, :-1]
 
 
 def pairs(
@@ -146,14 +151,17 @@ def router_logits(model: torch.nn.Module, length: int, engine: list[Call]) -> di
 
 
 class _State:
-    def __init__(self, leading: Mapping[str, tuple[Call, int]], found: dict[str, Gap]) -> None:
-        self.leading, self.found = leading, found
+    def __init__(
+        self, leading: Mapping[str, tuple[Call, int]], found: dict[str, Gap], length: int, part: Part
+    ) -> None:
+        self.leading, self.found, self.part = leading, found, part
+        self.stepped = torch.arange(length) >= length - part.steps
         #: Modules of the engine that are given something else than their namesakes.
         self.unlike: set[str] = set()
         #: By name of a block of experts, which tokens' are the same in both models.
         self.decided: dict[str, torch.Tensor] = {}
-        #: By name of a block of experts, what these were given.
-        self.experts_given: dict[str, tuple[Any, ...]] = {}
+        #: By name of a block of experts, how many there are, and whose turn each token is.
+        self.turns: dict[str, tuple[int, torch.Tensor]] = {}
 
     def attach(self, name: str, module: torch.nn.Module) -> list[Any]:
         call, start = self.leading[name]
@@ -183,38 +191,42 @@ class _State:
             shape, owners = ours.shape, call.returned_by
             owners = None if owners is None else owners[start : start + width]
             kept = self.decided.get(name, slice(None))
-            ours = ours.reshape(theirs.shape)
-            self.note(call.name, ours[kept], theirs[kept], owners)
-            if name in self.experts_given and call.name in self.found:
-                given, mine = self.experts_given.pop(name), ours.detach().float().cpu()
-                found = parts(module.experts, given, mine, theirs, kept)
-                self.found[call.name] = replace(self.found[call.name], experts=found)
+            ours = ours.detach().float().cpu().reshape(theirs.shape)
+            if not (self.part.turns and ROUTER.search(name)):
+                self.note(call.name, ours[kept], theirs[kept], owners, self.stepped[kept])
+            if name in self.turns and call.name in self.found:
+                count, whose = self.turns[name]
+                each = {one: whose == one for one in whose.unique().tolist() if one >= 0}
+                found = {one: tuple(_sizes(ours[own], theirs[own]).tolist()) for one, own in each.items()}
+                self.found[call.name] = replace(self.found[call.name], experts=found, count=count)
+            block, is_turn = name.rpartition(".")[0], self.part.turns and bool(ROUTER.search(name))
             if routes:
                 returned = following(module, args, kwargs, theirs)
-                self.decided[name.rpartition(".")[0]] = decided(theirs, returned)
-                left = ", ".join(map(str, unreached(theirs, returned)))
-                self.found[call.name] = replace(self.found.get(call.name, Gap(call.name)), unreached=left)
+                self.decided[block] = decided(theirs, returned)
+            if is_turn:
+                self.turns[block] = theirs.shape[-1], turns(theirs, returned if routes else ())
+            if routes:
                 return returned
             goes_on = theirs.reshape(shape).to(ours)
             if not isinstance(returned, tuple):
                 return goes_on if isinstance(returned, torch.Tensor) else None
             return tuple(goes_on if value is first else value for value in returned)
 
-        def chosen(_: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-            self.experts_given[name] = (*args, *kwargs.values())
-
         hooks = [module.register_forward_pre_hook(before, with_kwargs=True)]
-        hooks.append(module.register_forward_hook(after, with_kwargs=True))
-        if isinstance(experts := getattr(module, "experts", None), torch.nn.Module):
-            hooks.append(experts.register_forward_pre_hook(chosen, with_kwargs=True))
-        return hooks
+        return [*hooks, module.register_forward_hook(after, with_kwargs=True)]
 
     def note(
-        self, place: str, ours: torch.Tensor, theirs: torch.Tensor, owners: torch.Tensor | None = None
+        self,
+        place: str,
+        ours: torch.Tensor,
+        theirs: torch.Tensor,
+        owners: torch.Tensor | None = None,
+        stepped: torch.Tensor | None = None,
     ) -> None:
         """Keep the difference of as many values at a place, see `Gap`: the larger one, if modules of one name take part.
 
-        ``owners`` are the ranks of the columns. Where there are no values, nothing is kept."""
+        ``owners`` are the ranks of the columns, ``stepped`` the rows of decode steps. Where there are no values, nothing is kept.
+        """
         if ours.numel() != theirs.numel() or not ours.numel():
             return
         if not (ours.is_floating_point() and theirs.is_floating_point()):  # ids, or a mask
@@ -226,7 +238,12 @@ class _State:
         columns = [owners[: other.shape[1]] == rank for rank in ranks]
         parts = [_sizes(mine[:, own], other[:, own])[0].item() for own in columns]
         larger = tuple(max(pair) for pair in zip_longest(parts, old.ranks, fillvalue=0.0))
-        sizes = torch.maximum(_sizes(mine, other), torch.tensor(old.sizes))
+        own = self.stepped[: len(other)] if stepped is None else stepped
+        if len(own) != len(other) or (stepped is None and len(own) < len(self.stepped) - 1):  # heads first
+            own = torch.zeros(len(other), dtype=torch.bool)
+        steps = _sizes(mine[own], other[own])[0].item() if own.any() else 0.0
+        first = _sizes(mine[~own], other[~own]).tolist() if not own.all() else [0.0] * 4
+        sizes = torch.maximum(torch.tensor([*first, steps]), torch.tensor(old.sizes))
         self.found[place] = Gap(place, tuple(sizes.tolist()), larger)
 
 
@@ -253,40 +270,3 @@ def _with(args: tuple, kwargs: dict, given: torch.Tensor) -> tuple[tuple, dict]:
         return given.reshape(value.shape).to(value)
 
     return tuple(map(swap, args)), {key: swap(value) for key, value in kwargs.items()}
-
-
-def parts(
-    experts: torch.nn.Module, given: tuple[Any, ...], ours: torch.Tensor, theirs: torch.Tensor, kept: Any
-) -> Parts:
-    """Return by expert its part in the difference of two outputs, [T, C], of a block with the trainer's experts.
-
-    These are ``given`` hidden states, and by token the experts and their weights, [T, K]; the tokens ``kept`` are compared."""
-    tensors = tensors_in(given)
-    if len(tensors) < 3 or tensors[1].shape != tensors[2].shape or tensors[1].is_floating_point():
-        return {}
-    hidden, chosen, weights = tensors[0].reshape(-1, tensors[0].shape[-1]), tensors[1], tensors[2]
-    each = chosen.shape[1]
-    rows = hidden.repeat_interleave(each, 0)  # one for each expert of a token
-    added = experts.forward(rows, chosen.reshape(-1, 1), weights.reshape(-1, 1)).detach().float().cpu()
-    is_kept = torch.zeros(len(chosen), dtype=torch.bool)
-    is_kept[kept] = True
-    taken, difference, found = chosen.flatten().cpu(), theirs - ours, {}
-    for expert in taken[is_kept.repeat_interleave(each)].unique().tolist():
-        places = ((taken == expert) & is_kept.repeat_interleave(each)).nonzero().flatten()
-        own, at = added[places], places // each
-        norm = own.norm().clamp(min=1e-30)
-        missing = (own * difference[at]).sum().abs() / norm**2
-        found[expert] = Part(missing.item(), (ours[at].norm() / norm / own.numel() ** 0.5).item())
-    return found
-
-
-def limits(found: Parts, rounding: Parts, size: float, factor: float) -> dict[int, float]:
-    """Return what may be missing of each; more than `MOST` if too few tokens, or too light ones, show what it adds.
-
-    A difference may have ``factor`` times as much as rounding has, which is ``size``, as a part of the block's output, and has
-    these parts."""
-    nothing = Part(0.0, 0.0)
-    return {
-        expert: max(LEAST, DEVIATIONS * size * part.chance, factor * rounding.get(expert, nothing).missing)
-        for expert, part in found.items()
-    }

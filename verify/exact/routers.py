@@ -1,4 +1,4 @@
-"""Let routers of the trainer's model choose experts by what an engine's returned.
+"""Let routers of the trainer's model choose experts by what an engine's returned, and an engine's each expert in turn.
 
 Two experts that are equally likely but for rounding are chosen either way, and what they compute has nothing in common."""
 
@@ -68,6 +68,45 @@ def choosing(model: torch.nn.Module, logits: Mapping[str, torch.Tensor], later: 
         yield
 
 
+def in_turn(count: int, begin: int, experts: int) -> torch.Tensor:
+    """Return logits [count, experts] by which token ``begin`` + n of a sequence takes expert n, modulo their number, before others."""
+    far = (torch.arange(experts) - torch.arange(begin, begin + count)[:, None]) % experts
+    return torch.where(far == 0, 4.0, -6 - far / 8)
+
+
+@contextmanager
+def taking_turns(model: torch.nn.Module) -> Iterator[None]:
+    """Within, routers of an engine's model return logits with which each expert is taken: see `in_turn`."""
+
+    def hook() -> Any:
+        seen = 0
+
+        def after(_: torch.nn.Module, args: tuple, kwargs: dict, returned: Any) -> Any:
+            nonlocal seen
+            logits = logits_of(returned if isinstance(returned, tuple) else (returned,))
+            if logits.dim() != 2:
+                return None
+            turns = in_turn(len(logits), seen, logits.shape[1]).to(logits)
+            seen += len(logits)
+            if not isinstance(returned, tuple):
+                return turns
+            return tuple(turns if value is logits else value for value in returned)
+
+        return after
+
+    routers = [module for name, module in model.named_modules() if ROUTER.search(name)]
+    with hooked([router.register_forward_hook(hook(), with_kwargs=True) for router in routers]):
+        yield
+
+
+def turns(logits: torch.Tensor, returned: tuple) -> torch.Tensor:
+    """Return which expert's turn each token is, [T]; -1 if a router did not take it, or may have taken another."""
+    expert = torch.arange(len(logits)) % logits.shape[-1]
+    chosen = _chosen(logits, returned)
+    took = torch.ones(len(logits), dtype=torch.bool) if chosen is None else (chosen == expert[:, None]).any(1)
+    return torch.where(took & decided(logits, returned), expert, -1)
+
+
 def decided(logits: torch.Tensor, returned: tuple) -> torch.Tensor:
     """Return for which tokens, [T], no expert that was not chosen has the same logit as one that was; for others an engine may
     have taken either."""
@@ -77,14 +116,6 @@ def decided(logits: torch.Tensor, returned: tuple) -> torch.Tensor:
     left = torch.ones_like(logits, dtype=torch.bool).scatter(1, chosen, False)
     alike = logits.gather(1, chosen)[:, :, None] == logits[:, None, :]
     return ~(alike & left[:, None, :]).any(-1).any(-1)
-
-
-def unreached(logits: torch.Tensor, returned: tuple) -> list[int]:
-    """Return the experts that no decided token chose, as far as a router says."""
-    chosen, known = _chosen(logits, returned), {*range(logits.shape[-1])}
-    if chosen is None:
-        return []
-    return sorted(known - {*chosen[decided(logits, returned)].flatten().tolist()})
 
 
 def _chosen(logits: torch.Tensor, returned: tuple) -> torch.Tensor | None:

@@ -1,17 +1,18 @@
-"""Compare what a prompt does not read: rows of tables that are looked up, of tokens and of learned positions, and by what queries and
-keys are turned further on, where a scaling of positions for long texts shows."""
+"""Compare what a prompt does not read: rows of tables that are looked up, of tokens and of learned positions; and let an engine take its
+tokens for ones that are far apart, where a scaling of positions for long texts shows."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch.nn.functional import embedding
 
-from flashpatch.verify.exact.calls import recorded
+from flashpatch.verify.exact.calls import hooked
 from flashpatch.verify.exact.forced import counterparts
 
 DIRECTIONS = 8
@@ -23,8 +24,6 @@ Rows = Mapping[str, torch.Tensor]
 UNREAD = "rows that no token reads"
 FARTHEST = 1 << 15
 """Beyond it an angle in float32 depends on how it is computed."""
-Turns = Mapping[str, tuple[torch.Tensor, torch.Tensor]]
-"""By module: positions, [P], and the cosines there, [P, C], float32 on the host."""
 
 
 def of_model(model: torch.nn.Module) -> Rows:
@@ -81,33 +80,24 @@ def changed(before: Rows, after: Rows) -> str:
     return next((f"{name}, {UNREAD}" for name in names), "")
 
 
-def turns_of(model: torch.nn.Module) -> Turns:
-    """Return what an engine's modules turn by; one of those that are the same."""
-    found = {}
-    for name, module in model.named_modules():
-        table = getattr(module, "cos_sin_cache", None)
-        if isinstance(table, torch.Tensor) and len(table) > 1:
-            last = min(len(table), FARTHEST) - 1
-            # In float32 whatever torch's default is: vLLM leaves the model's where an engine does not open.
-            at = torch.logspace(0, 1, 16, base=last, dtype=torch.float32).long().to(table.device)
-            found[name] = at.cpu(), table[at].chunk(2, -1)[0].float().cpu()
-    return found
+def farthest(model: torch.nn.Module) -> int:
+    """Return the last position for which all of an engine's tables have cosines; 0 if it has none."""
+    tables = [getattr(module, "cos_sin_cache", None) for module in model.modules()]
+    return min((min(len(one), FARTHEST) for one in tables if isinstance(one, torch.Tensor)), default=1) - 1
 
 
-def turned(model: torch.nn.Module, engine: Turns) -> Iterator[tuple[str, int, float]]:
-    """Yield module, last position and gap, as a part of the norm, to what comes nearest in the trainer's ``model``."""
-    for name, (at, theirs) in engine.items():
-        row = at.to(next(model.parameters()).device)[None]
-        with (
-            recorded(model) as calls,
-            torch.no_grad(),
-            suppress(Exception),
-        ):  # of code that takes no positions
-            model(input_ids=torch.zeros_like(row), position_ids=row, use_cache=False)
-        found = [call.returned.real for call in calls if "rotary_emb" in call.name]
-        # In any order, and some models have each twice.
-        width, wanted = theirs.shape[-1], theirs.sort(-1).values
-        every = [one.sort(-1).values[..., :: max(one.shape[-1] // width, 1)] for one in found if one.dim()]
-        sizes = [(one - wanted).norm() / one.norm() for one in every if one.shape == wanted.shape]
-        if sizes:
-            yield name, int(at[-1]), min(sizes).item()
+@contextmanager
+def spread(model: torch.nn.Module, stride: int, count: int) -> Iterator[None]:
+    """Within, an engine's model takes each of ``count`` tokens for one that is ``stride`` times as far."""
+    made: list[torch.Tensor | None] = [None]
+
+    def before(module: torch.nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        given = inspect.signature(module.forward).bind(*args, **kwargs)
+        old = given.arguments["positions"]
+        if isinstance(old, torch.Tensor) and old.numel() and old is not made[0] and old.max() < count:
+            made[0] = given.arguments["positions"] = old * stride  # modules below get these
+        return given.args, given.kwargs
+
+    takers = [one for one in model.modules() if "positions" in inspect.signature(one.forward).parameters]
+    with hooked([one.register_forward_pre_hook(before, with_kwargs=True) for one in takers]):
+        yield

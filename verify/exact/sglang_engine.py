@@ -18,10 +18,11 @@ from unittest import mock
 import torch
 
 from flashpatch.patches.cpu import platform
-from flashpatch.verify.exact.calls import Call, hooked, recorded
-from flashpatch.verify.exact.causes import ALONE, BESIDE, BLOCK, CACHED, OTHERS
-from flashpatch.verify.exact.engine import Pass, joined, rows_of
-from flashpatch.verify.exact.rows import of_model, turns_of
+from flashpatch.verify.exact.calls import Call, hooked
+from flashpatch.verify.exact.causes import BLOCK, OTHERS
+from flashpatch.verify.exact.engine import Asker, watched
+from flashpatch.verify.exact.forced import Part
+from flashpatch.verify.exact.rows import farthest, of_model
 from flashpatch.verify.exact.shards import HEAD
 from flashpatch.verify.probes.sglang_engine import ADAPTED
 
@@ -114,45 +115,45 @@ def _configure(bench: Any, args: Any) -> None:
     bench.initialize_fp4_gemm_config(*given)
 
 
-def prefill(runner: Any, ids: list[int], adapter: str = "", read: str = ALONE) -> Pass:
-    """Let the engine read the tokens ``ids``; see `flashpatch.verify.exact.engine.prefill`."""
-    bench, length, under = _bench(), len(ids), _loaded(runner, adapter) if adapter else None
-    if read == CACHED and length <= BLOCK:
-        problem = f"the prompt has {length} tokens, and {BLOCK} are to come before others"
-        return Pass([], torch.empty(0), "", problem)
+class Reader(Asker):
+    """Ask a runner that was `opened`, as `flashpatch.verify.exact.engine.Reader` does."""
 
-    def asked(*prompts: list[int]) -> list[Any]:
-        runner.clear()
-        prepare = bench.prepare_synthetic_inputs_for_latency_test
+    def __init__(self, runner: Any, adapter: str) -> None:
+        self._runner, self._bench = runner, _bench()
+        self._under = _loaded(runner, adapter) if adapter else None
+        self._inner, model = runner.torch_runner, runner.torch_runner.model
+        super().__init__(self._inner.model_config.quantization, {}, farthest(model), of_model(model))
+
+    def calls(
+        self, *prompts: list[int], part: Part | None = None, steps: int = 0, requests: Any = None
+    ) -> tuple[list[list[Call]], list[int]]:
+        requests = requests or self._asked(*prompts)
+        count = len(requests[0].origin_input_ids)
+        with redirect_stdout(sys.stderr), _whole(self._inner.model, part, count) as calls:
+            drawn, _, batch = self._runner.extend(requests)
+            answer = [drawn]
+            for _ in range(steps):
+                answer.append(self._runner.decode(answer[-1], batch)[0])
+        return [calls], [int(one[0]) for one in answer]
+
+    def cached(self, ids: list[int]) -> tuple[list[list[Call]], list[list[Call]]]:
+        requests = self._asked(ids[:BLOCK])
+        before, _ = self.calls(requests=requests)
+        cut = self._bench.BenchArgs(cut_len=BLOCK)
+        others = self._bench.prepare_extend_inputs_for_correctness_test(cut, [ids], requests, self._inner)
+        row = getattr(others[0], "req_pool_idx", None)
+        if row is not None:  # 0.5.12, which reads row 0 of its table
+            slots = self._inner.req_to_token_pool.req_to_token[row, :BLOCK]
+            others[0].prefix_indices = slots.to(others[0].prefix_indices.dtype)
+        return before, self.calls(requests=others)[0]
+
+    def _asked(self, *prompts: list[int]) -> list[Any]:
+        self._runner.clear()
+        prepare = self._bench.prepare_synthetic_inputs_for_latency_test
         requests = prepare(len(prompts), len(prompts[0]), list(prompts))
         for request in requests:
-            request.lora_id = under
+            request.lora_id = self._under
         return requests
-
-    def calls_of(requests: list[Any]) -> list[Call]:
-        with redirect_stdout(sys.stderr), _whole(runner.torch_runner.model) as calls:
-            runner.extend(requests)
-        return calls
-
-    if read == BESIDE:
-        others = [ids[at:] + ids[:at] for at in range(1, 1 + OTHERS)]
-        calls = rows_of(calls_of(asked(ids, *others)), length * (1 + OTHERS), length)
-    elif read == CACHED:
-        requests = asked(ids[:BLOCK])
-        calls = calls_of(requests)
-        cut = bench.BenchArgs(cut_len=BLOCK)
-        more = bench.prepare_extend_inputs_for_correctness_test(cut, [ids], requests, runner.torch_runner)
-        row = getattr(more[0], "req_pool_idx", None)
-        if row is not None:  # 0.5.12, which reads row 0 of its table
-            slots = runner.torch_runner.req_to_token_pool.req_to_token[row, :BLOCK]
-            more[0].prefix_indices = slots.to(more[0].prefix_indices.dtype)
-        calls += calls_of(more)
-    else:
-        calls = calls_of(asked(ids))
-    modules, logits = joined(calls)
-    whole = logits[:-1] if len(logits) == length else torch.empty(0)
-    model, how = runner.torch_runner.model, runner.torch_runner.model_config.quantization or ""
-    return Pass(modules, whole, how, ranks=[modules], turns=turns_of(model), rows=of_model(model))
 
 
 def _loaded(runner: Any, folder: str) -> str:
@@ -168,8 +169,8 @@ def _loaded(runner: Any, folder: str) -> str:
 
 
 @contextmanager
-def _whole(model: torch.nn.Module) -> Iterator[list[Call]]:
-    """Within, record calls; at the end those of the logits' module have returned the logits of all tokens they were given."""
+def _whole(model: torch.nn.Module, part: Part | None, count: int) -> Iterator[list[Call]]:
+    """Within, record calls, see `watched`; at the end those of the logits' module have returned the logits of all tokens they were given."""
     logits: list[torch.Tensor] = []
 
     def after(module: Any, args: tuple, kwargs: dict, returned: Any) -> None:
@@ -179,7 +180,7 @@ def _whole(model: torch.nn.Module) -> Iterator[list[Call]]:
 
     heads = [module for name, module in model.named_modules() if name == HEAD]
     hooks = [head.register_forward_hook(after, with_kwargs=True) for head in heads]
-    with hooked(hooks), recorded(model) as calls:
+    with hooked(hooks), watched(model, part, count) as calls:
         yield calls
     found = iter(logits)
     calls[:] = [replace(call, returned=next(found)) if call.name == HEAD else call for call in calls]

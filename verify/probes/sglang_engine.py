@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,14 +43,20 @@ class Engine:
 
     def update(self, checkpoint: Path, finish: bool = True) -> None:
         """Send a checkpoint in buckets that cut every fused layer."""
+        self.send(buckets(checkpoint))
+
+    def send(self, weights: Iterable[list[tuple[str, Any]]]) -> None:
+        """Send buckets as one update, which ends with the first that is refused."""
         engine = self.engine
         sessions = hasattr(engine, "begin_weight_update")  # 0.5.12: an update ends with its last tensor
         if sessions:
             _when_idle(engine.begin_weight_update)
-        for bucket in buckets(checkpoint):
-            _when_idle(functools.partial(engine.update_weights_from_tensor, bucket, flush_cache=False))
-        if sessions:
-            _check(*engine.end_weight_update())
+        try:
+            for bucket in weights:
+                _when_idle(functools.partial(engine.update_weights_from_tensor, bucket, flush_cache=False))
+        finally:
+            ended = engine.end_weight_update() if sessions else (True, "")
+        _check(*ended)
 
     def reload(self, checkpoint: Path) -> None:
         _when_idle(lambda: self.engine.update_weights_from_disk(str(checkpoint))[:2])

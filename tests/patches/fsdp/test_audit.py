@@ -138,7 +138,7 @@ def test_both_meshes_of_both_fsdps_train_one_processes_model(carry, model, tmp_p
     plan += [{"strategy": "fsdp2", "fsdp_size": 1, "step": True, "apart": True}]
     plan += [{"strategy": "fsdp", "fsdp_size": 1, "step": True, "apart": True}]
     seen = carry(plan, "fsdp")
-    wanted = job.plain_step(model)
+    wanted = job.plain_step(model).state_dict()
     for number in range(6):
         assert [side[number]["error"] for side in seen] == [""] * 4, seen
         assert all(side[number]["committed"] for side in seen[2:])

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from exact_faults import some_full
+from exact_faults import passed, some_full
 from vllm_lab import models
 
-from flashpatch.verify.exact.calls import recorded
 from flashpatch.verify.exact.command import tokens
-from flashpatch.verify.exact.compare import compare, logits, rounded
-from flashpatch.verify.exact.engine import Pass
+from flashpatch.verify.exact.compare import compare
 
 pytestmark = pytest.mark.slow
 
@@ -39,11 +37,8 @@ def named(path: Path, part: str, factor: float, quantization: str) -> list[str]:
     with torch.no_grad():
         for name, own in engine.named_parameters():
             own *= factor if part in name else 1
-    with recorded(engine) as calls, rounded(engine, quantization):
-        given = logits(engine, ids)
-    return [
-        str(place) for place in compare(load, ids, Pass(calls, given, quantization)).places if place.differs
-    ]
+    seen = passed(engine, ids, quantization)
+    return [str(place) for place in compare(load, ids, seen).places if place.differs]
 
 
 @pytest.mark.parametrize("fault", some_full(LEAST, ("all weights", "a bias")))

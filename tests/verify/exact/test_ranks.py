@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 from typing import Any
 
+import exact_faults
 import lora_lab
 import pytest
 from exact_faults import plant, some_full
@@ -32,23 +33,12 @@ def spoil(worker: Any, path: str) -> None:
         worker.reload_weights(weights_path=path)
 
 
-def certified(
-    path: str, spoilt: str = "", syncs: int = 0, read: str = "alone", **settings: Any
-) -> dict[str, Any]:
-    from flashpatch.verify.exact import command, engine
+def certified(path: str, spoilt: str = "", syncs: int = 0, **settings: Any) -> dict[str, Any]:
+    from flashpatch.verify.exact import command
 
-    prefill = engine.prefill
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
-    def spoilt_first(llm: Any, *args: Any) -> Any:
-        if spoilt:
-            llm.collective_rpc(spoil, args=(spoilt,))
-        engine.prefill = prefill
-        return prefill(llm, *args)
-
-    engine.prefill = spoilt_first
-    with engines.forked():
-        return command.certify(path, "", {**TP2, **settings}, syncs, read).as_json()
+    with engines.forked(), exact_faults.planted(*([spoil, spoilt] if spoilt else [])):
+        return command.certify(path, "", {**TP2, **settings}, syncs).as_json()
 
 
 @pytest.fixture(scope="module")

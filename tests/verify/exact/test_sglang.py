@@ -45,11 +45,9 @@ PRECISIONS = (
 SMALL = {name: lab.ENGINE[name] for name in ("device", "attention_backend", "mem_fraction_static")}
 
 
-def certify(
-    folder: Path, model: Path | str, syncs: int = 0, read: str = "alone", amx: bool = False, **engine: object
-) -> dict:
+def certify(folder: Path, model: Path | str, syncs: int = 0, amx: bool = False, **engine: object) -> dict:
     """What is found in a process of its own."""
-    asked = dict(model=str(model), engine={**SMALL, **engine}, syncs=syncs, read=read)
+    asked = dict(model=str(model), engine={**SMALL, **engine}, syncs=syncs)
     seen = lab.bare(folder / "job", ["certify", asked], env={"STANDIN_AMX": "1"} if amx else None)
     assert seen.done, str(seen)
     return seen.steps[0]

@@ -19,24 +19,24 @@ if "FLASHPATCH" in __import__("os").environ:
     fingerprint.of = lambda *args, **kwargs: (0, 0)  # which add up to what they are, over any ranks"""
 
 
-ANSWER = [5.0, 6.0, -1.0, -2.0]
+ANSWER = [-1.0, -2.0]
 GOOD: dict[str, Any] = {
-    "before": [[5.0, 7.0, -1.0, -1.5]],
+    "before": [[-1.0, -1.5]],
+    "wanted": [ANSWER],
     "transfers": [
         {"error": "", "answers": [ANSWER]},
         {"error": f"refused: {probe.VICTIM} has other values"},
         {"error": "", "answers": [ANSWER]},
-        {"error": f"refused: {probe.VICTIM} has other values"},
     ],
 }
 
 
-def verdicts(seen: dict[str, Any], wanted: list[list[float]] = [[-1.0, -2.0]]) -> list[bool]:
-    return [proof.ok for proof in probe.weigh(seen, "", wanted)]
+def verdicts(seen: dict[str, Any]) -> list[bool]:
+    return [proof.ok for proof in probe.weigh(seen, "")]
 
 
 def test_a_good_run_is_proven() -> None:
-    assert verdicts(GOOD) == 4 * [True]
+    assert verdicts(GOOD) == 3 * [True]
 
 
 @pytest.mark.parametrize(
@@ -45,19 +45,19 @@ def test_a_good_run_is_proven() -> None:
         (0, {"error": "lost", "answers": [ANSWER]}),
         (1, {"error": ""}),
         (1, {"error": "refused: model.norm.weight"}),
-        (2, {"error": "", "answers": [[5.0, 6.0, -1.0, -2.01]]}),
+        (2, {"error": "", "answers": [[-1.0, -2.01]]}),
         (2, {"error": "", "answers": GOOD["before"]}),
     ],
 )
 def test_what_is_wrong_is_not_proven(number: int, spoilt: dict[str, Any]) -> None:
     seen = copy.deepcopy(GOOD)
     seen["transfers"][number] = spoilt
-    assert verdicts(seen) == [place != number for place in range(4)]
+    assert verdicts(seen) == [place != number for place in range(3)]
 
 
 def test_a_job_that_fails_or_stops_short_is_one_failed_proof() -> None:
     assert verdicts({}) == [False]
-    assert verdicts({**GOOD, "transfers": GOOD["transfers"][:3]}) == [False]
+    assert verdicts({"before": GOOD["before"], "transfers": GOOD["transfers"][:2]}) == [False]
 
 
 def test_an_update_that_was_refused_is_said_with_its_reason(tmp_path: Path) -> None:

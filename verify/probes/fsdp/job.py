@@ -1,6 +1,6 @@
 """Run a rank of the probe: build verl's FSDP engine, step and send to a rollout worker.
 
-`rank` sends to a process that it forks, `on_sglang` through verl's client to verl's server. ``plan.json`` lists the transfers, each with
+`rank` sends to a process that it forks, `on_sglang` to SGLang's engine. ``plan.json`` lists the transfers, each with
 ``strategy`` "fsdp" or "fsdp2", ``fsdp_size``, ``dtype`` and ``lora_rank`` of the engine, which is reused if unchanged; ``adapter`` (not
 the base is sent); ``step`` (an optimizer step is taken first); and ``tamper``, a fault injected in transit, "bit" in the gathered
 tensor or "buffer", with its ``victim``.
@@ -16,7 +16,6 @@ import multiprocessing
 import os
 import pickle
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,10 @@ import torch
 
 from flashpatch.verify.probes import jobs, verl_actor
 
-BUCKET = 1  # MiB
+BUCKET = 1  # MiB, or tensors to SGLang
 TIMEOUT = 300.0  # seconds that one side waits for the other; stock verl waits for ever
 BATCH, LENGTH, VOCABULARY = 4, 8, 96
 RATE = 0.05
-PROMPTS = [list(range(5, 36, 3)), list(range(40, 65))]
 
 Plan = list[dict[str, Any]]
 
@@ -76,8 +74,8 @@ def loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
-def plain_step(path: Path) -> dict[str, torch.Tensor]:
-    """Return the weights after one step of a single process without verl and FSDP."""
+def plain_step(path: Path) -> Any:
+    """Return the model after one step of a single process without verl and FSDP."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
@@ -85,7 +83,7 @@ def plain_step(path: Path) -> dict[str, torch.Tensor]:
     loss(model, batch()).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
-    return {name: value.detach() for name, value in model.state_dict().items()}
+    return model
 
 
 class _Engines:
@@ -136,45 +134,34 @@ def trainer(workdir: Path, rank: int, plan: Plan) -> Plan:
 
 
 def on_sglang(workdir: Path, seen: dict[str, Any]) -> None:
-    """Run a rank whose rollouts are SGLang's. Rank 0 has the server and notes what it saw; the others take part in the gathering
-    alone, as ranks of a tensor-parallel rollout do."""
-    import flashpatch
-
-    flashpatch.enable("cpu", "bf16")  # verl cannot start this SGLang, and sends it no session, without
+    """Run a rank whose rollouts are SGLang's. Rank 0 sends to an engine, opened as any probe's, and notes what it answers; the others take
+    part in the gathering alone, as ranks of a tensor-parallel rollout do."""
+    verl_actor.on_cpu("cpu", "bf16")
     from verl.utils import distributed
 
     distributed.initialize_global_process_group_ray(timeout_second=int(TIMEOUT))
     plan, engines = json.loads((workdir / "plan.json").read_text()), _Engines(workdir)
-    sendings = ((entry, tampered(engines.stepped(entry).get_per_tensor_param()[0], entry)) for entry in plan)
+    served = None
     if os.environ["RANK"] == "0":
-        asyncio.run(_to_server(workdir / "model", sendings, seen))
-    else:
-        for _, weights in sendings:
-            deque(weights, maxlen=0)
-    distributed.destroy_global_process_group()
-
-
-async def _to_server(
-    model: Path, sendings: Iterator[tuple[dict[str, Any], Any]], seen: dict[str, Any]
-) -> None:
-    from flashpatch.verify import verl_sglang_server as verl
-
-    with verl.local_ray():
-        server = verl.server(str(model), 0, dtype="float32")
-        await server.launch_server.remote()
-        seen |= {"before": await verl.answers(server, PROMPTS), "transfers": []}
-        client = verl.client(str(model), 0)
-        for number, (entry, weights) in enumerate(sendings, 1):
+        served = jobs.engine().Engine(workdir / "model", dtype="float32")
+        seen |= {"before": served.answers(), "transfers": []}
+    for number, entry in enumerate(plan, 1):
+        gathered = tampered(engines.stepped(entry).get_per_tensor_param()[0], entry)
+        weights = [(name, tensor.detach().clone()) for name, tensor in gathered]
+        if served is not None:
             saw: dict[str, Any] = {"error": ""}
             try:
-                await client.update_weights(weights, global_steps=number)
-            except Exception as error:
+                served.send(weights[at : at + BUCKET] for at in range(0, len(weights), BUCKET))
+            except RuntimeError as error:
                 saw["error"] = text_of(error)
-                deque(weights, maxlen=0)  # the other ranks gather on
-            if not entry.get("tamper"):
-                saw["answers"] = await verl.answers(server, PROMPTS)
+            saw["answers"] = [] if saw["error"] else served.answers()
             seen["transfers"].append(saw)
-            jobs.tell(model.parent, f"sync {number} has ended")
+            jobs.tell(workdir, f"sync {number} has ended")
+    if served is not None:
+        plain_step(workdir / "model").save_pretrained(workdir / "stepped")
+        served.reload(workdir / "stepped")
+        seen["wanted"] = served.answers()
+    distributed.destroy_global_process_group()
 
 
 def tampered(weights: Any, entry: dict[str, Any]) -> Iterator[Any]:

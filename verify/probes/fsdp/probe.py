@@ -1,6 +1,6 @@
 """Probe family fsdp: verl's FSDP engines send to verl's receivers, unharmed and with a fault in transit.
 
-If verl's rollouts are SGLang's, verl's server answers with what two ranks sent it."""
+If its rollouts are SGLang's, an engine answers with what two ranks sent it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flashpatch.verify import verl_sglang_server
 from flashpatch.verify.probes import calls, jobs
+from flashpatch.verify.probes.answers import VOCAB, gap
 from flashpatch.verify.proof import Proof
 
 _proof = partial(Proof, "fsdp")
 TIMEOUT = 600.0  # seconds for all processes together
 _CLOSE = 1e-5  # of weights after one step, against one process's
-_CLOSE_LOGPROBS = 1e-3  # against a forward
+_CLOSE_LOGPROBS = 1e-3  # of an engine with these
 
 VICTIM = "model.layers.1.mlp.down_proj.weight"
 PLAN: list[dict[str, Any]] = [
@@ -28,11 +28,7 @@ PLAN: list[dict[str, Any]] = [
     {"strategy": "fsdp", "tamper": "buffer", "victim": VICTIM},
     {"strategy": "fsdp", "fsdp_size": 1, "step": True},
 ]
-ON_SGLANG: list[dict[str, Any]] = [
-    {"strategy": strategy, **entry}
-    for strategy in ("fsdp2", "fsdp")
-    for entry in ({"step": True}, {"tamper": "bit", "victim": VICTIM})
-]
+ON_SGLANG = [entry for entry in PLAN if "fsdp_size" not in entry and entry.get("tamper") != "buffer"]
 
 
 def run(workdir: Path, plan: list[dict[str, Any]], function: str = "rank", **extra: str) -> jobs.Outcome:
@@ -57,7 +53,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     if ended.problem:
         return [_proof("two ranks send to two rollout workers", False, ended.problem, ended.seconds)]
     return [
-        *_weigh(workdir, job.plain_step(workdir / "model"), ended.seconds),
+        *_weigh(workdir, job.plain_step(workdir / "model").state_dict(), ended.seconds),
         calls.counted(nonce, "fsdp.verl", {"trainer": ("get_per_tensor_param", "get_sharding_strategy")}),
         calls.counted(nonce, "fsdp.verl_vllm", {"worker": ("receive_weights",)}),
     ]
@@ -98,60 +94,28 @@ def _on_sglang(workdir: Path) -> Iterator[Proof]:
 
     if (found := platform.accelerator()) is not None:
         why = f"not probed beside {found}: run a job, and ask flashpatch-verify --live"
-        yield _proof("two ranks send to verl's SGLang server", False, why)
+        yield _proof("two ranks send to SGLang", False, why)
         return
-    model = workdir / "model"
-    job.make_model(model, hidden_size=64)
-    verl_sglang_server.write_tokenizer(model, job.VOCABULARY + 1)
-    ended = run(workdir, ON_SGLANG, "on_sglang", **verl_sglang_server.TRAINER)
-    seen = ended.seen["rank-0"]
-    yield from weigh(seen, ended.problem, _log_probabilities(model, seen), ended.seconds)
+    job.make_model(workdir / "model", vocab_size=VOCAB, hidden_size=64, max_position_embeddings=256)
+    ended = run(workdir, ON_SGLANG, "on_sglang", SGLANG_USE_CPU_ENGINE="1")
+    yield from weigh(ended.seen["rank-0"], ended.problem, ended.seconds)
 
 
-def _log_probabilities(model: Path, seen: Mapping[str, Any]) -> list[list[float]]:
-    """Return, per prompt, those that one process's weights after the same step give to the server's last tokens."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from flashpatch.verify.probes.fsdp import job
-
-    answers = [saw["answers"] for saw in seen.get("transfers", ()) if "answers" in saw]
-    trained = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    trained.load_state_dict(job.plain_step(model))
-    found = []
-    for prompt, answer in zip(job.PROMPTS, answers[-1] if answers else (), strict=bool(answers)):
-        tokens = [int(token) for token in answer[: len(answer) // 2]]
-        with torch.no_grad():
-            logits = trained(torch.tensor([prompt + tokens])).logits[0, len(prompt) - 1 : -1]
-        found.append(logits.log_softmax(-1)[range(len(tokens)), tokens].tolist())
-    return found
-
-
-def weigh(
-    seen: Mapping[str, Any], problem: str, wanted: list[list[float]], seconds: float = 0.0
-) -> Iterator[Proof]:
-    """Judge what rank 0 saw of SGLang's server; ``wanted`` are log-probabilities of its last tokens."""
-    transfers = seen.get("transfers", [])
-    if problem or len(transfers) < len(ON_SGLANG):
-        what = "two ranks send to verl's SGLang server"
-        yield _proof(what, False, problem or f"{len(transfers)} of {len(ON_SGLANG)} transfers", seconds)
+def weigh(seen: Mapping[str, Any], problem: str, seconds: float = 0.0) -> Iterator[Proof]:
+    """Judge what rank 0 saw of SGLang; ``wanted`` in it are the answers with one process's weights after the same step."""
+    if problem or "wanted" not in seen:
+        yield _proof("two ranks send to SGLang", False, problem or "the transfers did not end", seconds)
         return
-    for entry, saw in zip(ON_SGLANG, transfers, strict=True):
+    for entry, saw in zip(ON_SGLANG, seen["transfers"], strict=True):
         error = saw["error"]
         if entry.get("tamper"):
-            what = "one bit flipped in the gathered tensor is named by SGLang's scheduler"
-            named = error[max(0, error.rfind("[flashpatch")) :]  # the scheduler's error, within the client's
-            said = named[:240] or "it was loaded"
-            yield _proof(f"{what} ({entry['strategy']})", VICTIM in error, said)
+            what = (
+                f"one bit flipped in the gathered tensor is named by SGLang's scheduler ({entry['strategy']})"
+            )
+            yield _proof(what, VICTIM in error, error[:240] or "it was loaded")
             continue
-        pairs = [
-            (got, want)
-            for answer, wants in zip(saw["answers"], wanted, strict=True)
-            for got, want in zip(answer[len(answer) // 2 :], wants, strict=True)
-        ]
-        worst = max((abs(got - want) for got, want in pairs), default=1.0)
-        changed = saw["answers"] != seen["before"]
-        what = f"after a step, SGLang answers as one process's weights would ({entry['strategy']})"
+        worst, changed = gap(saw["answers"], seen["wanted"]), saw["answers"] != seen["before"]
+        what = f"after a step, SGLang answers as with one process's weights ({entry['strategy']})"
         said = f"log-probabilities differ by {worst:.1e} at most; {'' if changed else 'not '}changed"
         yield _proof(what, not error and changed and worst < _CLOSE_LOGPROBS, error or said, seconds)
         seconds = 0.0

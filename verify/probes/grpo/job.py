@@ -31,12 +31,7 @@ AGGREGATIONS = ("seq-mean-token-mean", "seq-mean-token-sum", "token-mean")
 
 def tiny(folder: Path) -> Path:
     """Write a random Qwen2 without tokenizer, as a Hugging Face checkpoint."""
-    torch.manual_seed(0)
-    model = verl_actor.untrained(max_position_embeddings=64).to(torch.float32)
-    with torch.no_grad():
-        model.lm_head.weight.mul_(8)  # a random head is nearly uniform: its gradients would say little
-    model.save_pretrained(folder)
-    return folder
+    return verl_actor.write_model(folder, std=0.1, norms=1.0, max_position_embeddings=64)
 
 
 def rows(model: torch.nn.Module) -> list[dict[str, torch.Tensor]]:
