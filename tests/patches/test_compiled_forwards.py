@@ -25,6 +25,7 @@ OUTSIDE = {
     "fp8.vllm_0_24.get_logits": "logits are computed behind the compiled forward",
     "fp8.vllm.apply_weights_sgl": "is called on CPUs alone",
     "fp8.vllm.get_model": "opens a model",
+    "fp8.vllm.int8_is_supported": "is asked when a layer is made",
     "cpu.vllm.run_in_subprocess": "opens a model",
     "fp8.sglang_lora.register": "takes the name of an adapter, in another class than any that a forward calls",
 }

@@ -186,11 +186,11 @@ class Server:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(self._address)
         line = dumps(request).encode() + b"\n"
-        sent = socket.send_fds(connection, [line], list(descriptors.values()))
-        connection.sendall(line[sent:])
         try:
+            sent = socket.send_fds(connection, [line], list(descriptors.values()))
+            connection.sendall(line[sent:])
             return Process(connection, request["arguments"])
-        except (RuntimeError, ConnectionResetError):
+        except (RuntimeError, ConnectionError):
             raise RuntimeError(self.log.read_text()) from None
 
     def close(self) -> None:
