@@ -80,8 +80,8 @@ def serve(listener: socket.socket) -> None:
                 become(request, given)
             for descriptor in given:
                 os.close(descriptor)
-            connection.sendall(f"{pid}\n".encode())
             running[pid] = connection
+            tell(connection, pid)
 
 
 def is_over() -> bool:
@@ -103,11 +103,15 @@ def report(running: dict[int, socket.socket]) -> None:
             continue
         connection = running.pop(pid)
         status = end.si_status if end.si_code == os.CLD_EXITED else -end.si_status
-        try:
-            connection.sendall(f"{status}\n".encode())
-        except BrokenPipeError:
-            pass  # who asked has ended
+        tell(connection, status)
         connection.close()
+
+
+def tell(connection: socket.socket, number: int) -> None:
+    try:
+        connection.sendall(f"{number}\n".encode())
+    except BrokenPipeError:
+        pass  # who asked has ended
 
 
 def become(request: dict[str, Any], given: list[int]) -> None:
