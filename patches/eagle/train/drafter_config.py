@@ -11,8 +11,8 @@ from transformers import LlamaConfig, PretrainedConfig, Qwen2Config
 from flashpatch.patches._shared.checkpoint_shapes import shapes
 from flashpatch.patches.eagle.errors import eagle_error
 
-# Qwen3 has per-head norms that no engine's EAGLE-1 loader knows; its drafters use the Llama layer.
 UNTRAINED = "Draft with it as it is, with eagle's option cotrain off, or let drafter=new-eagle3 make one."
+# Qwen3 has per-head norms that no engine's EAGLE-1 loader knows; its drafters use the Llama layer.
 LAYER_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "llama"}
 
 _COPIED_FIELDS = (
