@@ -8,15 +8,15 @@ How log Z, the partition function's output for a prompt, comes into the loss:
 4. `loss.ppo_loss` hands it to `loss.trajectory_balance`, the loss mode registered with verl; `objective.balance` is the formula.
 
 With ``log_z = "group"`` there is no partition function: `loss.compute_advantage` subtracts log Z from the advantages.
-Around that, `verl_config` sets and refuses settings, `checkpoint` keeps ``proj_z`` in verl's checkpoints and out of weights that
-leave the trainer, and `diversity` counts different answers."""
+Around that, `verl_config` sets and refuses settings, and `checkpoint` keeps ``proj_z`` in verl's checkpoints and out of weights
+that leave the trainer."""
 
 from __future__ import annotations
 
 import sys
 
 from flashpatch.decorate import collected
-from flashpatch.patches.flowrl import actor, checkpoint, diversity, loss, options, verl_config
+from flashpatch.patches.flowrl import actor, checkpoint, loss, options, verl_config
 from flashpatch.record import Family
 
 
@@ -41,7 +41,7 @@ def _too_late() -> str | None:
 FAMILY = Family(
     name="flowrl",
     summary="FlowRL: trajectory balance with a learned partition function, as a loss mode of stock verl",
-    patches=collected(verl_config, actor, loss, checkpoint, diversity),
+    patches=collected(verl_config, actor, loss, checkpoint),
     options=options.OPTIONS,
     too_late=_too_late,
     refuses=(
