@@ -26,7 +26,6 @@ GROUP = "flashpatch.patches"
 BUILT_IN = "flashpatch.patches"
 BUILT_IN_COMMANDS = {
     **{name: f"flashpatch.commands.{name}" for name in ("list", "show", "doctor")},
-    "new-patch": "flashpatch.commands.new_patch",
     **{
         name: f"flashpatch.verify.job.commands.{name}"
         for name in ("runs", "report", "trace", "metrics", "watch")
@@ -37,6 +36,7 @@ REPLACED_COMMANDS = {
     "status": "use flashpatch-verify --live",
     "env": "use flashpatch doctor; docs/reference/environment.md lists the variables",
     "migrate": "see docs/reference/forks.md",
+    "new-patch": "see docs/develop/adding-a-patch.md",
 }
 """Name of every subcommand that there was, to what has taken its place."""
 
