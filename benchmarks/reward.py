@@ -10,9 +10,8 @@ with top_p=0.9 and top_k=50; they differ in what is done about the mismatch of r
 
     nothing    nothing
     tis        verl's truncated importance sampling per token, with a cap of 2
-    support    probabilities of both over the tokens that were kept (option `support`)
     head       the head of both in float32 (option `lm_head`)
-    all        these three
+    all        these two
 
 Printed per job: k3 of rollout and trainer (mean and largest of the steps), the largest importance weight before any truncation,
 reward of the first and of the last quarter of the steps, seconds of a step and of its rollouts (medians without
@@ -61,13 +60,12 @@ actor_rollout_ref.actor.ppo_mini_batch_size=2 actor_rollout_ref.actor.ppo_micro_
 """.split()
 
 TIS = (f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_is_threshold=2.0")
-SUPPORT, HEAD = f"support = {2 * TOP_K}", 'lm_head = "float32"'
+HEAD = 'lm_head = "float32"'
 KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "nothing": ((), ()),
     "tis": (TIS, ()),
-    "support": ((), (SUPPORT,)),
     "head": ((), (HEAD,)),
-    "all": (TIS, (SUPPORT, HEAD)),
+    "all": (TIS, (HEAD,)),
 }
 """Settings of verl and options of FlashPatch, by what is done."""
 

@@ -21,7 +21,6 @@ from flashpatch.patches.fp8.vllm import (
     engine_args,
     engine_core,
     expected_processes,
-    kept_tokens,
     model_loader,
     reload,
     worker,
@@ -42,7 +41,7 @@ FAMILY = Family(
     summary="quantized (fp8, int8) or bf16 rollouts with exact in-place weight updates",
     patches=(
         *collected(engine_args, model_loader, cpu_kernels, reload, worker, engine_core, caches, client),
-        *collected(kept_tokens, expected_processes, vllm_0_24),
+        *collected(expected_processes, vllm_0_24),
         *VLLM_LORA,
         *VERL,
         *VERL_VLLM,
@@ -109,12 +108,6 @@ FAMILY = Family(
             "auto",
             "auto: truncated importance sampling for quantized rollouts unless a correction is set; off: never",
             ("auto", "off"),
-        ),
-        "support": Option(
-            0,
-            "under verl with top_k: carry up to this many kept tokens with each sampled one, and let the trainer renormalize over them; 0: off",
-            kind=int,
-            least=0,
         ),
         "certificate": Option(
             "off",

@@ -290,7 +290,7 @@ STEPS: dict[str, Any] = {
         *"reset versions across audited sync eagle pause within".split(),
     )
 }
-STEPS |= {name: getattr(sglang_sampled, name) for name in ("sampled", "kept")}
+STEPS["sampled"] = sglang_sampled.sampled
 STEPS |= {
     f"lora.{name}": getattr(sglang_lora, name)
     for name in "load under overwrite across many greedy fault".split()

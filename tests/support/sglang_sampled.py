@@ -23,27 +23,3 @@ def sampled(
         )
         for output in outputs
     ]
-
-
-def kept(engine: Any, prompt: list[int], settings: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """A continuation of a prompt per sampling setting, the way that verl's server asks for it.
-
-    Token ids, SGLang's log-probability of each, and of those that came with kept ids: over these, and the ids."""
-    from sglang.srt.managers.io_struct import GenerateReqInput
-
-    from flashpatch.patches.fp8.sglang.kept_tokens import HELD
-
-    async def ask(params: dict[str, Any]) -> dict[str, Any]:
-        held: list[Any] = []
-        HELD.set(held)
-        params = dict(params, max_new_tokens=count, ignore_eos=True)
-        asked = GenerateReqInput(input_ids=prompt, sampling_params=params, return_logprob=True)
-        output = await engine.tokenizer_manager.generate_request(asked, None).__anext__()
-        return dict(
-            tokens=output["output_ids"],
-            whole=[one[0] for one in output["meta_info"]["output_token_logprobs"]],
-            logs=[float(one) for one in held],
-            kept=[one.kept.tolist() for one in held],
-        )
-
-    return [engine.loop.run_until_complete(ask(one)) for one in settings]

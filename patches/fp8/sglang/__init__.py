@@ -5,7 +5,6 @@ from __future__ import annotations
 from flashpatch.decorate import collected
 from flashpatch.patches.fp8.sglang import (
     engine_args,
-    kept_tokens,
     memory,
     model,
     schedulers,
@@ -13,4 +12,4 @@ from flashpatch.patches.fp8.sglang import (
     weight_updater,
 )
 
-PATCHES = collected(engine_args, model, weight_updater, update_session, memory, schedulers, kept_tokens)
+PATCHES = collected(engine_args, model, weight_updater, update_session, memory, schedulers)

@@ -12,7 +12,6 @@ from flashpatch.patches.fp8.verl import (
     verl_config,
 )
 from flashpatch.patches.fp8.verl.correction import mismatch
-from flashpatch.patches.fp8.verl.support import kept_tokens
 from flashpatch.patches.fp8.verl.transfer import checkpoint_manager
 
 PATCHES = collected(
@@ -24,5 +23,4 @@ PATCHES = collected(
     verl_config,
     mismatch,
     float32_head,
-    kept_tokens,
 )

@@ -23,7 +23,6 @@ from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.verl import delta_sync, float32_head
 from flashpatch.patches.fp8.verl.correction import truncated_sampling
 from flashpatch.patches.fp8.verl.correction.mismatch import CAP
-from flashpatch.patches.fp8.verl.support import settings as support
 
 logger = logging.getLogger("flashpatch.fp8")
 
@@ -189,7 +188,7 @@ def validate_config_correction(original, config: Any, *args: Any, **kwargs: Any)
     """Set rollout_correction.rollout_is=token with cap 2 if rollouts are quantized and the config sets no correction, log it, and
     write it into the ledger; warn if ratios meet truncated sampling.
 
-    Raises PatchError for settings that stand against the option support or lm_head."""
+    Raises PatchError for settings that stand against the option lm_head."""
     job = JobConfig(config, patches.of(validate_config_correction).id)
     ledger.role("driver")
     options = engine.options("fp8")
@@ -211,9 +210,8 @@ def validate_config_correction(original, config: Any, *args: Any, **kwargs: Any)
                 model,
                 model,
             )
-    support.prepare(job, options["support"])
     float32_head.check(job, options["lm_head"])
-    truncated_sampling.report(job.get, options["support"])
+    truncated_sampling.report(job.get)
     ledger.note(tis={"on": switched, "why": why, "cap": CAP if switched else None, "rollouts": list(rolled)})
     return original(config, *args, **kwargs)
 

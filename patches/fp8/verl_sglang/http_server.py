@@ -19,9 +19,8 @@ from typing import Any
 from flashpatch import engine
 from flashpatch.decorate import Own, Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared.context import having, holding
+from flashpatch.patches._shared.context import having
 from flashpatch.patches.fp8.precision import fleet
-from flashpatch.patches.fp8.sglang.kept_tokens import HELD
 from flashpatch.patches.fp8.verl.correction import mismatch
 from flashpatch.patches.fp8.verl.expected_processes import check_synced, of_servers
 from flashpatch.record import Patch
@@ -65,10 +64,10 @@ GENERATE: Own = {
     "params": ("prompt_ids", "sampling_params", "request_id"),
     "why": "Where SGLang returns another number of log-probabilities than tokens, verl logs an error and trains on an "
     "empty answer; a request that SGLang refuses ends with an exception that Ray cannot pass on. In a mixed fleet the trainer "
-    "cannot tell which samples come from an 8-bit replica, nor under truncated sampling which tokens were kept.",
+    "cannot tell which samples come from an 8-bit replica.",
     "how": "Raise for such a sample, unless it was aborted, and with the refusal's text; add the replica's precision to the "
-    "extra fields and, with the option support, the kept ids to the log-probabilities.",
-    "remove_when": "verl raises, and its samples name their replica and have sampling masks.",
+    "extra fields.",
+    "remove_when": "verl raises, and its samples name their replica.",
 }
 CHECK: Own = {
     "relies_on": ("self._processes", "signal.SIGQUIT", f"{WATCHDOG}._monitor_loop"),
@@ -142,13 +141,8 @@ def _scheduler_info() -> Iterator[list[dict[str, Any]]]:
     **GENERATE,
 )
 async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
-    """See `complete`; the sample's log-probabilities are those over the kept tokens, and have their ids, if the engine returned them."""
-    held: list[Any] = []
-    with holding(HELD, held):
-        output = await complete(patches.of(generate), original, self, *args, **kwargs)
-    if held and len(held) == len(output.token_ids):  # without them the trainer stops
-        output.log_probs = held
-    return output
+    """See `complete`."""
+    return await complete(patches.of(generate), original, self, *args, **kwargs)
 
 
 async def complete(

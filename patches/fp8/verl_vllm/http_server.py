@@ -8,12 +8,9 @@ from typing import Any
 
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared.context import holding
-from flashpatch.patches.fp8.support.kept import Drawn
 from flashpatch.patches.fp8.verl.correction import mismatch
 from flashpatch.patches.fp8.verl.expected_processes import check_synced, of_servers
 from flashpatch.patches.fp8.verl_vllm.trainer import RECEIVE
-from flashpatch.patches.fp8.vllm.kept_tokens import HELD
 
 SERVERS = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 _SYNC = "anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.server_adapter_update_weights"
@@ -94,22 +91,16 @@ launch_servers = of_servers(
         "self.engine.generate",
         f"{SERVERS}:vLLMHttpServer.set_global_steps",
         "verl.workers.rollout.replica:TokenOutput.extra_fields",
-        "verl.workers.rollout.replica:TokenOutput.log_probs",
     ),
     params=("prompt_ids", "sampling_params", "request_id"),
     when="anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.launch_servers",
     needs="fp8.verl.calculate_debug_metrics",
-    why="In a mixed fleet the trainer cannot tell which samples come from an 8-bit replica, nor under truncated sampling "
-    "which tokens were kept.",
-    remove_when="verl's samples name their replica and have sampling masks.",
+    why="In a mixed fleet the trainer cannot tell which samples come from an 8-bit replica.",
+    remove_when="verl's samples name their replica.",
 )
 async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Add the replica's precision to the sample's extra fields; with the option support, the kept ids to the log-probabilities."""
+    """Add the replica's precision to the sample's extra fields."""
     check_synced(self, patches.of(generate).id)
-    held: list[Any] = []
-    with holding(HELD, held):
-        output = await original(self, *args, **kwargs)
-    if held and output.log_probs:
-        output.log_probs = [Drawn(*pair) for pair in zip(output.log_probs, held, strict=True)]
+    output = await original(self, *args, **kwargs)
     mismatch.note_precision(output, self.replica_rank)
     return output

@@ -65,7 +65,7 @@ def calculate_debug_metrics(original, data: Any, *args: Any, **kwargs: Any) -> d
 )
 def compute_old_log_prob(original, self, batch: Any, *args: Any, **kwargs: Any) -> Any:
     """Look up what precision each sample carries, and which samples are padding."""
-    truncated = truncated_sampling.is_measurable(_reader(self.config), engine.options("fp8")["support"])
+    truncated = truncated_sampling.is_measurable(_reader(self.config))
     with holding(BATCH, Batch(_cap(self.config), _precisions(batch), truncated)):
         return original(self, batch, *args, **kwargs)
 

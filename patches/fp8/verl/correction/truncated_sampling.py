@@ -50,21 +50,18 @@ def is_processed(get: Get) -> bool:
     )
 
 
-def is_measurable(get: Get, support: int = 0) -> bool:
-    """Whether the kept mass of `flashpatch.patches.fp8.mismatch.monitor` says something: sampling is truncated, logprobs
-    are processed, and the trainer's are not, which they are with the option ``support``."""
-    return bool(settings(get)) and is_processed(get) and not support
+def is_measurable(get: Get) -> bool:
+    """Whether the kept mass of `flashpatch.patches.fp8.mismatch.monitor` says something: sampling is truncated, and logprobs
+    are processed."""
+    return bool(settings(get)) and is_processed(get)
 
 
-def report(get: Get, support: int = 0) -> None:
-    """Note in the ledger what truncates the sampling, and warn if importance ratios are used as well; not with the option
-    ``support``, under which the trainer renormalizes too."""
+def report(get: Get) -> None:
+    """Note in the ledger what truncates the sampling, and warn if importance ratios are used as well."""
     truncated, used = settings(get), ratios(get)
     if truncated or NOTE in ledger.notes():
-        ledger.note(
-            **{NOTE: {"settings": truncated, "ratios": used, "measurable": is_measurable(get, support)}}
-        )
-    if not truncated or not used or support:
+        ledger.note(**{NOTE: {"settings": truncated, "ratios": used, "measurable": is_measurable(get)}})
+    if not truncated or not used:
         return
     if is_processed(get):
         effect = (

@@ -4,12 +4,9 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-import numpy
 import pytest
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.sglang.kept_tokens import HELD
-from flashpatch.patches.fp8.support.kept import Drawn
 from flashpatch.patches.fp8.verl_sglang import http_server
 
 pytestmark = [pytest.mark.verl, pytest.mark.sglang]
@@ -58,17 +55,3 @@ def test_a_refused_request_is_an_error_that_ray_can_pass_on() -> None:
 
     with pytest.raises(PatchError, match=r"status 503.*half-updated"):
         generate([], "", ASKED, HTTPException(503, "half-updated"))
-
-
-@pytest.mark.parametrize("tokens", [[5, 6], [5, 6, 7]])
-def test_log_probabilities_are_those_that_have_kept_ids_if_each_token_has_one(tokens: list[int]) -> None:
-    output = SimpleNamespace(token_ids=tokens, log_probs=[-1.0] * len(tokens), stop_reason="length")
-    held = [Drawn(-0.5, numpy.array([5, 6])), Drawn(-0.25, numpy.array([6]))]
-
-    async def original(self, prompt, settings):
-        HELD.get().extend(held)
-        return output
-
-    asyncio.run(http_server.generate(original, SimpleNamespace(replica_rank=0), [1], dict(ASKED)))
-    assert output.log_probs == (held if len(tokens) == len(held) else [-1.0] * len(tokens))
-    assert HELD.get() is None

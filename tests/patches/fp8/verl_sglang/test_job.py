@@ -3,7 +3,7 @@
 import pytest
 import sglang_lab as lab
 from tree import SUPPORT
-from verl_job import calls, check_steps, live, metrics, of_role, train, trained
+from verl_job import check_steps, live, metrics, of_role, train, trained
 
 pytestmark = [pytest.mark.verl, pytest.mark.sglang]
 
@@ -42,27 +42,6 @@ def test_a_job_prints_its_certificate_and_trains(wide_world, tmp_path):
     )
     assert "engine and trainer agree to rounding" in output
     check(output, live(tmp_path), 0.01, corrected=False)  # its own engine is no evidence of the job's
-
-
-@pytest.mark.full
-@pytest.mark.skipif(lab.OLD, reason="before 0.5.21 none are followed")
-def test_ratios_over_the_kept_tokens_are_one(wide_world, tmp_path):
-    """SGLang's own log-probabilities, and so the ratios, are over all tokens, from which none was drawn."""
-    cut = ("actor_rollout_ref.rollout.top_p=0.8", "actor_rollout_ref.rollout.top_k=20")
-    output = trained(
-        wide_world, tmp_path, *SGLANG, *cut, FLASHPATCH="cpu,bf16", config="[fp8]\nsupport = 40\n"
-    )
-    processes = live(tmp_path)
-    check(output, processes, 0.05, corrected=False)
-    assert metrics(output, "mismatch/ratio_mean") == pytest.approx([1, 1], abs=5e-3)
-    assert max(metrics(output, "mismatch/k3")) < 1e-3
-    assert (
-        calls(processes, "fp8.verl.agent_loop_output_as_dict")
-        == 64
-        <= calls(processes, "fp8.sglang.generate_request")
-    )
-    assert calls(processes, "fp8.verl.prepare_model_outputs") >= 4
-    assert calls(processes, "fp8.verl.logprobs_from_logits") >= 4
 
 
 @pytest.mark.full

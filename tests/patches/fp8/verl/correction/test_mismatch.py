@@ -89,9 +89,7 @@ def test_what_workers_rounded_comes_with_their_receipts() -> None:
 
 
 def test_verls_metrics_stay_and_ours_join(monkeypatch) -> None:
-    monkeypatch.setattr(
-        mismatch.engine, "options", lambda family: {"mismatch_jump": 4.0, "fleet": [], "support": 0}
-    )
+    monkeypatch.setattr(mismatch.engine, "options", lambda family: {"mismatch_jump": 4.0, "fleet": []})
     monkeypatch.setattr(mismatch, "MONITOR", Monitor())
     rollout, trainer, mask = batch_of({0: 0.1, 1: 0.1, 2: 0.1})
     data = SimpleNamespace(

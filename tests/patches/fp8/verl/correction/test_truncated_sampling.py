@@ -116,9 +116,7 @@ def test_no_measure_without_truncation_and_one_per_precision_with_it():
 def test_both_trainers_of_verl_are_measured(monkeypatch, top_p):
     """The newer one through its own configuration; of the older one, this process checked the configuration."""
     omegaconf = pytest.importorskip("omegaconf")
-    monkeypatch.setattr(
-        mismatch.engine, "options", lambda family: {"mismatch_jump": 4.0, "fleet": [], "support": 0}
-    )
+    monkeypatch.setattr(mismatch.engine, "options", lambda family: {"mismatch_jump": 4.0, "fleet": []})
     monkeypatch.setattr(mismatch, "MONITOR", Monitor())
     drawn = Drawn(0.0, positions=50)
     batch = {"rollout_log_probs": drawn.rollout, "old_log_probs": drawn.trainer, "response_mask": drawn.mask}
