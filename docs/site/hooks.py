@@ -25,7 +25,7 @@ LINK = re.compile(r"(?<!`)\[([^\]\n]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 #: A picture of README in HTML, as one for light and one for dark pages has to be written.
 PICTURE = re.compile(r'((?:src|srcset)=")docs/(images/[^"]+)')
 HELP = re.compile(r"^<!-- help: (.*) -->$", re.M)
-TABLE = re.compile(r"^<!-- (patches|messages) -->$", re.M)
+TABLE = re.compile(r"^<!-- (patches|messages)(?:: (\w+))? -->$", re.M)
 #: What only a reader of the checkout needs to know.
 CHECKOUT = re.compile(r" ?<!-- checkout -->.*?<!-- /checkout -->", re.S)
 TABLE_BELOW_COMMENT = re.compile(r"^(<!-- .* -->\n)(?=\|)", re.M)
@@ -108,7 +108,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     markdown = PICTURE.sub(lambda match: match[1] + posixpath.relpath(match[2], folder or "."), markdown)
     linked = TABLE_BELOW_COMMENT.sub(r"\1\n", LINK.sub(link, CHECKOUT.sub("", markdown)))
-    filled = TABLE.sub(lambda match: table(match[1]), linked)
+    filled = TABLE.sub(lambda match: table(match[1], match[2]), linked)
     return HELP.sub(lambda match: _help(match[1]), filled)
 
 
