@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -57,7 +58,8 @@ if (location.protocol === "file:") window.IFrameWorker = window.Worker = class e
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Give headings the anchors that GitHub gives them, and keep the text of diagrams for mermaid.js."""
+    """Give headings the anchors that GitHub gives them, keep the text of diagrams for mermaid.js, and name the version below each page."""
+    config.copyright = f"FlashPatch {version('flashpatch')}, Apache-2.0"
     config.mdx_configs["toc"] = {"permalink": True, "slugify": slugify(case="lower")}
     fence = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
     config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [fence]}
