@@ -141,7 +141,7 @@ class TypedName:
     verdict: str
 
     def cells(self) -> tuple[str, ...]:
-        versions = ", ".join(str(version or "0 (none complete)") for version in self.versions)
+        versions = ", ".join(str(version or "0 (as opened)") for version in self.versions)
         return self.name, self.acted, str(self.calls), versions, self.precision, self.verdict
 
 

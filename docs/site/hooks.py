@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,7 +26,7 @@ LINK = re.compile(r"(?<!`)\[([^\]\n]+)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 #: A picture of README in HTML, as one for light and one for dark pages has to be written.
 PICTURE = re.compile(r'((?:src|srcset)=")docs/(images/[^"]+)')
 HELP = re.compile(r"^<!-- help: (.*) -->$", re.M)
-TABLE = re.compile(r"^<!-- (patches|messages) -->$", re.M)
+TABLE = re.compile(r"^<!-- (patches|messages)(?:: (\w+))? -->$", re.M)
 #: What only a reader of the checkout needs to know.
 CHECKOUT = re.compile(r" ?<!-- checkout -->.*?<!-- /checkout -->", re.S)
 TABLE_BELOW_COMMENT = re.compile(r"^(<!-- .* -->\n)(?=\|)", re.M)
@@ -57,7 +58,8 @@ if (location.protocol === "file:") window.IFrameWorker = window.Worker = class e
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Give headings the anchors that GitHub gives them, and keep the text of diagrams for mermaid.js."""
+    """Give headings the anchors that GitHub gives them, keep the text of diagrams for mermaid.js, and name the version below each page."""
+    config.copyright = f"FlashPatch {version('flashpatch')}, Apache-2.0"
     config.mdx_configs["toc"] = {"permalink": True, "slugify": slugify(case="lower")}
     fence = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
     config.mdx_configs["pymdownx.superfences"] = {"custom_fences": [fence]}
@@ -108,7 +110,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     markdown = PICTURE.sub(lambda match: match[1] + posixpath.relpath(match[2], folder or "."), markdown)
     linked = TABLE_BELOW_COMMENT.sub(r"\1\n", LINK.sub(link, CHECKOUT.sub("", markdown)))
-    filled = TABLE.sub(lambda match: table(match[1]), linked)
+    filled = TABLE.sub(lambda match: table(match[1], match[2]), linked)
     return HELP.sub(lambda match: _help(match[1]), filled)
 
 

@@ -31,9 +31,10 @@ PAGES = TREE / "docs" / "README.md"
 WRITTEN = [
     PAGES,
     TREE / "docs" / "reference" / "names-and-options.md",
+    TREE / "docs" / "reference" / "patches.md",
 ]
 """Pages that hold their tables."""
-_PLACE = re.compile(r"^<!-- (names|options: \w+|pages) -->\n(?:(?:\||No options\.| *- ).*\n)*", re.M)
+_PLACE = re.compile(r"^<!-- (names|families|options: \w+|pages) -->\n(?:(?:\||No options\.| *- ).*\n)*", re.M)
 
 
 def filled(page: str) -> str:
@@ -41,18 +42,19 @@ def filled(page: str) -> str:
     return _PLACE.sub(lambda match: f"<!-- {match[1]} -->\n{table(*match[1].split(': '))}\n", page)
 
 
-def table(of: str, which: str = "") -> str:
+def table(of: str, which: str | None = None) -> str:
     """Return a Markdown table.
 
     Args:
-        of: ``names``, ``options`` (of a family); ``patches`` and ``messages`` are a table per family;
+        of: ``names``, ``families``, ``options`` and ``patches`` (of a family); ``messages`` are a table per family;
             ``pages`` is a list of the site's pages.
         which: the family.
     """
     return {
         "names": _names,
         "options": lambda: _options(which),
-        "patches": _patches,
+        "families": _families,
+        "patches": lambda: _patches(which),
         "pages": _pages,
         "messages": lambda: messages.table(messages.messages(TREE)),
     }[of]()
@@ -80,12 +82,22 @@ def _options(family: str) -> str:
     return _table(("option", "default", "values", "meaning"), rows) if rows else "No options."
 
 
-def _patches() -> str:
-    return "\n\n".join(
-        f"## {family.name}\n\n"
-        + _table(("patch", "acts in", "why and how", "live"), map(_patch, family.patches))
+def _families() -> str:
+    rows = [
+        (
+            f"[{family.name}](patches/{family.name}.md)",
+            len(family.patches),
+            ", ".join(family.names or [family.name]),
+            family.summary,
+        )
         for family in registry.built_in().values()
-    )
+    ]
+    return _table(("family", "patches", "names", "what they do together"), rows)
+
+
+def _patches(family: str) -> str:
+    patches = registry.family(family).patches
+    return _table(("patch", "acts in", "why and how", "live"), map(_patch, patches))
 
 
 def _patch(patch: Patch) -> Sequence[str]:

@@ -82,12 +82,14 @@ def test_every_setting_of_the_drafters_trainer_is_in_the_reference_with_its_defa
 
 
 def test_every_name_patch_and_variable_is_in_the_reference():
-    pages = {
-        name: (TREE / "docs" / "reference" / f"{name}.md").read_text() for name in ("patches", "environment")
-    }
-    assert "<!-- patches -->" in pages["patches"]
+    folder = TREE / "docs" / "reference"
+    families = {path.stem: path.read_text() for path in (folder / "patches").iterdir()}
+    assert set(families) == set(registry.built_in())
+    assert all(f"<!-- patches: {name} -->" in page for name, page in families.items())
+    environment = (folder / "environment.md").read_text()
     assert all(f"| `{name}` |" in tables.table("names") for name in registry.names())
-    assert all(f"| `{id}` |" in tables.table("patches") for id in registry.patches())
-    assert all(f"| `{name}` |" in pages["environment"] for name in child_env.VARIABLES)
+    listed = "".join(tables.table("patches", name) for name in families)
+    assert all(f"| `{id}` |" in listed for id in registry.patches())
+    assert all(f"| `{name}` |" in environment for name in child_env.VARIABLES)
     defaults = old_runs.DEFAULT_DAYS, old_runs.DEFAULT_RUNS, events.DEFAULT_BYTES
-    assert all(f"unset: {int(default)} |" in pages["environment"] for default in defaults)
+    assert all(f"unset: {int(default)} |" in environment for default in defaults)

@@ -107,4 +107,4 @@ def test_a_name_that_does_not_act_on_what_runs_is_not_proven_though_patches_were
 
 
 def test_a_policy_that_was_never_updated_is_said_to_be_the_first():
-    assert job(worker(1, version=0), worker(2))[0]["int8"].cells()[3] == "0 (none complete), 2"
+    assert job(worker(1, version=0), worker(2))[0]["int8"].cells()[3] == "0 (as opened), 2"

@@ -8,7 +8,7 @@ from typing import Any
 from flashpatch.verify.job import page
 
 Points = list[tuple[float, float]]
-"""Times, seconds since 1970, and values."""
+"""Steps or times, seconds since 1970, and values."""
 
 _POINTS = 1200
 """The most points of one line; of longer ones the least and the largest value of each stretch are kept."""
@@ -20,16 +20,23 @@ _LINES = 12
 def charts(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
     """Return the charts for which something was recorded, from each process's name and events.
 
-    Each has ``id``, ``title``, ``unit``, ``lines`` (``label`` and ``points``), ``shown`` and ``lines_left_out``."""
-    collected: dict[str, dict[str, Points]] = {}
+    Each has ``id``, ``title``, ``unit``, ``by`` (``step``, of training, where the trainer named it, or ``time``), ``lines``
+    (``label`` and ``points``), ``shown`` and ``lines_left_out``."""
+    collected: dict[tuple[str, str], dict[str, Points]] = {}
     for process, mine in events:
         for event in mine:
+            step = event.get("step") if event["event"] == "metrics" else None
+            by, at = ("time", event["t"]) if step is None else ("step", float(step))
             for chart, label, value in _values(process, event):
-                collected.setdefault(chart, {}).setdefault(label, []).append((event["t"], value))
+                collected.setdefault((chart, by), {}).setdefault(label, []).append((at, value))
         for arm, points in _arm_shares(mine).items():
-            collected.setdefault("arms", {})[f"{arm}, {process}"] = points
-    known = page.said()["charts"].items()
-    return [_chart(id, title, unit, collected[id]) for id, (title, unit, *_) in known if id in collected]
+            collected.setdefault(("arms", "time"), {})[f"{arm}, {process}"] = points
+    return [
+        {"by": by, **_chart(id, title, unit, collected[id, by])}
+        for id, (title, unit, *_) in page.said()["charts"].items()
+        for by in ("step", "time")
+        if (id, by) in collected
+    ]
 
 
 def _values(process: str, event: dict[str, Any]) -> list[tuple[str, str, float]]:

@@ -5,12 +5,16 @@ tensor-parallel ranks alike. Entries come from ``[[fp8.fleet]]`` tables in flash
 
 from __future__ import annotations
 
+import fnmatch
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flashpatch.errors import PatchError, nearest
+
+logger = logging.getLogger("flashpatch.fp8")
 
 PATCH = "fp8.fleet"
 VERL_REPLICA_RANK = "VERL_REPLICA_RANK"
@@ -155,6 +159,22 @@ def place(args: Any, environ: Mapping[str, str] | None = None) -> Place:
 def assigned(entries: Sequence[Entry], rank: int) -> Entry:
     """Return the entry of a replica: rank modulo the number of entries."""
     return entries[rank % len(entries)]
+
+
+def is_excluded(model: str, options: Mapping[str, Any]) -> bool:
+    """Return whether the option ``exclude`` names the path of a model, so that it keeps its own precision."""
+    return any(fnmatch.fnmatch(model, pattern) for pattern in options["exclude"])
+
+
+def announce(model: str, precision: str, options: Mapping[str, Any]) -> None:
+    """Log that a model is quantized as it is loaded, which nobody may have asked for, and how to leave it as it is."""
+    patterns = list(options["exclude"])
+    how = (
+        f"none of exclude={patterns} matches this path"
+        if patterns
+        else "the option exclude names models to leave"
+    )
+    logger.warning("quantizes %s to %s as it is loaded; %s", model, precision, how)
 
 
 def check_quantized(model: Any, quantization: str | None, kinds: tuple[type, type], patch: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -56,7 +55,7 @@ def fields_for(args: Any, function: Callable[..., Any]) -> dict[str, Any]:
     ledger.role("driver")
     ledger.opens_engine(str(args.dist_init_addr) if args.nnodes > 1 else "")
     options = engine.options("fp8")
-    if any(fnmatch.fnmatch(args.model_path, pattern) for pattern in options["exclude"]):
+    if fleet.is_excluded(args.model_path, options):
         return {}
 
     head = {"enable_fp32_lm_head": True} if options["lm_head"] == "float32" else {}
@@ -94,6 +93,7 @@ def _precision_for(args: Any, function: Callable[..., Any], options: Mapping[str
         return {}
     if options["profile"] and chosen == INT8:
         raise refuse("smoothing profiles are not applied on SGLang", "Leave the option profile out there.")
+    fleet.announce(args.model_path, precision, options)
     fields = {"quantization": chosen}
     if args.speculative_draft_model_path and args.speculative_draft_model_quantization is None:
         fields["speculative_draft_model_quantization"] = "unquant"  # a drafter keeps its precision by default

@@ -8,7 +8,6 @@ import os
 import sys
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
-from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -203,7 +202,7 @@ def validate_config_correction(original, config: Any, *args: Any, **kwargs: Any)
         )
         job.set(f"{CORRECTION}.rollout_is_threshold", CAP)
     for path, model in frozen(job.get) if rolled != ("bf16",) else ():
-        if not any(fnmatch(model, pattern) for pattern in options["exclude"]):
+        if not fleet.is_excluded(model, options):
             logger.warning(
                 "%s=%s is quantized like the rollouts, though no update reaches it; fp8's option exclude=[%r] leaves it as it is",
                 path,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +42,7 @@ def create_engine_config(original, self, *args: Any, **kwargs: Any):
     engine.require("fp8")
     ledger.role("driver")
     options = engine.options("fp8")
-    if not any(fnmatch.fnmatch(self.model, pattern) for pattern in options["exclude"]):
+    if not fleet.is_excluded(self.model, options):
         _choose(self, options)
         _set_logprobs(self, options)
     config = original(self, *args, **kwargs)
@@ -112,6 +111,7 @@ def _choose(args: Any, options: Any) -> None:
 
 def _give(args: Any, entry: fleet.Entry, options: Any) -> None:
     """Open a bf16 checkpoint in the entry's precision."""
+    fleet.announce(args.model, entry.precision, options)
     if entry.precision == "int8":
         int8_config.configure(args, options["profile"])
     elif entry.precision == "int8_weight_only":

@@ -49,6 +49,11 @@ def test_measurements_and_what_is_missing(found: dict) -> None:
     }
     shares = {line["label"].split(",")[0]: line["points"][-1][1] for line in charts["arms"]["lines"]}
     assert shares == {"3_1_4": 0.8, "disable": 0.2}
+    assert [(charts[id]["by"], charts[id]["lines"][0]["points"]) for id in ("reward", "steps")] == [
+        ("step", [[1.0, 0.1], [2.0, 0.1]]),
+        ("step", [[1.0, 2.0], [2.0, 2.0]]),
+    ]
+    assert charts["memory"]["by"] == "time"
     assert found["not_recorded"] == []
 
 

@@ -18,7 +18,7 @@ function timeUnit(seconds) {
   return seconds < 3 * 3600 ? { name: "minutes", seconds: 60 } : { name: "hours", seconds: 3600 };
 }
 
-function canvas(parent, description, height) {
+function canvas(parent, description, height, written = description) {
   const figure = parent.appendChild(document.createElement("figure"));
   const box = figure.appendChild(document.createElement("div"));
   box.className = "canvas";
@@ -26,8 +26,7 @@ function canvas(parent, description, height) {
   const made = box.appendChild(document.createElement("canvas"));
   made.setAttribute("role", "img");
   made.setAttribute("aria-label", description);
-  const caption = figure.appendChild(document.createElement("figcaption"));
-  caption.textContent = description;
+  if (written) figure.appendChild(document.createElement("figcaption")).textContent = written;
   return made;
 }
 
@@ -114,14 +113,15 @@ function stackedChart(where, what, rows, names) {
 }
 
 function lineChart(where, chart, job, unit) {
-  const dashes = [[], [6, 3], [2, 2]];
+  const dashes = [[], [6, 3], [2, 2]], byStep = chart.by === "step";
   const data = { datasets: chart.lines.map((line, index) => ({ label: line.label,
-    data: line.points.map(([t, value]) => ({ x: (t - job.began) / unit.seconds, y: value })),
+    data: line.points.map(([at, value]) => ({ x: byStep ? at : (at - job.began) / unit.seconds, y: value })),
     borderColor: PALETTE[index % PALETTE.length], backgroundColor: PALETTE[index % PALETTE.length],
     borderDash: dashes[Math.floor(index / PALETTE.length)], borderWidth: 2,
     pointRadius: line.points.length > 60 ? 0 : 3 })) };
   return draw(where, () => ({ type: "line", data: data, options: base({ parsing: true,
-    scales: { x: axis(unit.name + " since the job began", { type: "linear" }), y: axis(chart.unit) } }) }));
+    scales: { x: byStep ? { ...axis("step of training"), type: "linear", ticks: { ...axis("").ticks, precision: 0 } }
+      : axis(unit.name + " since the job began", { type: "linear" }), y: axis(chart.unit) } }) }));
 }
 
 function bytes(value) {

@@ -216,7 +216,7 @@ function incidents() {
       ["what", (row) => [row.kind, row.kind.split(" ").pop()], "kind"], ["text", (row) => row.text]]);
 }
 
-const OF_TRAINING = { reward: "reward", loss: "loss", length: "tokens per response", steps: "seconds per step", mismatch: "k3" };
+const OF_TRAINING = { reward: "reward", loss: "loss", length: "tokens per response", steps: "seconds per step", mismatch: "gap of rollout and trainer, k3" };
 
 // What training did, in one line: the means of the first and of the last tenth of each number.
 function progress() {
@@ -244,8 +244,8 @@ function charts(part, shown) {
   for (const chart of shown) {
     const cell = grid.appendChild(make("div"));
     cell.appendChild(make("h3", chart.title));
-    const thin = chart.shown < chart.recorded ? ", " + chart.shown + " of " + chart.recorded + " points drawn" : "";
-    lineChart(canvas(cell, chart.title + ", " + chart.unit + thin + "."), chart, job, unit);
+    const thin = chart.shown < chart.recorded ? chart.shown + " of " + chart.recorded + " points drawn." : "";
+    lineChart(canvas(cell, chart.title + ", " + chart.unit + ". " + thin, 0, thin), chart, job, unit);
     const summary = chart.lines.map((line) => {
       const values = line.points.map((point) => point[1]);
       return { label: line.label, first: values[0], last: values[values.length - 1],

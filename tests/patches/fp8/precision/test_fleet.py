@@ -171,16 +171,27 @@ def configured(tmp_path_factory) -> dict[str, dict]:
         "scheme": (dict(scheme="fp8_per_tensor"), {}, {}),
         "explicit": ({}, {"quantization": "fp8_per_tensor"}, {}),
         "excluded": (dict(exclude=["*/m*"]), {}, {}),
+        "layer": (dict(exclude=["model.layers.0*"]), {}, {}),
     }
     environ = environment.clean(FLASHPATCH_LEDGER=str(home / "ledger"))
     asked = json.dumps([str(model), scenarios])
     done = warm.run(warm.VLLM, ["-c", CONFIGURE, asked], env=environ, cwd=home, timeout=limit(600))
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return {**json.loads(done.stdout.splitlines()[-1]), "log": done.stderr}
 
 
 @pytest.mark.vllm
 class TestEngines:
+    def test_it_is_said_that_a_model_is_quantized_and_that_a_pattern_is_for_no_model(
+        self, configured
+    ) -> None:
+        lines = [line for line in configured["log"].splitlines() if "quantizes" in line]
+        assert len(lines) == 8, "neither what keeps its precision nor what the caller quantizes"
+        assert (
+            sum("/m to fp8 as it is loaded; the option exclude names models" in line for line in lines) == 2
+        )
+        assert "none of exclude=['model.layers.0*'] matches this path" in lines[-1]
+
     @pytest.mark.parametrize(
         ("rank", "quantization", "precision"),
         [(0, None, "bf16"), (1, "fp8_per_channel", "fp8_channel"), (5, "fp8_per_tensor", "fp8_tensor")],

@@ -100,6 +100,7 @@ def test_a_drafter_s_version_is_noted_under_its_own_name(monkeypatch):
         policy, drafter = toys.engine("quantized"), toys.engine("quantized", role="drafter")
         for engine in (policy, drafter):
             model_registry.add(engine.model, engine.managed)
+    assert (noted["policy_state"], noted["drafter_state"]) == ("ready", "ready"), "before any update"
     for _ in range(2):
         policy.model.load_weights(B)
         assert runner.serves()
