@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -83,6 +84,9 @@ class Layer:
         self.pristine = Snapshot()  # without parameters and buffers
         # between the first load and its post-processing, without tensors
         self._loaded: Snapshot | None = None
+        self._set_by_loader: list[
+            tuple[Any, str | None]
+        ] = []  # beside tensors: its post-processing may read that
         self._derived = Derived()
         self._kept_alive: list[torch.Tensor] = []  # fresh tensors that a foreign resource may point into
         for param in params:
@@ -171,7 +175,9 @@ class Layer:
             if param.expected is not None and param.expected.covered:
                 param.loaded = param.copy_small(held[id(param)])
         if all(param.live() is held[id(param)] for param in self.params):
-            self._loaded = state.capture(self.modules).without_tensors(self.pristine)
+            loaded = state.capture(self.modules)
+            self._loaded = loaded.without_tensors(self.pristine)
+            self._set_by_loader = loaded.set_since(self.pristine)
 
     def learn_derived(self, state: LayerState) -> None:
         """Learn what the first post-processing, just over, has set."""
@@ -285,6 +291,7 @@ class Layer:
 
         Raises:
             PatchError: the values do not fit the storage in use."""
+        self.pristine.take(self._set_by_loader)  # the loader has set it again
         as_built = self.pristine.holds(self.modules)
         live = self.pristine.with_tables_of(self.modules) if as_built else state.capture(self.modules)
         try:

@@ -127,6 +127,30 @@ class Snapshot:
                 snapshot.contents[identity] = container, kept
         return snapshot
 
+    def set_since(self, earlier: Snapshot) -> list[tuple[Any, str | None]]:
+        """Return what was set since ``earlier`` and is no tensor: container and key; None: all of a list, a set or a closure."""
+        found: list[tuple[Any, str | None]] = []
+        for identity, (container, contents) in self.contents.items():
+            before = earlier.contents.get(identity, (None, contents))[1]
+            if not isinstance(contents, dict):
+                found += [] if _same(contents, before) else [(container, None)]
+                continue
+            found += [
+                (container, key)
+                for key, value in contents.items()
+                if key not in TABLES
+                and not (value is before.get(key, ABSENT) or isinstance(value, torch.Tensor))
+            ]
+        return found
+
+    def take(self, places: Iterable[tuple[Any, str | None]]) -> None:
+        """Hold at ``places``, of `set_since`, what is there now."""
+        for container, key in places:
+            if key is None:
+                self.add(container)
+            elif (value := get(container, key)) is not ABSENT:
+                self.contents[id(container)][1][key] = value
+
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors that the containers held directly."""
         for _, contents in self.contents.values():

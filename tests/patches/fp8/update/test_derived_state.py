@@ -93,6 +93,54 @@ class Later:
         self.make = make
 
 
+class Told(toys.Method):
+    """Post-processing scales by what the loader has set beside tensors: an attribute, an entry, or a set."""
+
+    def __init__(self, where: str) -> None:
+        self.where, self.table, self.seen = where, {}, set()
+
+    def tell(self, layer: nn.Module, value: float) -> None:
+        if self.where == "attribute":
+            layer.factor = value
+        elif self.where == "entry":
+            self.table["factor"] = value
+        else:
+            self.seen.clear()
+            self.seen.add(value)
+
+    def process(self, layer: nn.Module) -> None:
+        told = dict(attribute=[layer.factor], entry=self.table.values(), set=self.seen)[self.where]
+        layer.weight.data.mul_(sum(told))
+
+
+class Telling(toys.Model):
+    """A model whose loader tells each layer's post-processing a number of what it loads."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__("bare")
+        for block in self.layers:
+            block.down.quant_method, block.down.factor = Told(where), 1.0
+
+    def load_weights(self, weights):
+        def telling():
+            for name, tensor in weights:
+                if ".down." in name:
+                    down = self.layers[int(name.split(".")[1])].down
+                    down.quant_method.tell(down, float(tensor.abs().max()))
+                yield name, tensor
+
+        return super().load_weights(telling())
+
+
+@pytest.mark.parametrize("where", ["attribute", "entry", "set"])
+def test_post_processing_sees_what_the_loader_has_set(where, atomic):
+    """It saw what the constructor had left: the first load was right, and every update wrong without a word."""
+    engine = toys.Engine(Telling(where), A, atomic=atomic)
+    for weights in (B, C):
+        engine.update(weights)
+        assert same_as_fresh(engine, Telling(where), weights)
+
+
 def hooked_in(model: nn.Module) -> Hooked:
     return getattr(model, "inner", model)
 
