@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,16 +13,33 @@ from live_rows import entry, patch, row
 from machine import limit
 
 from flashpatch import conditions, registry
-from flashpatch.ledger.runs import Run
+from flashpatch.ledger.runs import Run, read
 from flashpatch.verify import ends, statements
 from flashpatch.verify.job.commands import runs
 from flashpatch.verify.live import judge
 
 JOB = "from toyfw.engine import Engine\nEngine().update(41)\n"
+FULL = """
+import os
+opened = os.open
+def full(path, flags, *rest):
+    if flags & os.O_CREAT: raise OSError(28, "No space left on device")
+    return opened(path, flags, *rest)
+os.open = full
+raise KeyError("the disk is full")"""
 ENDS = {
     "": ("returned", "proven"),
     "raise ValueError('it is lost')": ("ValueError: it is lost", "not proven"),
-    "import os; os.kill(os.getpid(), 9)": ("killed", "not proven"),
+    "import os; os.kill(os.getpid(), 9)": ("ended without a word", "not proven"),
+    "import os; os._exit(3)": ("status 3", "not proven"),
+    "import os; os._exit(0)": ("returned", "proven"),
+    "import sys\ntry: sys.exit(1)\nexcept SystemExit: pass": ("returned", "proven"),
+    "import sys; sys.exit('no policy')": ("status no policy", "not proven"),
+    "import os, subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import toyfw.engine, os; os.kill(os.getpid(), 9)'])": (
+        "returned",
+        "proven",
+    ),
+    FULL: ("KeyError: 'the disk is full'", "not proven"),
     "raise KeyboardInterrupt": ("interrupted", "proven"),
     "try: 1 / 0\nexcept Exception: import sys; sys.exit(1)": (
         "ZeroDivisionError: division by zero",
@@ -31,11 +49,18 @@ ENDS = {
 }
 
 
-def job(site: Path, home: Path, code: str, names: str = "toy") -> None:
-    """Run a job in an interpreter of its own, however it ends."""
+def job(
+    site: Path, home: Path, code: str, names: str = "toy", run: str = "", script: Path | None = None
+) -> None:
+    """Run a job in an interpreter of its own, however it ends, as a ``script`` if one is named, else with ``-c``."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("FLASHPATCH")}
     env = {**clean, "PYTHONPATH": str(site), "FLASHPATCH": names, "FLASHPATCH_LEDGER": str(home)}
-    subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=limit(60))
+    if script is not None:
+        script.parent.mkdir(parents=True)
+        script.write_text(code)
+    command = [sys.executable, *(["-c", code] if script is None else [str(script)])]
+    env |= {"FLASHPATCH_RUN": run} if run else {}
+    subprocess.run(command, env=env, capture_output=True, timeout=limit(60))
 
 
 @pytest.mark.parametrize(("end", "said"), ENDS.items(), ids=[how for how, _ in ENDS.values()])
@@ -51,7 +76,7 @@ def test_the_five_commands_say_the_same_of_how_a_job_ended(site, tmp_path, verif
     assert told["live"]["ended"] == told["report"]["how"] == said[0]
     assert (live.returncode == 0) == (said[1] == "proven") == (not told["live"]["problems"])
     assert said[1] == "proven" or told["live"]["problems"][0].startswith(
-        ("the job was killed", "the job failed")
+        ("the job ended without a word", "the job failed")
     )
 
 
@@ -111,12 +136,49 @@ def test_what_families_state_names_patches_and_options_that_there_are():
 
 
 def test_a_job_is_over_when_its_first_process_is_though_actors_of_others_still_close():
-    first = replace(row("driver", pid=1, ppid=0, host=os.uname().nodename), ended="returned")
+    first = replace(row("driver", pid=1, host=os.uname().nodename), ended="returned")
     closing = replace(
         row("driver", pid=os.getpid(), ppid=9, start="", host=first.host), title="TaskRunnerV1", ended=""
     )
     assert closing.alive and ends.of_process(closing) == ends.RUNNING
     assert ends.of_job([first, closing]) == ends.RETURNED
+
+
+STARTED = {
+    "exec": f"import sys\nimport toyfw.engine, os\nos.execv(sys.executable, [sys.executable, '-c', {JOB!r}])",
+    "fork": f"import os\nimport toyfw.engine\nif not os.fork():\n    {JOB.replace(chr(10), '; ')}\nelse: os.wait()",
+    "beside": f"import subprocess, sys\nimport toyfw.engine\nsubprocess.run([sys.executable, '-c', {JOB!r}], start_new_session=True)",
+}
+
+
+@pytest.mark.parametrize("how", STARTED)
+def test_the_process_where_the_run_began_says_so(site, tmp_path, how):
+    job(site, tmp_path / "ledger", STARTED[how])
+    [run] = read(tmp_path / "ledger")
+    [first] = [one for one in run.rows if one.first]
+    assert ends.first(run.rows) == [first] and ends.of_job(run.rows) == "returned"
+    assert len(run.rows) == (1 if how == "exec" else 2) and first.ppid == os.getpid()
+
+
+def test_a_run_begins_in_no_process_of_ray_s_own(site, tmp_path):
+    """An actor of Ray's starts the command of ``ray job submit``, with the job's variables, and is ended by force."""
+    started = f"import toyfw.engine, os, subprocess, sys\nsubprocess.run([sys.executable, '-c', {JOB!r}])\nos.kill(os.getpid(), 9)"
+    actor = tmp_path / "ray" / "_private" / "workers" / "default_worker.py"
+    job(site, tmp_path / "ledger", started, script=actor)
+    [run] = read(tmp_path / "ledger")
+    assert sorted((one.first, one.ended) for one in run.rows) == [(False, ""), (True, "returned")]
+    assert ends.of_job(run.rows) == "returned"
+    assert ends.of_job([one for one in run.rows if not one.first]) == "lost", "its own command said nothing"
+
+
+def test_a_job_that_was_resumed_ended_as_its_last_try_did(site, tmp_path):
+    job(site, tmp_path / "ledger", JOB + "import os; os.kill(os.getpid(), 9)", run="again")
+    time.sleep(1.1)  # rows are written to the second
+    job(site, tmp_path / "ledger", JOB, run="again")
+    [run] = read(tmp_path / "ledger")
+    assert len(run.rows) == 2 and all(one.first for one in run.rows)
+    assert ends.of_job(run.rows) == "returned"
+    assert judge(run, {}).problems == ()
 
 
 def test_an_ended_run_is_summed_up_once_and_what_waits_is_written_once(site, tmp_path, monkeypatch):
