@@ -18,7 +18,7 @@ from flashpatch.verify import ends, statements
 from flashpatch.verify.job.commands import runs
 from flashpatch.verify.live import judge
 
-JOB = "from toyfw.engine import Engine\nEngine().update(41)\n"
+JOB = "from toyfw.engine import Engine\nprint(Engine().update(41), flush=True)\n"
 FULL = """
 import os
 opened = os.open
@@ -64,7 +64,7 @@ def job(
 
 
 @pytest.mark.parametrize(("end", "said"), ENDS.items(), ids=[how for how, _ in ENDS.values()])
-def test_the_five_commands_say_the_same_of_how_a_job_ended(site, tmp_path, verify, run, end, said):
+def test_the_five_commands_and_the_probe_say_the_same_of_a_job(site, tmp_path, verify, run, end, said):
     job(site, tmp_path / "ledger", JOB + end)
     where = ("--ledger", str(tmp_path / "ledger"), "--json")
     names = ("report", "watch", "metrics", "runs")
@@ -72,7 +72,9 @@ def test_the_five_commands_say_the_same_of_how_a_job_ended(site, tmp_path, verif
     told["runs"] = told["runs"][0]
     live = verify("--live", "--json")
     told["live"] = json.loads(live.stdout)
+    [told["probe"]] = json.loads(verify("toy", "--json", TOY_JOB=JOB + end).stdout)["families"]
     assert {one["verdict"] for one in told.values()} == {said[1]}, told
+    assert told["probe"]["ok"] == (said[1] == "proven"), told["probe"]
     assert told["live"]["ended"] == told["report"]["how"] == said[0]
     assert (live.returncode == 0) == (said[1] == "proven") == (not told["live"]["problems"])
     assert said[1] == "proven" or told["live"]["problems"][0].startswith(
