@@ -306,9 +306,10 @@ def _exit_now(status: int) -> NoReturn:
 
 def ending() -> None:
     """Write the row with how this process ends."""
-    error, trace = sys.exc_info()[1], getattr(sys, "last_traceback", None)
-    if trace is not None and trace.tb_frame.f_back is None and not hasattr(sys, "ps1"):  # not one of a prompt
-        error = error or sys.last_value
+    error, last = sys.exc_info()[1], getattr(sys, "last_value", None)
+    trace = getattr(last, "__traceback__", None)  # none of a script that cannot be read
+    if (trace is None or trace.tb_frame.f_back is None) and not hasattr(sys, "ps1"):  # not one of a prompt
+        error = error or last
     _row.ended = _said(error) or _row.ended or "returned"
     flush()
 

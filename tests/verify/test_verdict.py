@@ -40,6 +40,7 @@ ENDS = {
         "proven",
     ),
     FULL: ("KeyError: 'the disk is full'", "not proven"),
+    "1 +": ("SyntaxError: invalid syntax (<string>, line 3)", "not proven"),
     "raise KeyboardInterrupt": ("interrupted", "proven"),
     "try: 1 / 0\nexcept Exception: import sys; sys.exit(1)": (
         "ZeroDivisionError: division by zero",
@@ -127,6 +128,14 @@ def test_what_is_asked_for_and_not_seen_is_a_line_and_a_note_that_says_off_is_to
     assert eagle(ended="").problems == () and eagle(ended=None).verdict == "proven", "an old ledger"
 
 
+@pytest.mark.parametrize("state", ["loading", "ready"])
+def test_an_engine_that_loads_its_weights_is_not_opened(state):
+    patches = {"fp8.vllm.load_weights": entry("live", 1)}
+    found = judge(Run("r", [row("worker", patches=patches, policy_state=state, steps=1)]), registry.patches())
+    seen = {one.what: one.seen for one in found.stated}
+    assert bool(seen["an engine opened, its weights are followed"]) == (state == "ready")
+
+
 def test_what_families_state_names_patches_and_options_that_there_are():
     known = registry.families()
     for family, stated in statements.table().items():
@@ -160,6 +169,38 @@ def test_the_process_where_the_run_began_says_so(site, tmp_path, how):
     [first] = [one for one in run.rows if one.first]
     assert ends.first(run.rows) == [first] and ends.of_job(run.rows) == "returned"
     assert len(run.rows) == (1 if how == "exec" else 2) and first.ppid == os.getpid()
+
+
+OTHER = f"import os, subprocess, sys\nother = subprocess.Popen([sys.executable, '-c', {JOB!r}]"
+HEALTHY = {
+    "interrupted in its first step": (1, 1, "import toyfw.engine\nraise KeyboardInterrupt"),
+    "a child was killed": (
+        1,
+        2,
+        JOB + "import os\nif not os.fork(): Engine().update(1); os.kill(os.getpid(), 9)\nos.wait()",
+    ),
+    "two jobs of one run": (1, 2, f"{OTHER})\n{JOB}other.wait()"),
+    "two jobs at once": (
+        2,
+        2,
+        f"{OTHER}, env={{**os.environ, 'FLASHPATCH_RUN': 'other'}})\n{JOB}other.wait()",
+    ),
+    "a thread exits": (
+        1,
+        1,
+        JOB + "import sys, threading\nt = threading.Thread(target=sys.exit, args=(3,))\nt.start()\nt.join()",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", HEALTHY)
+def test_a_healthy_job_gives_no_alarm(site, tmp_path, what):
+    runs, processes, code = HEALTHY[what]
+    job(site, tmp_path / "ledger", code)
+    found = [judge(run, {}) for run in read(tmp_path / "ledger")]
+    assert [one.problems for one in found] == [()] * runs
+    assert sum(len(one.processes) for one in found) == processes
+    assert {one.ended for one in found} == {"interrupted" if "interrupted" in what else "returned"}
 
 
 def test_a_run_begins_in_no_process_of_ray_s_own(site, tmp_path):

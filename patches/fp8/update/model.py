@@ -316,6 +316,7 @@ class ManagedModel:
         self._hooks.phase = "commit"
         self._constants = [weakref.ref(tensor) for tensor in (*held_tensors(self._model), *pristine)]
         self.state = "ready"
+        events.note(self)
 
     def find_lent_layers(self) -> None:
         """Let go of layers whose modules have left the model, so that their memory is freed; find those that are lent."""
