@@ -197,7 +197,7 @@ idle: Check = _ROW["patches"]  # patches that rows name together
 _LATER = {
     **dict.fromkeys(("run", "title", "engine", "idle"), _text),
     "ended": _is(str, type(None)),
-    "first": lambda value, name: _of(value, bool, name),
+    "first": lambda value, name: value if value is None else _of(value, bool, name),
     "first_written": _time,
     "on": _each(_choice),
 }
