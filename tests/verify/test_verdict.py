@@ -155,23 +155,9 @@ def test_a_job_is_over_when_its_first_process_is_though_actors_of_others_still_c
     assert ends.of_job([first, closing]) == ends.RETURNED
 
 
-STARTED = {
-    "exec": f"import sys\nimport toyfw.engine, os\nos.execv(sys.executable, [sys.executable, '-c', {JOB!r}])",
-    "fork": f"import os\nimport toyfw.engine\nif not os.fork():\n    {JOB.replace(chr(10), '; ')}\nelse: os.wait()",
-    "beside": f"import subprocess, sys\nimport toyfw.engine\nsubprocess.run([sys.executable, '-c', {JOB!r}], start_new_session=True)",
-}
-
-
-@pytest.mark.parametrize("how", STARTED)
-def test_the_process_where_the_run_began_says_so(site, tmp_path, how):
-    job(site, tmp_path / "ledger", STARTED[how])
-    [run] = read(tmp_path / "ledger")
-    [first] = [one for one in run.rows if one.first]
-    assert ends.first(run.rows) == [first] and ends.of_job(run.rows) == "returned"
-    assert len(run.rows) == (1 if how == "exec" else 2) and first.ppid == os.getpid()
-
-
 OTHER = f"import os, subprocess, sys\nother = subprocess.Popen([sys.executable, '-c', {JOB!r}]"
+OWN_RUN = "env={**os.environ, 'FLASHPATCH_RUN': 'other'}"
+THREAD = "import sys, threading\nt = threading.Thread(target=sys.exit, args=(3,))\nt.start()\nt.join()"
 HEALTHY = {
     "interrupted in its first step": (1, 1, "import toyfw.engine\nraise KeyboardInterrupt"),
     "a child was killed": (
@@ -179,28 +165,26 @@ HEALTHY = {
         2,
         JOB + "import os\nif not os.fork(): Engine().update(1); os.kill(os.getpid(), 9)\nos.wait()",
     ),
-    "two jobs of one run": (1, 2, f"{OTHER})\n{JOB}other.wait()"),
-    "two jobs at once": (
-        2,
-        2,
-        f"{OTHER}, env={{**os.environ, 'FLASHPATCH_RUN': 'other'}})\n{JOB}other.wait()",
-    ),
-    "a thread exits": (
-        1,
-        1,
-        JOB + "import sys, threading\nt = threading.Thread(target=sys.exit, args=(3,))\nt.start()\nt.join()",
-    ),
+    "another in its session": (1, 2, f"import toyfw.engine\n{OTHER}, start_new_session=True).wait()"),
+    "two jobs of one run": (1, 2, f"import toyfw.engine\n{OTHER})\n{JOB}other.wait()"),
+    "two jobs at once": (2, 2, f"{OTHER}, {OWN_RUN})\n{JOB}other.wait()"),
+    "an exec": (1, 1, f"import os, sys\n{JOB}os.execv(sys.executable, [sys.executable, '-c', {JOB!r}])"),
+    "a thread exits": (1, 1, JOB + THREAD),
 }
 
 
 @pytest.mark.parametrize("what", HEALTHY)
-def test_a_healthy_job_gives_no_alarm(site, tmp_path, what):
+def test_a_healthy_job_gives_no_alarm_and_the_process_where_it_began_says_so(site, tmp_path, what):
     runs, processes, code = HEALTHY[what]
     job(site, tmp_path / "ledger", code)
-    found = [judge(run, {}) for run in read(tmp_path / "ledger")]
-    assert [one.problems for one in found] == [()] * runs
-    assert sum(len(one.processes) for one in found) == processes
-    assert {one.ended for one in found} == {"interrupted" if "interrupted" in what else "returned"}
+    found = read(tmp_path / "ledger")
+    assert (len(found), sum(len(run.rows) for run in found)) == (runs, processes)
+    for run in found:
+        assert judge(run, {}).problems == ()
+        assert ends.of_job(run.rows) == ("interrupted" if "interrupted" in what else "returned")
+        [first] = [one for one in run.rows if one.first]
+        assert ends.first(run.rows) == [first]
+        assert first.ppid == os.getpid() or run.id == "other"
 
 
 def test_a_run_begins_in_no_process_of_ray_s_own(site, tmp_path):
