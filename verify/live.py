@@ -317,7 +317,7 @@ def _ends(rows: Sequence[Row], ended: str) -> Iterator[str]:
     for row in rows:
         end = ends.of_process(row)
         if row.key in is_first and end == ended == ends.SILENT:
-            yield f"the job {ended}: {_who(row)}, as after a signal, a crash or no memory"
+            yield f"the job ended without a word: {_who(row)}, as after a signal, a crash or no memory"
         elif end not in others and (row.key in is_first) == (end == ended):
             yield "the job failed: " * (end == ended) + f"{_who(row)} ended with {end}"
 

@@ -33,9 +33,7 @@ Probe = Callable[[str, Path], list[Proof]]
 PARTS = {"lora": ("bf16", "flashpatch.verify.probes.fp8.lora_probe")}
 """By the name of a part of a family that has a probe of its own: the name that switches it on, and the probe's module."""
 
-GOOD = frozenset(
-    {"live", "installed", "superseded", "disabled"}
-)  # the last by the job itself: the verdict has its evidence
+GOOD = frozenset({"live", "installed", "superseded", "disabled"})
 _FURTHEST = ("failed", "displaced", "skipped", "live", "installed", "superseded", "waiting", "disabled")
 
 
@@ -52,9 +50,8 @@ class PatchReport:
 
 @dataclass(frozen=True)
 class FamilyReport:
-    """What became of one family, by the name that the user typed; ``ok`` is None if no framework that it patches is installed.
-
-    ``verdict`` is `live.judge`'s on the probe's processes: without it nothing is ok."""
+    """What became of one family, by the name that the user typed, with the verdict of `live.judge` on the probe's processes; ``ok``
+    is None if no framework that it patches is installed."""
 
     family: str
     name: str

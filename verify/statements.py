@@ -64,8 +64,7 @@ def table() -> dict[str, dict[str, list[str]]]:
 
 
 def noted(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Return what the processes noted that is neither 0 nor empty, by name; what is in a mapping also by ``note.key``, and a state by
-    ``note.state``."""
+    """Return what the processes noted, unless 0 or empty, by name; a mapping's values also by ``note.key``, a text by ``note.text``."""
     found = defaultdict[str, list[Any]](list)
     for row in rows:
         for name, value in row.notes.items():
