@@ -312,12 +312,12 @@ def _present(
 
 def _ends(rows: Sequence[Row], ended: str) -> Iterator[str]:
     """Yield how the job ended, unless it returned, was interrupted or runs; then the ranks and cores that failed in it."""
-    others = (ends.KILLED, ends.LOST, ends.RUNNING, ends.RETURNED, ends.INTERRUPTED, "")
+    others = (ends.SILENT, ends.LOST, ends.RUNNING, ends.RETURNED, ends.INTERRUPTED, "")
     is_first = {row.key for row in ends.first(rows)}
     for row in rows:
         end = ends.of_process(row)
-        if row.key in is_first and end == ended == ends.KILLED:
-            yield f"the job was killed: {_who(row)} said nothing of its end, as after a signal, a crash or os._exit"
+        if row.key in is_first and end == ended == ends.SILENT:
+            yield f"the job ended without a word: {_who(row)}, as after a signal, a crash or no memory"
         elif end not in others and (row.key in is_first) == (end == ended):
             yield "the job failed: " * (end == ended) + f"{_who(row)} ended with {end}"
 

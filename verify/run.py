@@ -33,7 +33,7 @@ Probe = Callable[[str, Path], list[Proof]]
 PARTS = {"lora": ("bf16", "flashpatch.verify.probes.fp8.lora_probe")}
 """By the name of a part of a family that has a probe of its own: the name that switches it on, and the probe's module."""
 
-GOOD = frozenset({"live", "installed", "superseded"})
+GOOD = frozenset({"live", "installed", "superseded", "disabled"})
 _FURTHEST = ("failed", "displaced", "skipped", "live", "installed", "superseded", "waiting", "disabled")
 
 
@@ -50,7 +50,8 @@ class PatchReport:
 
 @dataclass(frozen=True)
 class FamilyReport:
-    """The verdict on one family, by the name that the user typed; ``ok`` is None if no framework that it patches is installed."""
+    """What became of one family, by the name that the user typed, with the verdict of `live.judge` on the probe's processes; ``ok``
+    is None if no framework that it patches is installed."""
 
     family: str
     name: str
@@ -58,6 +59,7 @@ class FamilyReport:
     proofs: tuple[Proof, ...]
     patches: tuple[PatchReport, ...]
     workdir: str = ""
+    verdict: str = ""
 
 
 def selected(names: Sequence[str]) -> list[tuple[selections.Selection, str]]:
@@ -97,9 +99,11 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
     )
     known = {patch.id: patch for patch in family.patches if found[patch.id] is not None}
     judged = live.judge(run, known, {family.name: choice.name})
-    problem = "; ".join(judged.problems) if rows else "no process wrote a row under the nonce"
-    what = "the probe's processes wrote the nonce and carry what is due"
-    proofs.append(Proof(name, what, not problem, problem or f"{len(rows)} processes under {judged.run}"))
+    what, seen = (
+        "the probe's processes wrote the nonce and carry what is due",
+        f"{len(rows)} processes under {nonce}",
+    )
+    proofs.append(Proof(name, what, judged.ok, "; ".join(judged.lines) or seen))
     idle = _unused(family, rows) | _paths_not_taken(family)
     states = [
         r.state.word for r in reports if r.framework and not (r.state.word == "waiting" and r.id in idle)
@@ -107,7 +111,8 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
     ok = all(proof.ok for proof in proofs) and all(word in GOOD for word in states)
     if ok:
         shutil.rmtree(workdir)
-    return FamilyReport(family.name, name, ok, tuple(proofs), reports, "" if ok else str(workdir))
+    kept = "" if ok else str(workdir)
+    return FamilyReport(family.name, name, ok, tuple(proofs), reports, kept, judged.verdict)
 
 
 def find_probe(family: Family) -> Probe | None:
@@ -146,7 +151,9 @@ def _report(patch: Patch, owner: versions.Installed, rows: list[Row]) -> PatchRe
     called = [(row, entry["calls"]) for row, entry in seen if entry["calls"]]
     anywhere = {id for row in rows for id in called_in(row)}
     first = min((entry for _, entry in seen), key=lambda one: _FURTHEST.index(one["state"]), default=None)
-    if first is None:
+    if first is None and any(row.on.get(patch.family, {}).get("off") for row in rows):
+        state = State("disabled")
+    elif first is None:
         state = State("failed", "no process of the probe carried it")
     elif first["state"] == "installed" and not _may_be_idle(patch, anywhere):
         state = State("failed", "installed, but never called")

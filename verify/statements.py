@@ -64,11 +64,11 @@ def table() -> dict[str, dict[str, list[str]]]:
 
 
 def noted(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Return what the processes noted that is neither 0 nor empty, by name; what is in a mapping also by ``note.key``."""
+    """Return what the processes noted, unless 0 or empty, by name; a mapping's values also by ``note.key``, a text by ``note.text``."""
     found = defaultdict[str, list[Any]](list)
     for row in rows:
         for name, value in row.notes.items():
-            within = value if isinstance(value, dict) else {}
+            within = {value: value} if isinstance(value, str) else value if isinstance(value, dict) else {}
             for key, one in ((name, value), *((f"{name}.{key}", one) for key, one in within.items())):
                 if one:
                     found[key].append(one)

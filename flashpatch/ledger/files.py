@@ -65,6 +65,22 @@ def _known() -> tuple[int, str, float, int]:
 _process: tuple[int, str, float, int] | None = None
 
 
+def _begins() -> bool:
+    """Return whether the run begins in this process, the first that writes a row, and tell its children: ``FLASHPATCH_BEGUN`` names
+    that row. It never begins in a process of Ray's own, which serves jobs and is none."""
+    run, begun = run_id(), os.environ.get("FLASHPATCH_BEGUN", "")
+    here = f"{run}/{file_name('row', host(), *identity())}"
+    if begun.startswith(f"{run}/"):
+        return begun == here  # after an exec, too
+    if any(part in word for word in sys.orig_argv[1:4] for part in _RAYS):
+        return False
+    os.environ["FLASHPATCH_BEGUN"] = here
+    return True
+
+
+_RAYS = "/bin/ray", "/ray/_private/", "/ray/dashboard/", "/ray/autoscaler/"
+
+
 def row(
     engine: Mapping[str, Any],
     roles: tuple[str, ...] = (),
@@ -93,6 +109,7 @@ def row(
         "error": engine.get("error"),
         "ended": ended,
         "engine": os.environ.get("FLASHPATCH_ENGINE", ""),
+        "first": _begins(),
         "first_written": first_written,
         "written": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
@@ -113,7 +130,24 @@ def write_row(value: dict[str, Any]) -> bool:
         value |= {"idle": name, "patches": {id: one for id, one in patches.items() if id not in idle}}
         beside = os.path.join(os.path.dirname(row_path()), file_name("idle", value["host"], 0, name))
         made = not os.path.exists(beside) and write_bytes(beside, data)
-    return write(row_path(), value) or made
+    try:
+        return write(row_path(), value) or made
+    except OSError:
+        if value["ended"]:
+            _end_in_place(value["ended"])
+        raise
+
+
+def _end_in_place(ended: str) -> None:
+    """Say how this process ends in the row that is there, within the blocks that it has: a full disk takes no other file."""
+    import json
+
+    with open(row_path(), "r+b") as file:
+        data = plain_json.dumps(json.load(file) | {"ended": ended}).encode()
+        data = data.ljust(file.tell())
+        if len(data) <= os.fstat(file.fileno()).st_blocks * 512:
+            file.seek(0)
+            file.write(data)
 
 
 def is_own_command(argv0: str) -> bool:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from flashpatch.arming import standby
 from flashpatch.ledger import events, files, nodes
@@ -46,7 +46,7 @@ class _Row:
         self.roles: set[str] = set()
         self.rank: dict[str, Any] = {}
         self.notes: dict[str, Any] = {}
-        self.ended = self.status = ""
+        self.ended = ""
         self.booted = False
         self.problem: str | None = None
 
@@ -164,7 +164,7 @@ def boot() -> None:
     _row.boot()
     _row.watch_exit()
     if sys.exit is _sys_exit:
-        sys.exit = _exit  # type: ignore[assignment]
+        sys.exit, os._exit = _exit, _exit_now  # type: ignore[assignment]
     nodes.watch()
 
 
@@ -271,22 +271,46 @@ def read(directory: str | os.PathLike[str] | None = None) -> list[Run]:
     return read_runs(Path(directory) if directory is not None else files.directory())
 
 
-_sys_exit = sys.exit
+_sys_exit, _os_exit = sys.exit, os._exit
 
 
-def _exit(status: Any = None) -> None:
-    """Note a status other than 0 with which the main thread ends: at the exit itself nothing says it any more."""
-    if status not in (None, 0) and threading.current_thread() is threading.main_thread():
-        _row.status = _said(sys.exc_info()[1]) or f"status {status}"
-    _sys_exit(status)
+class _Exit(SystemExit):
+    """An exit that learns if nothing catches it: the interpreter itself then asks for the status, below no function."""
+
+    def _asked(self) -> Any:
+        status = SystemExit.code.__get__(self)  # type: ignore[attr-defined]
+        if status and sys._getframe().f_back is None:
+            _row.ended = _said(self.__context__) or f"status {status}"
+        return status
+
+    code = property(_asked, SystemExit.code.__set__)  # type: ignore[attr-defined, assignment]
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return SystemExit, self.args
+
+
+def _exit(status: Any = None, /) -> NoReturn:
+    raise _Exit(*[] if status is None else [status])
+
+
+def _exit_now(status: int) -> NoReturn:
+    """Write the row before a process ends without a way back, as one that multiprocessing forked, after it said how."""
+    try:
+        if status and _row.ended in ("", "returned"):
+            _row.ended = _said(sys.exc_info()[1]) or f"status {status}"
+        _row.ended = _row.ended or "returned"
+        flush()
+    finally:
+        _os_exit(status)
 
 
 def ending() -> None:
     """Write the row with how this process ends."""
-    error, trace = sys.exc_info()[1], getattr(sys, "last_traceback", None)
-    if trace is not None and trace.tb_frame.f_back is None and not hasattr(sys, "ps1"):  # not one of a prompt
-        error = error or sys.last_value
-    _row.ended = _said(error) or _row.status or "returned"
+    error, last = sys.exc_info()[1], getattr(sys, "last_value", None)
+    trace = getattr(last, "__traceback__", None)  # none of a script that cannot be read
+    if (trace is None or trace.tb_frame.f_back is None) and not hasattr(sys, "ps1"):  # not one of a prompt
+        error = error or last
+    _row.ended = _said(error) or _row.ended or "returned"
     flush()
 
 

@@ -25,7 +25,8 @@ class Row:
 
     ``title`` is the class of an actor of Ray. ``on`` has for each family that is on ``name``, as the user typed it, and
     ``options``, those that are not at their default, and ``off`` if it was switched off again. ``ended`` is what the process said
-    at its end, empty before, None if its FlashPatch did not say it; ``engine`` names the engine that it belongs to.
+    at its end, empty before, None if its FlashPatch did not say it; ``engine`` names the engine that it belongs to. ``first`` says
+    whether the run began in it, None if its FlashPatch did not say it.
 
     ``node`` is the node of Ray that its row was published on, None if it was not. ``fetched`` says that the row
     is a copy from there."""
@@ -47,6 +48,7 @@ class Row:
     title: str = ""
     on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     ended: str | None = None
+    first: bool | None = None
     engine: str = ""
     idle: str = ""
     node: node.Node | None = None

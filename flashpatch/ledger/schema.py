@@ -58,7 +58,7 @@ def event(line: bytes | str) -> dict[str, Any] | None:
     """Return the event of a line; None if the line is none, as the last one of a killed process may be."""
     try:
         value = loads(line)
-        found = _fields(value, {"t": _time, "event": _text}, "the event")
+        found = _fields(value, {"t": _time, "event": _word}, "the event")
         return found | {
             sys.intern(name): checked
             for name, fact in value.items()
@@ -133,6 +133,10 @@ def _texts(value: Any, name: str) -> tuple[str, ...]:
     return tuple(_text(one, name) for one in _of(value, list, name))
 
 
+def _word(value: Any, name: str) -> str:
+    return sys.intern(_text(value, name))
+
+
 def _count(value: Any, name: str) -> int:
     return _between(_of(value, int, name), 0, _LARGEST, f"{name} is no count")
 
@@ -197,6 +201,7 @@ idle: Check = _ROW["patches"]  # patches that rows name together
 _LATER = {
     **dict.fromkeys(("run", "title", "engine", "idle"), _text),
     "ended": _is(str, type(None)),
+    "first": lambda value, name: value if value is None else _of(value, bool, name),
     "first_written": _time,
     "on": _each(_choice),
 }
@@ -208,7 +213,7 @@ _FACTS: Mapping[str, Check] = {
     ),
     **dict.fromkeys(("samples", "drafted", "accepted"), _count),
     **dict.fromkeys(("seconds", "load_seconds", "commit_seconds", "acceptance_length"), _measured),
-    **dict.fromkeys(("outcome", "role"), _text),
+    **dict.fromkeys(("outcome", "role"), _word),
     "values": _each(_measured, or_none=True),
     **dict.fromkeys(("arms", "by"), _each(_count)),
 }

@@ -14,7 +14,9 @@ def row(
     *roles: str, pid: int = 10, ppid: int = 1, host: str = "far", start="7", error=None, patches=None, **notes
 ) -> Row:
     patches = patches or {}
-    return Row(host, pid, start, ppid, "python", roles, {}, {}, patches, notes, error, "now")
+    return Row(
+        host, pid, start, ppid, "python", roles, {}, {}, patches, notes, error, "now", first=ppid == 1 or None
+    )
 
 
 def patch(id: str, evidence: str, *scope: str, **more) -> Patch:

@@ -38,6 +38,4 @@ def asset(name: str) -> str:
 def _as_script(data: dict[str, Any]) -> str:
     """Return JSON that no HTML parser takes for markup: ``<``, ``>``, ``&`` and line separators are escaped."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for letter in "<>&\u2028\u2029":
-        text = text.replace(letter, f"\\u{ord(letter):04x}")
-    return text
+    return text.translate({ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"})

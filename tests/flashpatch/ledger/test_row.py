@@ -190,6 +190,16 @@ def test_a_forked_child_in_which_nothing_happens_leaves_no_row(home, finish):
     assert only_row(home).ppid == os.getpid()
 
 
+def test_the_run_begins_in_the_first_process_that_writes_a_row(home, finish):
+    finish("""
+        import subprocess
+        from flashpatch.ledger import files
+        files.row_path()  # as each interpreter that starts: it names the run to its children
+        subprocess.run([sys.executable, "-c", "from flashpatch import ledger; ledger.boot()"])
+    """)
+    assert only_row(home).first
+
+
 def test_a_full_disk_never_breaks_the_job(home, start):
     process = start("""
         import logging; logging.basicConfig(format="%(message)s")

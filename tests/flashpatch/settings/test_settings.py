@@ -211,7 +211,7 @@ def test_export_and_withdrawal(toys):
         assert os.environ["FLASHPATCH"] == "other"
         flashpatch.disable()
         after = dict(os.environ)
-        del after["FLASHPATCH_RUN"]
+        del after["FLASHPATCH_RUN"], after["FLASHPATCH_BEGUN"]
         before["FLASHPATCH_LEDGER"] = after["FLASHPATCH_LEDGER"]
         assert after == {**before, "VLLM_RAY_EXTRA_ENV_VARS_TO_COPY": "MINE,YOURS"}
     """)

@@ -18,7 +18,7 @@ def test_processes_updates_and_syncs_are_there(found: dict) -> None:
     roles = sorted("+".join(process["roles"]) for process in found["processes"])
     assert roles == ["driver", "engine-core", "worker"] and found["alive"] == 0
     assert found["verdict"] == "not proven" and not found["running"]
-    assert found["problems"][0].startswith("the job was killed: driver ")
+    assert found["problems"][0].startswith("the job ended without a word: driver ")
     assert [update["outcome"] for update in found["updates"]] == 3 * ["committed"] + ["abandoned"]
     assert [(sync["step"], sync["gather"], sync["total"]) for sync in found["syncs"]] == [
         (1, 0.5, 1.5),
