@@ -250,17 +250,14 @@ def mean_kl(wanted: torch.Tensor, got: torch.Tensor) -> float:
     return (a.exp() * (a - b)).sum(-1).mean().item()
 
 
-def kept_kl(wanted: torch.Tensor, got: torch.Tensor, top_p: float, top_k: int, over_kept: bool) -> float:
+def kept_kl(wanted: torch.Tensor, got: torch.Tensor, top_p: float, top_k: int) -> float:
     """Return the mean KL(kept || wanted), nats, of what truncated sampling keeps of ``got`` and renormalizes; see `mean_kl`.
 
-    ``top_p`` and ``top_k`` are as vLLM and SGLang take them, 1 and -1 cut nothing; ``over_kept`` renormalizes ``wanted``
-    likewise."""
+    ``top_p`` and ``top_k`` are as vLLM and SGLang take them, 1 and -1 cut nothing."""
     from transformers import TopKLogitsWarper, TopPLogitsWarper
 
     kept = got[:, : wanted.shape[1]]
     kept = TopKLogitsWarper(top_k)(None, kept) if top_k > 0 else kept
     kept = TopPLogitsWarper(top_p)(None, kept) if top_p < 1 else kept
-    cut = kept.isinf()
-    over = wanted.masked_fill(cut, -torch.inf) if over_kept else wanted
-    a, b = kept.log_softmax(-1), over.log_softmax(-1)
-    return (a.exp() * (a - b)).masked_fill(cut, 0.0).sum(-1).mean().item()
+    a, b = kept.log_softmax(-1), wanted.log_softmax(-1)
+    return (a.exp() * (a - b)).masked_fill(kept.isinf(), 0.0).sum(-1).mean().item()

@@ -74,10 +74,9 @@ def measured(
         found.append(cause("routing", "by the logits of the engine's routers", routed))
     found += [cause(*way) for way in batches(exact, ids)]
     if trainer.top_p < 1 or trainer.top_k > 0:
-        over = f"top_p {trainer.top_p:g}, top_k {trainer.top_k}; the trainer's over"
-        for name, tokens in (("truncated sampling", "all tokens"), ("same support", "the kept")):
-            cut = partial(kept_kl, top_p=trainer.top_p, top_k=trainer.top_k, over_kept=tokens == "the kept")
-            found.append(cause(name, f"{over} {tokens}", lambda: wanted, cut))
+        over = f"top_p {trainer.top_p:g}, top_k {trainer.top_k}; the trainer's over all tokens"
+        cut = partial(kept_kl, top_p=trainer.top_p, top_k=trainer.top_k)
+        found.append(cause("truncated sampling", over, lambda: wanted, cut))
     return tuple(found)
 
 
