@@ -271,7 +271,7 @@ gpu-bundle: $(PINNED_CUDA)/.ready
 
 # CASES="engine:fp8 update": only those; BUDGET: after so many seconds it ends; FAKE=1: without a GPU, on the fake device.
 test-gpu: $(if $(FAKE),$(PINNED_CUDA)/.ready)
-	PYTHONSAFEPATH=1 PYTHONPATH=tests/support $(if $(FAKE),$(PINNED_CUDA)/bin/python,$(PYTHON)) -m cuda_lab.gpu $(if $(FAKE),--fake) \
+	PYTHONSAFEPATH=1 PYTHONPATH=tests/support:benchmarks $(if $(FAKE),$(PINNED_CUDA)/bin/python,$(PYTHON)) -m cuda_lab.gpu $(if $(FAKE),--fake) \
 		$(if $(CASES),--cases $(CASES)) $(if $(BUDGET),--budget $(BUDGET)) $(if $(ROWS),--rows $(ROWS))
 
 trainers: $(TRAINERS)

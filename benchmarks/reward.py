@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import subprocess
 import sys
 import tempfile
@@ -35,11 +36,30 @@ from statistics import mean, median
 from typing import Any
 
 import quick
-from first_step import EXAMPLE, JOB, TREE, environment, processor
+import turns
 
+TREE = Path(__file__).resolve().parents[1]
+EXAMPLE = TREE / "examples" / "verl_cpu"
 REWARD, K3, LEAST = "critic/score/mean", "rollout_corr/k3_kl", "rollout_corr/rollout_rs_token_k1_min"
 ROLLOUT, CORRECTION = "actor_rollout_ref.rollout", "algorithm.rollout_correction"
 TOP_K = 50
+
+JOB = """
+algorithm.adv_estimator=grpo data.train_batch_size=8 data.max_prompt_length=32 data.max_response_length=8
+data.dataloader_num_workers=0
+actor_rollout_ref.model.use_remove_padding=False actor_rollout_ref.model.enable_gradient_checkpointing=False
+actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=16
+actor_rollout_ref.actor.use_torch_compile=False actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=16
+actor_rollout_ref.rollout.name=vllm actor_rollout_ref.rollout.n=4
+actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.rollout.enforce_eager=True
+actor_rollout_ref.rollout.gpu_memory_utilization=0.1 actor_rollout_ref.rollout.max_model_len=64
+actor_rollout_ref.rollout.max_num_seqs=32 actor_rollout_ref.rollout.max_num_batched_tokens=512
+actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16
+actor_rollout_ref.rollout.checkpoint_engine.update_weights_bucket_megabytes=1
+trainer.n_gpus_per_node=1 trainer.nnodes=1 trainer.logger=[console] trainer.val_before_train=False
+trainer.test_freq=-1 trainer.save_freq=-1
++ray_kwargs.ray_init.object_store_memory=200000000
+""".split()
 
 COMMON = f"""
 {ROLLOUT}.calculate_log_probs=True {ROLLOUT}.top_p=0.9 {ROLLOUT}.top_k={TOP_K}
@@ -114,7 +134,12 @@ class Job:
             *(f"trainer.default_local_dir={folder}/saved", f"hydra.run.dir={folder}/hydra"),
         ]
         variables = {
-            **environment(folder, self.name),
+            **os.environ,
+            **turns.ENVIRONMENT,
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "FLASHPATCH": f"cpu,{self.name}",
+            "FLASHPATCH_LEDGER": str(folder / "ledger"),
             "FLASHPATCH_CONFIG": str(config),
             "FLASHPATCH_RUN": str(self),
             "RAY_worker_niceness": "0",
@@ -260,7 +285,7 @@ def main() -> None:
     if tiny and not (world / "test.parquet").exists():
         experts(world)
     settings = [*([] if tiny or given.quick else WORLD), *given.settings]
-    print(f"{processor()}; {given.steps} steps")
+    print(f"{turns.cpu()}; {given.steps} steps")
     print(
         f"{'':12} {'seed':>4} {'k3':>8} {'worst':>8} {'weight':>8} {'reward':>15} {'step, s':>8} {'rollout':>8} {'a minute':>10}"
     )

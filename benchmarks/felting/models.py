@@ -51,17 +51,20 @@ def opened(folder: Path, name: str, precision: str, **more: Any) -> Any:
 
 
 def policy(name: str, precision: str) -> list[tuple[str, Any]]:
-    """Return random tensors by name in the device's memory, as trainers send them; for W8A8 int8 with scales."""
+    """Return random tensors by name in the device's memory, as trainers send them; for W8A8 int8 with scales.
+
+    They are cut from memory twice as large as the largest: a whole second policy of 57 GiB leaves a GPU no room for a third."""
     import torch
 
-    source, found = torch.randn(1 << 20) / 50, []
-    for path, shape in MODELS[name].shapes():
-        count = torch.Size(shape).numel()
-        times = -(-count // source.numel())  # a copy for each of thousands of small ones would fill the host
-        values = (source.repeat(times) if times > 1 else source)[:count].view(shape).bfloat16().cuda()
-        if precision == "W8A8" and path.endswith("proj.weight"):
-            found.append((path, (values * 500).to(torch.int8)))
+    shapes = [(path, torch.Size(shape)) for path, shape in MODELS[name].shapes()]
+    source = torch.randn(1 << 20).bfloat16().cuda() / 50
+    source = source.repeat(2 * max(shape.numel() for _, shape in shapes) // source.numel() + 1)
+    rounded, at, found = (source * 500).to(torch.int8) if precision == "W8A8" else source, 0, []
+    for path, shape in shapes:
+        at = at if at + shape.numel() <= len(source) else 0
+        quantized = precision == "W8A8" and path.endswith("proj.weight")
+        found.append((path, (rounded if quantized else source)[at : at + shape.numel()].view(shape)))
+        if quantized:
             found.append((f"{path}_scale", torch.full((shape[0], 1), 0.002, device="cuda")))
-        else:
-            found.append((path, values))
+        at += shape.numel()
     return found

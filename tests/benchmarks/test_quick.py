@@ -33,12 +33,10 @@ COUNTED = pytest.mark.skipif(
 )
 WITH_ENGINE = {
     "felt": ([pytest.mark.cuda, COUNTED], r"0 aims missed"),
-    "first_step": (pytest.mark.verl, r"best \d+ s, aim \d+ s: (met|missed)"),
     "history": (pytest.mark.vllm, rf"1 moved, ngram +\d+ +{NUMBER} \({NUMBER} to {NUMBER}\) +{NUMBER} +\d+%"),
     "reload": (pytest.mark.vllm(least="0.32"), rf"0 aims missed|.*: .* {NUMBER}, aim {NUMBER}"),
     "reward": (pytest.mark.verl, r"bf16 all +1( +[-+]?\d[\d.e+-]*){8}"),
     "rollout": (pytest.mark.vllm, r"int8 is faster than stock bf16 at batches .*"),
-    "sync": (pytest.mark.verl, rf"50M +1 .* {NUMBER}%"),
 }
 """What those need that need an engine or verl, and their last lines. Stock vLLM 0.24 opens no fp8 on a CPU, which `reload` compares."""
 OF_A_WORLD = {"history", "reward", "rollout"}

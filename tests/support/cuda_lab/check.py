@@ -1,5 +1,8 @@
 """The parts of `cuda_lab.gpu`: what each runs on a GPU, or on the fake device in its place, and what its rows say."""
 
+import functools
+import itertools
+import os
 import subprocess
 import sys
 import time
@@ -8,6 +11,9 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+from card import table
+from tree import SUPPORT, TREE
 
 from cuda_lab import cases, runs
 from cuda_lab.compare import compare, differing
@@ -22,14 +28,7 @@ ENGINES = (
 VERL = {"bf16": {}, "fp8": {}, "default": {"FLASHPATCH": "fp8"}}  # the last opens without a scheme
 WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # another process
 ARMS = ("0", "1", "2", "3")
-TOKENS = {
-    "stock": "bf16",
-    "bf16": "bf16",
-    "fp8": "fp8",
-    "verl": "block",
-    "eagle": "bf16",
-    "drafter": "drafter",
-}  # engine of each row
+PATHS = os.pathsep.join(map(str, (SUPPORT, TREE / "benchmarks")))
 CLOSE = 0.02  # of log-probabilities of engines whose weights are the same, byte for byte
 LOSS_BOUND = 0.01  # of values that are rounded to bf16
 ABOUT = "import torch; print(torch.cuda.get_device_name(), *torch.cuda.get_device_capability(), sep='|')"
@@ -64,7 +63,10 @@ class Check:
         if about.returncode:
             raise SystemExit(f"no GPU (FAKE=1 runs this on the fake device): {about.stderr.strip()[-300:]}")
         self.name, major, minor = about.stdout.strip().splitlines()[-1].split("|")
-        self.capability = max(known for known in (80, 89, 90, 100) if known <= 10 * int(major) + int(minor))
+        self.capability = max(
+            known for known in (80, 89, 90, 100, 120) if known <= 10 * int(major) + int(minor)
+        )
+        self.figures: dict[str, dict[str, dict[str, float]]] = {}  # by case, what was measured
         self.parts: dict[str, tuple[Callable[[list[str]], Iterator[Row]], Sequence[str]]] = {
             "losses": (self.losses, ("logprobs", "gradient")),
             "engine": (self.engines, self.here(ENGINES)),
@@ -74,7 +76,7 @@ class Check:
             "capture": (self.captured, ("graphs", "defaults")),
             "storage": (self.storage, cases.of(self.capability)),
             "job": (self.jobs, ("gsm8k_fp8", "flowrl_7b", "eagle_7b")),
-            "tokens": (self.tokens, [name for name in TOKENS if not fake or name != "verl"]),
+            **{part: (functools.partial(self.measured, part), rows) for part, rows in table.ROWS.items()},
         }
 
     def here(self, scenarios: Sequence[str]) -> list[str]:
@@ -84,18 +86,27 @@ class Check:
     def rows(self, words: Sequence[str] = ()) -> Iterator[Row]:
         """Yield a row per case as it ends, and one for each that was not reached.
 
-        ``words``: beginnings of cases, as ``engine`` or ``engine:fp8``; none: all."""
-        for part, (run, all_names) in self.parts.items():
-            names = [
-                name
-                for name in all_names
-                if not words or any(f"{part}:{name}".startswith(word) for word in words)
-            ]
-            left = list(names)
-            for row in run(names) if names else ():
+        ``words``: cases, or beginnings of several, as ``engine``, in the order in which they run; none: all.
+
+        Raises:
+            SystemExit: no case begins with one of them."""
+        for part, cases_of in itertools.groupby(self.wanted(words), lambda case: case.partition(":")[0]):
+            left = [case.partition(":")[2] for case in cases_of]
+            for row in self.parts[part][0](list(left)):
                 left.remove(row.case.partition(":")[2])
                 yield row
             yield from (Row(f"{part}:{name}", "not run", "the time was up") for name in left)
+
+    def wanted(self, words: Sequence[str]) -> list[str]:
+        """Return the cases that words name, each once."""
+        known = [f"{part}:{name}" for part, (_, names) in self.parts.items() for name in names]
+        found = {
+            word: [word] if word in known else [case for case in known if case.startswith(word)]
+            for word in words or [""]
+        }
+        if unknown := [word for word, some in found.items() if not some]:
+            raise SystemExit(f"no case begins with {', '.join(unknown)}; there are {', '.join(known)}")
+        return list(dict.fromkeys(case for some in found.values() for case in some))
 
     def stream(self, what: str, mode: str, names: Sequence[str], **more: str) -> Iterator[tuple[str, Any]]:
         seconds = min(self.deadline - time.monotonic(), 3600.0)
@@ -198,26 +209,34 @@ class Check:
             )
             yield Row(f"job:{name}", "equal" if right else "differs", detail)
 
-    def tokens(self, names: list[str]) -> Iterator[Row]:
-        plain: dict[Any, Any] = {}
+    def measured(self, part: str, names: list[str]) -> Iterator[Row]:
+        """What ends in an error, or not in time, leaves what its other processes found."""
         for name in names:
-            scenario, stock = [f"{TOKENS[name]}:tokens"], name in ("stock", "verl")
-            if name == "drafter":
-                plain = dict(self.stream("speed", "fresh", scenario)).get(scenario[0], {})
-            families = {"bf16": "bf16", "fp8": "bf16"}.get(name, "eagle")
-            more = {} if stock else {"FLASHPATCH": families}
-            for _, got in self.stream("speed", "fresh" if stock else "update", scenario, **more):
-                if row := _failed(f"tokens:{name}", plain, got):
-                    yield row
-                    continue
-                against = "stock with it" if name == "drafter" else "stock in bf16"
-                rates = [
-                    f"{rate:.0f} at {batch}"
-                    + (f" ({rate / plain[batch]:.3f} of {against})" if batch in plain else "")
-                    for batch, rate in got.items()
-                ]
-                yield Row(f"tokens:{name}", "measured", f"tokens a second by batch: {', '.join(rates)}")
-                plain = plain or got  # stock's, or an error of stock's with a drafter
+            case, said, verdict = f"{part}:{name}", [], "measured"
+            for mode, more in table.processes(part, name):
+                got = dict(self.stream("card", mode, [case], PYTHONPATH=PATHS, **more)).get(case)
+                if got is None:
+                    said.append("the time was up")
+                elif "error" in got:
+                    verdict = "differs"
+                    said.append(got["error"][:400])
+                else:
+                    base = self.figures.get(f"{part}:{table.against(part, name)}", self.figures.get(case, {}))
+                    said += [
+                        f"{way} {_ratios(some, base.get(way, base.get('reload', {})))}"
+                        for way, some in got.items()
+                    ]
+                    self.figures.setdefault(case, got)
+            if set(said) != {"the time was up"}:
+                yield Row(case, verdict, "; ".join(said))
+
+
+def _ratios(figures: dict[str, float], base: dict[str, float]) -> str:
+    """Return figures by unit in words, with the ratios to another row's that has the same."""
+    return ", ".join(
+        f"{value:.4g} {unit}" + (f" ({value / base[unit]:.2f})" if base.get(unit) else "")
+        for unit, value in figures.items()
+    )
 
 
 def _opening(name: str) -> str:

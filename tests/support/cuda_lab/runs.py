@@ -52,7 +52,7 @@ def run(
 
     Args:
         folder: for checkpoints, which later runs share, and for what this run writes.
-        what: `storage`, `engine`, `drafts`, `captured`, `speed` or `losses`, the module of this package to run.
+        what: `storage`, `engine`, `drafts`, `captured` or `losses`, the module of this package to run; or `card`, of `benchmarks`.
         mode: `fresh`, or `update`: then FlashPatch is on, unless `more` says FLASHPATCH="0"; of losses "".
         capability: ten times the fake device's compute capability; 0: the GPU.
         names: of `cuda_lab.cases.CASES`; for engines with their steps; of drafts the arms.
@@ -121,6 +121,6 @@ def _prepared(
         options.write_text(f'[fp8]\natomic = "{options.stem}"\n')
         patches |= {"FLASHPATCH": "bf16", "FLASHPATCH_CONFIG": str(options)}
     out = Path(tempfile.mkdtemp(dir=folder), "results")
-    arguments = ["-m", f"cuda_lab.{what}"]
+    arguments = ["-m", what if what == "card" else f"cuda_lab.{what}"]
     arguments += [mode, str(folder / "checkpoints"), str(out), *names] if mode else [str(out)]
     return out, arguments, environment(capability, **{**patches, **more})

@@ -1,8 +1,12 @@
 """Run the tests that need a GPU's graphs, and the checks of `make test-gpu`, on the fake device: see its README."""
 
+import json
+import os
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from cuda_lab import check, runs
@@ -22,14 +26,73 @@ def test_what_needs_a_device() -> None:
     assert "passed" in done.stdout and "skipped" not in done.stdout
 
 
-def test_what_is_checked_on_a_gpu_runs_here_but_for_speed(tmp_path) -> None:
-    rows = list(check.Check(tmp_path, fake=90).rows(["losses", "tokens:bf16"]))
-    assert [(row.case, row.verdict) for row in rows] == [
-        ("losses:logprobs", "equal"),
-        ("losses:gradient", "equal"),
-        ("tokens:bf16", "measured"),
-    ], rows
-    assert " at 4" in rows[-1].detail and "Error" not in rows[-1].detail
+def rehearsed(folder: Path, *words: str) -> dict[str, str]:
+    """Return what each row says; all that is measured must have been."""
+    rows = list(check.Check(folder, fake=90).rows(words))
+    assert [(row.case, row.verdict) for row in rows] == [(word, "measured") for word in words], rows
+    return {row.case: row.detail for row in rows}
+
+
+def test_losses_are_checked(tmp_path) -> None:
+    rows = list(check.Check(tmp_path, fake=90).rows(["losses"]))
+    assert {row.case: row.verdict for row in rows} == {"losses:logprobs": "equal", "losses:gradient": "equal"}
+
+
+RATIO = r"[\d.]+ {} \([\d.]+\)"
+A_RATE = r"1 of 16 [\d.]+ tokens/s"
+
+
+def test_rates_are_measured_against_stocks_in_the_order_that_was_asked_for(tmp_path) -> None:
+    found = rehearsed(tmp_path, "tokens:eagle_stock", "tokens:eagle", "tokens:stock", "tokens:fp8")
+    # an exact drafter, and arms that were named
+    assert re.search(A_RATE + r", 1 of its drafts right;", found["tokens:eagle_stock"])
+    assert re.search(A_RATE + r" \([\d.]+\), 1 of its drafts right", found["tokens:eagle"])
+    assert "3_1_4" in found["tokens:eagle"]
+    assert re.search(A_RATE + ";", found["tokens:stock"])
+    assert len(re.findall(r"of \d+ " + RATIO.format("tokens/s"), found["tokens:fp8"])) == 3
+
+
+def test_updates_and_sleep_are_measured_against_vllms_own(tmp_path) -> None:
+    found = rehearsed(tmp_path, "update:7B_bf16", "sleep:stock_2", "sleep:bf16_2")
+    ways = [f"{size} {atomic}" for atomic in ("layer", "model") for size in ("512 MiB", "2 GiB")]
+    for way in ways:
+        assert re.search(f"{way} {RATIO.format('s')}, {RATIO.format('calls')}", found["update:7B_bf16"])
+    for part in "sleep", "wake weights", "update", "wake cache", "last asleep":
+        unit = "GiB of the device" if "asleep" in part else "s"
+        assert re.search(f"{part} {RATIO.format(unit)}", found["sleep:bf16_2"]), found
+
+
+def test_a_jobs_step_is_measured(tmp_path) -> None:
+    found = rehearsed(tmp_path, "step:fp8")["step:fp8"]
+    assert all(re.search(rf"{part} [\d.]+ s", found) for part in ("gen", "update_weights", "step"))
+
+
+def test_a_name_that_no_case_begins_with_is_an_error(tmp_path) -> None:
+    with pytest.raises(SystemExit, match=r"no case begins with tokens:int9; there are .*tokens:int8,"):
+        list(check.Check(tmp_path, fake=90).rows(["losses", "tokens:int9"]))
+
+
+def test_who_kills_it_keeps_the_rows_that_were_written(tmp_path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    command = [
+        sys.executable,
+        "-m",
+        "cuda_lab.gpu",
+        "--fake",
+        "--rows",
+        rows,
+        "--cases",
+        "losses",
+        "tokens:bf16",
+    ]
+    env = {**os.environ, "PYTHONPATH": check.PATHS}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as run:
+        for line in run.stdout:
+            if b"losses:gradient" in line:
+                run.kill()
+    kept = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row.get("case", "device") for row in kept] == ["device", "losses:logprobs", "losses:gradient"]
+    assert run.returncode < 0
 
 
 def test_a_case_that_the_time_does_not_allow_has_a_row(tmp_path) -> None:

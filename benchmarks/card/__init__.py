@@ -1,0 +1,1 @@
+"""What `make test-gpu` measures by the clock: a row in each process."""

@@ -1,0 +1,24 @@
+"""Measure a row in this process, and append what was found, or its error, to OUT.
+
+    python -m card fresh|update FOLDER OUT PART:ROW
+
+`update` runs with FLASHPATCH set, `fresh` without. A part is a module of this package."""
+
+import importlib
+import sys
+from pathlib import Path
+
+from cuda_lab import results
+
+
+def main(mode: str, root: str, out: str, case: str) -> None:
+    part, _, row = case.partition(":")
+    found = results.attempt(
+        lambda: importlib.import_module(f"card.{part}").measured(row, Path(root), mode == "update")
+    )
+    results.add(out, case, found)
+    results.leave()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
