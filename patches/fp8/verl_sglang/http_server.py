@@ -23,13 +23,14 @@ from flashpatch.patches._shared.context import having, holding
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.sglang.kept_tokens import HELD
 from flashpatch.patches.fp8.verl.correction import mismatch
-from flashpatch.patches.fp8.verl.expected_processes import check_synced, of_servers
+from flashpatch.patches.fp8.verl.expected_processes import of_requests, of_servers
 from flashpatch.record import Patch
 
 logger = logging.getLogger("flashpatch.fp8")
 
 MODULE = "verl.workers.rollout.sglang_rollout.async_sglang_server"
 SERVER, REPLICA = f"{MODULE}:SGLangHttpServer", f"{MODULE}:SGLangReplica"
+REQUESTS = "sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request"
 WATCHDOG = "sglang.srt.utils.watchdog:SubprocessWatchdog"
 GRACE = 10.0
 """Seconds that SGLang's own handler has to end the process."""
@@ -165,7 +166,6 @@ async def complete(
             log-probabilities of different lengths."""
     from fastapi import HTTPException
 
-    check_synced(self, patch.id)
     asked = bool(sampling_params.get("logprobs"))
     try:
         output = await original(self, prompt_ids, sampling_params, *args, **kwargs)
@@ -191,6 +191,7 @@ async def complete(
 launch_servers = of_servers(
     servers, REPLICA, "anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.generate"
 )
+generate_request_synced = of_requests(watchdog, REQUESTS, "anywhere=fp8.verl_sglang.launch_servers")
 
 
 @watchdog.wrap(f"{WATCHDOG}._check_processes", **CHECK)

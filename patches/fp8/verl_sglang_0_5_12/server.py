@@ -6,7 +6,7 @@ from typing import Any
 
 from flashpatch.decorate import Patches
 from flashpatch.patches.fp8.sglang_0_5_12.record import REQUIRES
-from flashpatch.patches.fp8.verl.expected_processes import of_servers
+from flashpatch.patches.fp8.verl.expected_processes import of_requests, of_servers
 from flashpatch.patches.fp8.verl_sglang import http_server
 
 NAME = "verl_sglang_0_5_12"
@@ -35,6 +35,7 @@ async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
 
 
 launch_servers = of_servers(patches, http_server.REPLICA, _GENERATED)
+generate_request_synced = of_requests(watchdog, http_server.REQUESTS, f"anywhere=fp8.{NAME}.launch_servers")
 check_processes = watchdog.wrap(f"{http_server.WATCHDOG}._check_processes", **http_server.CHECK)(
     http_server.check_processes
 )

@@ -11,7 +11,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import holding
 from flashpatch.patches.fp8.support.kept import Drawn
 from flashpatch.patches.fp8.verl.correction import mismatch
-from flashpatch.patches.fp8.verl.expected_processes import check_synced, of_servers
+from flashpatch.patches.fp8.verl.expected_processes import of_requests, of_servers
 from flashpatch.patches.fp8.verl_vllm.trainer import RECEIVE
 from flashpatch.patches.fp8.vllm.kept_tokens import HELD
 
@@ -26,6 +26,7 @@ patches = Patches(
     scope="driver",
     remove_when="verl returns the answers, and vLLM fails the calls under way when an engine core ends.",
 )
+engines = Patches("fp8", "vllm>=0.24", framework="verl_vllm")
 
 
 @patches.wrap(
@@ -84,6 +85,9 @@ launch_servers = of_servers(
     f"{SERVERS}:vLLMReplica",
     "anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.generate",
 )
+generate_request_synced = of_requests(
+    engines, "vllm.v1.engine.async_llm:AsyncLLM.generate", "anywhere=fp8.verl_vllm.launch_servers"
+)
 
 
 @patches.wrap(
@@ -105,7 +109,6 @@ launch_servers = of_servers(
 )
 async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
     """Add the replica's precision to the sample's extra fields; with the option support, the kept ids to the log-probabilities."""
-    check_synced(self, patches.of(generate).id)
     held: list[Any] = []
     with holding(HELD, held):
         output = await original(self, *args, **kwargs)
