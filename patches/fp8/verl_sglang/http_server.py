@@ -83,7 +83,7 @@ CHECK: Own = {
 
 patches = Patches("fp8", "verl>=0.9", framework="verl_sglang", beside="sglang>=0.5.21", scope="driver")
 servers = Patches("fp8", "verl>=0.9", framework="verl_sglang")
-watchdog = Patches("fp8", "sglang>=0.5.21", framework="verl_sglang", tested=("0.5.21", "0.5.23"))
+engines = Patches("fp8", "sglang>=0.5.21", tested=("0.5.21", "0.5.23"))  # SGLang imports these without verl
 
 
 @patches.wrap(
@@ -191,10 +191,10 @@ async def complete(
 launch_servers = of_servers(
     servers, REPLICA, "anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.generate"
 )
-generate_request_synced = of_requests(watchdog, REQUESTS, "anywhere=fp8.verl_sglang.launch_servers")
+generate_request_synced = of_requests(engines, REQUESTS, "anywhere=fp8.verl_sglang.launch_servers")
 
 
-@watchdog.wrap(f"{WATCHDOG}._check_processes", **CHECK)
+@engines.wrap(f"{WATCHDOG}._check_processes", **CHECK)
 def check_processes(original, self, *args: Any, **kwargs: Any) -> bool:
     """Kill, in the watchdog's thread, what outlives SGLang's signal."""
     crashed = original(self, *args, **kwargs)

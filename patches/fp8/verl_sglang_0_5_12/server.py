@@ -15,7 +15,7 @@ NAME = "verl_sglang_0_5_12"
 _GENERATED = f"anywhere=fp8.verl.validate_config_rollout anywhere=fp8.{NAME}.generate"
 
 patches = Patches("fp8", "verl>=0.9", framework=NAME, beside=REQUIRES, scope="driver")
-watchdog = Patches("fp8", REQUIRES, framework=NAME, tested=("0.5.12", "0.5.20"))
+engines = Patches("fp8", REQUIRES, framework="sglang_0_5_12", tested=("0.5.12", "0.5.20"))
 
 
 @patches.wrap(f"{http_server.SERVER}.launch_server", when=_GENERATED, **http_server.LAUNCH)
@@ -35,7 +35,7 @@ async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
 
 
 launch_servers = of_servers(patches, http_server.REPLICA, _GENERATED)
-generate_request_synced = of_requests(watchdog, http_server.REQUESTS, f"anywhere=fp8.{NAME}.launch_servers")
-check_processes = watchdog.wrap(f"{http_server.WATCHDOG}._check_processes", **http_server.CHECK)(
+generate_request_synced = of_requests(engines, http_server.REQUESTS, f"anywhere=fp8.{NAME}.launch_servers")
+check_processes = engines.wrap(f"{http_server.WATCHDOG}._check_processes", **http_server.CHECK)(
     http_server.check_processes
 )

@@ -26,7 +26,7 @@ patches = Patches(
     scope="driver",
     remove_when="verl returns the answers, and vLLM fails the calls under way when an engine core ends.",
 )
-engines = Patches("fp8", "vllm>=0.24", framework="verl_vllm")
+engines = Patches("fp8", "vllm>=0.24")  # of the group that is armed without verl, as their target is
 
 
 @patches.wrap(
