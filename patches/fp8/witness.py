@@ -25,3 +25,4 @@ class Witness:
         changed = sorted({name for name, at in said if said[name, at] != self._first.get((name, at))})
         differs = f"the engine's own checksums have changed since it took policy version {version}: {listed(changed)}"
         ledger.note(witness=version, witness_differs=f"[flashpatch: {patch}] {differs}" if changed else "")
+        ledger.flush()  # SGLang ends its processes by SIGKILL
