@@ -282,7 +282,7 @@ def _present(
     broken = "its last update failed" if row.notes.get("policy_state") == "broken" else ""
     if why := policy_versions.FAMILY in families and (row.notes.get("refusing") or broken):
         problems.append(f"[flashpatch: {policy_versions.FAMILY}] refuses requests: {why}")
-    problems += [*shown.problems, *([row.error] if row.error else [])]
+    problems += [*shown.problems, *filter(None, (row.error, row.notes.get("witness_differs")))]
     calls = Counter[str]()
     for id, patch in row.parts[0].items():
         if (family := id.partition(".")[0]) in families:

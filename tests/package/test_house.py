@@ -9,6 +9,7 @@ import tests_for
 from tree import TREE
 
 from flashpatch import _index, registry, write_index
+from flashpatch.arming.preflight import packages
 
 CODE = [
     path
@@ -27,6 +28,14 @@ def test_an_id_names_the_upstream_function_or_class(id: str) -> None:
     places = [target.partition(":")[2].split(".") for target in registry.patches()[id].targets]
     names = [_snake(at[-1] if at[-1] != "__init__" else f"{at[-2]}_init") for at in places]
     assert any(name in id.split(".", 2)[2] for name in names)
+
+
+def test_patches_that_are_armed_together_have_targets_in_one_package() -> None:
+    """The import of any target arms all: one in SGLang beside others in verl would refuse SGLang where verl is not installed."""
+    groups: dict[tuple[str, str], set[str]] = {}
+    for patch in registry.patches().values():
+        groups.setdefault((patch.family, patch.framework), set()).update(packages(patch))
+    assert not {group: found for group, found in groups.items() if len(found) > 1}
 
 
 def test_no_function_is_longer_than_a_screenful() -> None:

@@ -35,6 +35,10 @@ def prepare() -> None:
         sglang_lora.break_rank(os.environ["JOB_LORA_FAULT"])
     if os.environ.get("JOB_CALLS"):
         sglang_calls.install()
+    if os.environ.get("JOB_WRITES"):
+        from sglang.srt.managers.scheduler import Scheduler
+
+        Scheduler.write_past = lambda self: self.tp_worker.model_runner.model.lm_head.weight.data[0].add_(1)
     if os.environ.get("JOB_ROTATE") != "1":
         return
     from flashpatch.patches.eagle.bandit.policy import Policy
@@ -240,13 +244,18 @@ def resume(engine: Any, tags: list[str]) -> None:
     engine.resume_memory_occupation(tags)
 
 
-def reset(engine: Any, selector: str = "all") -> list[Any]:
-    """Overwrite the weights with random values, as SGLang's ``/weights_checker`` does."""
+def reset(engine: Any, selector: str = "all", action: str = "reset_tensors") -> list[Any]:
+    """Overwrite the weights with random values, as SGLang's ``/weights_checker`` does, or what else it does."""
     from sglang.srt.managers.io_struct import CheckWeightsReqInput
 
     more = {} if selector == "all" else dict(selector=selector)  # SGLang 0.5.12 knows no other
-    asked = CheckWeightsReqInput(action="reset_tensors", **more)
-    return list(engine.loop.run_until_complete(engine.tokenizer_manager.check_weights(asked, None))[:2])
+    asked = CheckWeightsReqInput(action=action, **more)
+    return list(engine.loop.run_until_complete(engine.tokenizer_manager.check_weights(asked, None))[:3])
+
+
+def write_past(engine: Any) -> None:
+    """Write into a parameter, past every loader."""
+    engine.collective_rpc("write_past")
 
 
 def audited(engine: Any, source: str, number: int, fault: str = "", victim: str = "") -> list[Any]:
@@ -287,7 +296,7 @@ STEPS: dict[str, Any] = {
     name: globals()[name]
     for name in (
         *"answers tokens logprobs refused update loose disk distributed begin end bucket release resume".split(),
-        *"reset versions across audited sync eagle pause within".split(),
+        *"reset write_past versions across audited sync eagle pause within".split(),
     )
 }
 STEPS["sampled"] = sglang_sampled.sampled

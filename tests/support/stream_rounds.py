@@ -73,7 +73,7 @@ def whole(
     engine: Any, actor: Any, batch: Rows, rank: int, world: int, **split: Any
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Return the gradient of verl's own update, each rank's rows in one micro-batch, unless ``split`` says otherwise; and its
-    metrics that are sums."""
+    metrics that are sums. Of ``world`` shares of the rows each rank has one; with Ulysses several ranks have the same."""
     mine = batch[rank::world]
     data = job.share(mine, len(batch), {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": len(mine)})
     tu.assign_non_tensor(data, calculate_entropy=True, **split)
@@ -81,14 +81,14 @@ def whole(
         engine.optimizer_zero_grad()
         mine = engine.forward_backward_batch(data, partial(ppo_loss, config=actor))["metrics"]
         gradient = job._whole(engine)
-    ranks: list[Any] = [None] * world
+    ranks: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(ranks, mine)
     sums = [
         name
         for name, one in mine.items()
         if isinstance(one, Metric) and one.aggregation is AggregationType.SUM
     ]
-    return gradient, {name: Metric.aggregate_dp([rank[name] for rank in ranks]) for name in sums}
+    return gradient, {name: Metric.aggregate_dp([rank[name] for rank in ranks[:world]]) for name in sums}
 
 
 def streamed(

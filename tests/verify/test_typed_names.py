@@ -95,6 +95,7 @@ def test_another_name_of_the_family_than_the_one_that_is_on_is_not_proven():
     [
         ({"late": {"fp8": "1 engine exists already."}}, "[flashpatch: fp8] 1 engine exists already."),
         ({"policy_state": "broken"}, "[flashpatch: fp8] refuses requests: its last update failed"),
+        ({"witness_differs": "[flashpatch: fp8.x] changed"}, "[flashpatch: fp8.x] changed"),
         ({"refusing": "an update is open"}, "[flashpatch: fp8] refuses requests: an update is open"),
     ],
 )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flashpatch.decorate import Patches
 from flashpatch.patches.fp8.sglang.schedulers import REMOVE_WHEN
 from flashpatch.patches.fp8.sglang.update_session import MANAGER, owners_of
+from flashpatch.patches.fp8.witness import Witness
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.update.model import ManagedModel
@@ -22,6 +23,7 @@ ROLES = ("target", "draft")
 RESET = "reset_tensors"
 TAGS = ("recv_req.tags", "GPU_MEMORY_TYPE_WEIGHTS")
 
+_witness = Witness()
 _copies: weakref.WeakKeyDictionary[ManagedModel, HostCopies] = weakref.WeakKeyDictionary()
 
 patches = Patches("fp8", "sglang>=0.5.21", scope="engine-core", evidence="optional", remove_when=REMOVE_WHEN)
@@ -150,7 +152,10 @@ def check(
         owners_of_role: returns the managed models of a role, target or draft.
         do: SGLang's own function."""
     if recv_req.action != RESET:
-        return do()
+        output = do()
+        if recv_req.action == "checksum" and output.success:
+            _hear(owners_of_role("target"), output.payload)
+        return output
     selector = getattr(recv_req, "selector", "all")
     owners: Mapping[str, Sequence[ManagedModel]] = {
         role: owners_of_role(role) if selector in (role, "all") else () for role in ROLES
@@ -159,3 +164,12 @@ def check(
         return release(owners, dict.fromkeys(ROLES, False), do, by=RESET)
     finally:
         resume([owner for role in ROLES for owner in owners[role]])
+
+
+def _hear(owners: Sequence[ManagedModel], payload: Any) -> None:
+    """Note SGLang's own checksums of a policy that is whole, of each rank; a drafter has versions of its own."""
+    if not owners or not all(owner.may_generate for owner in owners):
+        return
+    ranks = [getattr(rank, "checksums", None) or rank["checksums"] for rank in payload]
+    target = [{name: one for name, one in rank.items() if not name.startswith("draft")} for rank in ranks]
+    _witness.heard(owners[0].version, patches.of(check_weights).id, target)

@@ -22,13 +22,14 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import having
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.verl.correction import mismatch
-from flashpatch.patches.fp8.verl.expected_processes import check_synced, of_servers
+from flashpatch.patches.fp8.verl.expected_processes import of_requests, of_servers
 from flashpatch.record import Patch
 
 logger = logging.getLogger("flashpatch.fp8")
 
 MODULE = "verl.workers.rollout.sglang_rollout.async_sglang_server"
 SERVER, REPLICA = f"{MODULE}:SGLangHttpServer", f"{MODULE}:SGLangReplica"
+REQUESTS = "sglang.srt.managers.tokenizer_manager:TokenizerManager.generate_request"
 WATCHDOG = "sglang.srt.utils.watchdog:SubprocessWatchdog"
 GRACE = 10.0
 """Seconds that SGLang's own handler has to end the process."""
@@ -81,7 +82,7 @@ CHECK: Own = {
 
 patches = Patches("fp8", "verl>=0.9", framework="verl_sglang", beside="sglang>=0.5.21", scope="driver")
 servers = Patches("fp8", "verl>=0.9", framework="verl_sglang")
-watchdog = Patches("fp8", "sglang>=0.5.21", framework="verl_sglang", tested=("0.5.21", "0.5.23"))
+engines = Patches("fp8", "sglang>=0.5.21", tested=("0.5.21", "0.5.23"))  # SGLang imports these without verl
 
 
 @patches.wrap(
@@ -159,7 +160,6 @@ async def complete(
             log-probabilities of different lengths."""
     from fastapi import HTTPException
 
-    check_synced(self, patch.id)
     asked = bool(sampling_params.get("logprobs"))
     try:
         output = await original(self, prompt_ids, sampling_params, *args, **kwargs)
@@ -185,9 +185,10 @@ async def complete(
 launch_servers = of_servers(
     servers, REPLICA, "anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.generate"
 )
+generate_request_synced = of_requests(engines, REQUESTS, "anywhere=fp8.verl_sglang.launch_servers")
 
 
-@watchdog.wrap(f"{WATCHDOG}._check_processes", **CHECK)
+@engines.wrap(f"{WATCHDOG}._check_processes", **CHECK)
 def check_processes(original, self, *args: Any, **kwargs: Any) -> bool:
     """Kill, in the watchdog's thread, what outlives SGLang's signal."""
     crashed = original(self, *args, **kwargs)

@@ -6,7 +6,7 @@ from typing import Any
 
 from flashpatch.decorate import Patches
 from flashpatch.patches.fp8.sglang_0_5_12.record import REQUIRES
-from flashpatch.patches.fp8.verl.expected_processes import of_servers
+from flashpatch.patches.fp8.verl.expected_processes import of_requests, of_servers
 from flashpatch.patches.fp8.verl_sglang import http_server
 
 NAME = "verl_sglang_0_5_12"
@@ -15,7 +15,7 @@ NAME = "verl_sglang_0_5_12"
 _GENERATED = f"anywhere=fp8.verl.validate_config_rollout anywhere=fp8.{NAME}.generate"
 
 patches = Patches("fp8", "verl>=0.9", framework=NAME, beside=REQUIRES, scope="driver")
-watchdog = Patches("fp8", REQUIRES, framework=NAME, tested=("0.5.12", "0.5.20"))
+engines = Patches("fp8", REQUIRES, framework="sglang_0_5_12", tested=("0.5.12", "0.5.20"))
 
 
 @patches.wrap(f"{http_server.SERVER}.launch_server", when=_GENERATED, **http_server.LAUNCH)
@@ -35,6 +35,7 @@ async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
 
 
 launch_servers = of_servers(patches, http_server.REPLICA, _GENERATED)
-check_processes = watchdog.wrap(f"{http_server.WATCHDOG}._check_processes", **http_server.CHECK)(
+generate_request_synced = of_requests(engines, http_server.REQUESTS, f"anywhere=fp8.{NAME}.launch_servers")
+check_processes = engines.wrap(f"{http_server.WATCHDOG}._check_processes", **http_server.CHECK)(
     http_server.check_processes
 )

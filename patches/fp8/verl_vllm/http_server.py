@@ -9,7 +9,7 @@ from typing import Any
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.verl.correction import mismatch
-from flashpatch.patches.fp8.verl.expected_processes import check_synced, of_servers
+from flashpatch.patches.fp8.verl.expected_processes import of_requests, of_servers
 from flashpatch.patches.fp8.verl_vllm.trainer import RECEIVE
 
 SERVERS = "verl.workers.rollout.vllm_rollout.vllm_async_server"
@@ -23,6 +23,7 @@ patches = Patches(
     scope="driver",
     remove_when="verl returns the answers, and vLLM fails the calls under way when an engine core ends.",
 )
+engines = Patches("fp8", "vllm>=0.24")  # of the group that is armed without verl, as their target is
 
 
 @patches.wrap(
@@ -81,6 +82,9 @@ launch_servers = of_servers(
     f"{SERVERS}:vLLMReplica",
     "anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.generate",
 )
+generate_request_synced = of_requests(
+    engines, "vllm.v1.engine.async_llm:AsyncLLM.generate", "anywhere=fp8.verl_vllm.launch_servers"
+)
 
 
 @patches.wrap(
@@ -100,7 +104,6 @@ launch_servers = of_servers(
 )
 async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
     """Add the replica's precision to the sample's extra fields."""
-    check_synced(self, patches.of(generate).id)
     output = await original(self, *args, **kwargs)
     mismatch.note_precision(output, self.replica_rank)
     return output

@@ -20,6 +20,7 @@ from flashpatch.patches._shared.tally import count
 from flashpatch.patches.fp8 import model_registry
 from flashpatch.patches.fp8.vllm import caches, running_requests, unsupported, worker
 from flashpatch.patches.fp8.vllm.executor_door import ExecutorDoor
+from flashpatch.patches.fp8.witness import Witness
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.update.events import Policy
@@ -46,6 +47,7 @@ class SchedulerGate:
         version: version of the target's weights that the caches belong to.
         adapters: how often the name or number of a LoRA adapter has come to mean something else.
         holds: name and path of the adapter that each number stands for, see `Policy`; None where adapters are not followed.
+        witness: vLLM's own checksums.
         prefix_key: of the prefix cache; None if commits empty it.
         drafter_version: version of the drafter's weights, 0 before its first update and without one.
         drafter_problem: why the drafter may not be used, empty if it may.
@@ -60,6 +62,7 @@ class SchedulerGate:
         self.answered = -1
         self.prefix_key = caches.open_for(core)
         self.turn = threading.RLock()
+        self.witness = Witness()
         self._by_call = (
             False  # whether a call has brought the version: what its caller names next is that one
         )

@@ -184,6 +184,7 @@ def _another(manager: Any, dead: Any) -> Any:
         model_config=manager.model_config,
         gpus_per_node=manager.rollout_config.n_gpus_per_node,
     )
+    replica.flashpatch_sync_due = True  # the update in which it joins
     end = time.monotonic() + DEVICES
     while True:
         try:

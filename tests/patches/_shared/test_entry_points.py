@@ -28,6 +28,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 """
 ACTOR, LOSS = "actor_rollout_ref.actor", "actor_rollout_ref.actor.policy_loss.loss_mode"
 CORRECTION, OWN = "algorithm.rollout_correction.rollout_is", "algorithm.rollout_correction.bypass_mode=False"
+GLOO = "actor_rollout_ref.rollout.checkpoint_engine.backend=gloo"
 SEARCH = "hydra.searchpath=[pkg://verl.trainer.config]"  # verl's is a path within its repository
 FULLY = "verl.experimental.fully_async_policy.fully_async_main"
 ENTRIES = {
@@ -37,7 +38,11 @@ ENTRIES = {
     "one_step_off": ("verl.experimental.one_step_off_policy.main_ppo", OWN, SEARCH),
 }
 MANY, FP8 = "fp8,grpo,fsdp,eagle", {CORRECTION: "token"}
-SERVED = {MANY: {LOSS: "grpo_exact"}, "flowrl": {LOSS: "flowrl", f"{ACTOR}.use_kl_loss": True}}
+SERVED = {
+    MANY: {LOSS: "grpo_exact"},
+    "flowrl": {LOSS: "flowrl", f"{ACTOR}.use_kl_loss": True},
+    "cpu,bf16": {"trainer.device": "cpu"},
+}
 REFUSED = {
     "grpo": f"{LOSS}=gspo (",
     "flowrl": f"{ACTOR}.strategy=megatron (",
@@ -53,6 +58,7 @@ CASES += [("fp8", "verl.trainer.main_ppo", "", FP8), (MANY, "verl.trainer.sft_tr
 def test_a_job_has_what_each_family_sets_or_is_refused(tmp_path, case):
     names, module, *own, refused, wanted = case
     own += [refused[:-2]] if "=" in refused else []
+    own += [GLOO] if "cpu" in names and "experimental" in module and wanted else []
     own += [] if "sft" in module else ["algorithm.adv_estimator=grpo", f"{ACTOR}.use_dynamic_bsz=True"]
     given = json.dumps([module, [*wanted], f"hydra.run.dir={tmp_path}", *own])
     done = cpu_lab.python(DRIVER, tmp_path, arguments=[given], FLASHPATCH=names)

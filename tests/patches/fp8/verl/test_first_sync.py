@@ -1,4 +1,5 @@
-"""verl's servers as its trainers start them, one of them killed and started again: each answers after a sync, and not before.
+"""verl's servers, one of them killed and started again: those that verl's checkpoint manager holds answer after a sync, and not
+before, in Ray and at their HTTP address; one that no manager holds answers at once.
 
 verl 0.9.1 itself starts no server again, and lets Ray start none: a server that Ray did would have no engine."""
 
@@ -10,14 +11,15 @@ import warm
 
 pytestmark = [pytest.mark.verl, pytest.mark.full]  # over 100 s
 CODE = """
-import asyncio, json, sys
+import asyncio, json, sys, urllib.request
 import ray
 from flashpatch.patches.grpo.streaming import replicas
 from flashpatch.verify.probes import verl_actor
 
 engine, *settings = json.loads(sys.argv[1])
 config = verl_actor.configuration(settings)
-from verl.utils.config import validate_config
+from verl.checkpoint_engine import CheckpointEngineManager
+from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.workers.rollout.llm_server import LLMServerManager
 
 async def answered(replica):
@@ -27,13 +29,30 @@ async def answered(replica):
     except Exception as error:
         return str(error)
 
+COMPLETIONS = "v1/completions", dict(model=config.actor_rollout_ref.model.path, prompt=[5, 6, 7], max_tokens=4)
+OWN = dict(sglang=("generate", dict(input_ids=[5, 6, 7])))  # verl's SGLang has no tokenizer, which the other needs to answer
+
+def posted(replica, path, asked):
+    url = f"http://{replica.server_address}/{path}"
+    request = urllib.request.Request(url, json.dumps(asked).encode(), {"Content-Type": "application/json"})
+    try:
+        return urllib.request.urlopen(request).status
+    except urllib.error.HTTPError as error:
+        return [error.code, error.read().decode()]
+
 async def seen(manager):
     [first] = manager.get_replicas()
     yield await answered(first)
+    sent = omega_conf_to_dataclass(config.actor_rollout_ref.rollout.checkpoint_engine)
+    sync = CheckpointEngineManager(config=sent, actor_wg=None, replicas=[first])
+    yield await answered(first)
+    yield await asyncio.to_thread(posted, first, *COMPLETIONS)
     await first.server_handle.set_global_steps.remote(3)
     yield await answered(first)
+    yield await asyncio.to_thread(posted, first, *OWN.get(engine, COMPLETIONS))
     again = await asyncio.to_thread(replicas._another, manager, first)
     yield await answered(again)
+    yield await asyncio.to_thread(posted, again, *COMPLETIONS)
     await again.server_handle.set_global_steps.remote(4)
     yield await answered(again)
     restarted = again.server_class.options(max_restarts=1, max_task_retries=1).remote(**dict(
@@ -72,6 +91,9 @@ def test_a_server_answers_after_its_first_sync(world, tmp_path, engine):
     names = dict(FLASHPATCH="cpu,bf16", SGLANG_USE_CPU_ENGINE="1")  # the second is set by verl's own command
     done = cpu_lab.checked(CODE, tmp_path, imported=imported, arguments=[json.dumps(settings)], **names)
     [found] = [line[5:] for line in done.stdout.splitlines() if line.startswith("FOUND")]
-    before, after, again, synced, restarted = json.loads(found)
-    assert FIRST in before and FIRST in again and after is synced is True, found
+    alone, before, refused, after, served, again, refused_again, synced, restarted = json.loads(found)
+    assert alone is after is synced is True and served == 200, found
+    for code, said in (refused, refused_again):
+        assert code == 500 and FIRST in said, found
+    assert FIRST in before and FIRST in again, found
     assert "has no attribute" in restarted, restarted

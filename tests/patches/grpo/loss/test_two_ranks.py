@@ -1,6 +1,6 @@
 """Values and gradients of verl's own update under ``grpo_exact`` on two ranks, FSDP1 and FSDP2, against formulas in float64: each
-aggregation with each KL that verl knows, beside temperatures, an entropy term, importance weights, packing, splits and dynamic batches. Of the batch's
-rows some have no output, and one has a masked token."""
+aggregation with each KL that verl knows, beside temperatures, an entropy term, importance weights, packing, splits, dynamic batches and, with FSDP2,
+Ulysses. Of the batch's rows some have no output, and one has a masked token."""
 
 import json
 
@@ -66,15 +66,17 @@ CODE = """
         row["old_log_probs"] = row["rollout_log_probs"]  # off policy, so that some ratios are clipped
         row["rollout_is_weights"] = torch.rand(len(row["responses"]), generator=draw)
     batch[1]["response_mask"][1] = 0
-    for strategy in ("fsdp", "fsdp2"):
-        engine, rest = lab.job.engine_for(strategy, folder / "model"), cycle(product(SPLITS, (0.7, 1.0, 1.3), (False, True)))
+    for strategy, parts in ("fsdp", 1), ("fsdp2", 1), ("fsdp2", world):
+        lab.job.verl_actor.jobs.given()["model"]["use_remove_padding"] = parts > 1  # without it verl has no Ulysses
+        engine = lab.job.engine_for(strategy, folder / "model", ulysses_sequence_parallel_size=parts)
+        shares, rest = world // parts, cycle(product(SPLITS, (0.7, 1.0, 1.3), (parts > 1, True)))
         for (aggregation, kind), (split, temperature, packed) in zip(product(AGGREGATIONS, KLS), rest):
             target, values = by_hand(wide, batch, aggregation, kind, temperature)
             actor = lab.settings("grpo_exact", aggregation, ENTROPY, KL, kl_loss_type=kind, **CLIP)
             how = dict(split, temperature=temperature, use_remove_padding=packed)
-            found, sums = lab.whole(engine, actor, batch, rank, world, **how)
+            found, sums = lab.whole(engine, actor, batch, rank % shares, shares, **how)
             away = {name: abs(sums[name] - value) / max(1, abs(value)) for name, value in values.items()}
-            seen[f"{strategy} {aggregation} {kind} {how}"] = [float((found - target).norm() / target.norm()), *away.values()]
+            seen[f"{strategy} {parts} {aggregation} {kind} {how}"] = [float((found - target).norm() / target.norm()), *away.values()]
     print(json.dumps(seen))
 """
 
@@ -83,6 +85,6 @@ def test_values_and_gradients_are_those_of_float64(tmp_path):
     said = grpo_lab.ranks(CODE, tmp_path, 2, timeout=600, FOLDER=str(tmp_path), SUPPORT=str(SUPPORT))
     for rank in said:
         seen = json.loads(rank.strip().splitlines()[-1])
-        assert len(seen) == 2 * 5 * 7
+        assert len(seen) == 3 * 5 * 7
         wrong = {case: away for case, away in seen.items() if not max(away) < 1e-5}
         assert not wrong, wrong
