@@ -31,6 +31,7 @@ if __name__ == "__main__":
         if sys.argv[1] == "adapt"
         else 0.2,  # there the bandit has to live with a useless drafter
         state=f"{sys.argv[2]}/bandit.json",
+        history_tokens=300_000,
         history=sys.argv[1].startswith("history"),
     )
     JOBS[sys.argv[1]](Path(sys.argv[2]))

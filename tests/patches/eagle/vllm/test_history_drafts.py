@@ -16,7 +16,7 @@ def run(job):
 
 def test_an_answer_that_was_given_before_takes_a_fraction_of_the_steps(run):
     seen, _ = run
-    assert seen["first_steps"] >= 40
+    assert seen["first_steps"] >= 40 and seen["capacity"] == 300_000
     assert seen["again_steps"] < seen["first_steps"] / 3
 
 
@@ -39,6 +39,15 @@ def test_sampled_tokens_have_the_targets_distribution(run):
     seen, at = run
     assert seen["accepted_by_many"] > 50 and seen["drafted_by_many"] > seen["accepted_by_many"] + 50
     check_distribution(at / "target", [7, 11, 5], seen["many"], 32)
+
+
+def test_requests_that_speculation_cannot_serve_go_undrafted_beside_others(run):
+    seen, _ = run
+    greedy = seen["first"][0]["tokens"]
+    for plain, smallest, biased, _ in seen["undrafted"]:
+        assert plain == smallest == greedy and set(biased) == {5}
+    first, again = (answers[3] for answers in seen["undrafted"])
+    assert first == again != greedy, "a seed repeats its answer"
 
 
 def test_asynchronous_scheduling_is_refused_by_name(run):
