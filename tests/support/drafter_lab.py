@@ -52,17 +52,10 @@ def save_target(folder: Path, family: str = "llama", markov: bool = True) -> Pat
     return folder
 
 
-def publish(
-    folder: Path,
-    config,
-    vocabulary: int | None = None,
-    layer: str = "midlayer",
-    frequent: int = 0,
-    **entries,
-) -> Path:
+def publish(folder: Path, config, vocabulary: int | None = None, layer: str = "midlayer", **entries) -> Path:
     """Write a random EAGLE-3 drafter for a target's configuration, with the names and the entries of published ones.
 
-    It drafts ``vocabulary`` tokens, the ``frequent`` first and others spread over the target's; all if not said."""
+    It drafts ``vocabulary`` tokens, spread over the target's; all if not said."""
     noise = torch.Generator().manual_seed(3)
     size, inner, heads = config.hidden_size, 96, config.num_attention_heads
     drafted = vocabulary or config.vocab_size
@@ -80,8 +73,7 @@ def publish(
     for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
         tensors[f"{layer}.{name}.weight"] = torch.ones(size)
     if vocabulary:
-        others = frequent + torch.randperm(config.vocab_size - frequent, generator=noise)
-        ids = torch.cat([torch.arange(frequent), others])[:drafted].sort().values
+        ids = torch.randperm(config.vocab_size, generator=noise)[:drafted].sort().values
         tensors["d2t"] = ids - torch.arange(drafted)
         tensors["t2d"] = torch.isin(torch.arange(config.vocab_size), ids)
     folder.mkdir(parents=True)

@@ -4,9 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from drafter_lab import publish
-from safetensors.torch import load_file
-from transformers import AutoConfig
 from verl_job import metrics, trained
 
 STEPS = 14  # the trainer has the pauses between rollouts alone, of a second each
@@ -47,20 +44,6 @@ def check_eagle3(world: Path, folder: Path, *extra: str, **more: Any) -> None:
     check_acceptance_rises(said)
     first = json.loads((folder / "saved" / "eagle" / "first" / "config.json").read_text())
     assert first["architectures"] == ["LlamaForCausalLMEagle3"]
-
-
-def check_published(world: Path, folder: Path, *extra: str, **more: Any) -> None:
-    """A published EAGLE-3 drafter of 200 of the target's 261 tokens, those of answers among them, is trained and keeps them."""
-    own = publish(folder / "own", AutoConfig.from_pretrained(world / "model"), 200, frequent=100)
-    said = job(world, folder, *extra, drafter=str(own), trainer=', "ttt_steps=2"', **more)
-    check_acceptance_rises(said)
-    first, last = (load_file(at / "model.safetensors") for at in (own, _newest(folder)))
-    assert first.keys() == last.keys()
-    assert {name for name in first if first[name].equal(last[name])} == {"d2t", "t2d"}
-
-
-def _newest(folder: Path) -> Path:
-    return max((folder / "saved" / "eagle").glob("drafter-*"))
 
 
 def check_job(output: str, found: dict[int, dict[str, Any]], worker: int, engine: int) -> None:

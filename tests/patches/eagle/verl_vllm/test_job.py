@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from eagle_cotraining import STEPS, check_eagle3, check_job, check_published, job, notes
+from eagle_cotraining import STEPS, check_eagle3, check_job, job, notes
 from private_modes import loose
 from verl_job import live, metrics
 
@@ -41,11 +41,6 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
 @pytest.mark.full
 def test_an_eagle3_drafter_is_made_captured_for_and_trained(verl_world, tmp_path):
     check_eagle3(verl_world("--layers", "8"), tmp_path)
-
-
-@pytest.mark.full
-def test_a_published_drafter_of_a_reduced_vocabulary_is_trained(verl_world, tmp_path):
-    check_published(verl_world("--layers", "8"), tmp_path)
 
 
 @pytest.mark.full
