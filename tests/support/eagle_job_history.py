@@ -90,7 +90,8 @@ def history(at: Path) -> None:
     seen["metrics"] = drafts.metrics()
     drafts.propose = None  # a fault
     seen["faulty"], _ = _steps(llm, prompts(), temperature=0, max_tokens=40)
-    seen["off"] = ledger.notes().get("eagle_history_off")
+    seen["notes"] = {name: ledger.notes().get(name) for name in ("eagle_history_off", "eagle_capture_off")}
+    seen["kept"] = "eagle_samples" in ledger.notes()
     leave(at, seen)
 
 

@@ -50,6 +50,11 @@ def test_requests_that_speculation_cannot_serve_go_undrafted_beside_others(run):
     assert first == again != greedy, "a seed repeats its answer"
 
 
+def test_no_states_are_captured_that_nobody_reads(run):
+    seen, _ = run
+    assert "no option samples" in seen["notes"]["eagle_capture_off"] and not seen["kept"]
+
+
 def test_asynchronous_scheduling_is_refused_by_name(run):
     seen, _ = run
     assert "async_scheduling=True" in seen["refused"] and "history to false" in seen["refused"]
@@ -58,7 +63,7 @@ def test_asynchronous_scheduling_is_refused_by_name(run):
 def test_a_fault_turns_history_off_and_no_answer_suffers(run):
     seen, _ = run
     assert [row["tokens"] for row in seen["faulty"]] == [row["tokens"] for row in seen["first"]]
-    assert "'NoneType' object is not callable" in seen["off"]
+    assert "'NoneType' object is not callable" in seen["notes"]["eagle_history_off"]
 
 
 def test_beside_a_drafter_history_takes_over_and_teaches_no_arm(job):
