@@ -202,7 +202,7 @@ def validate_spec_decode(original, self, speculative_config: Any, *args: Any, **
 
 
 @patches.wrap(
-    "vllm.v1.worker.gpu_model_runner:build_logitsprocs",
+    "vllm.v1.sample.logits_processor:build_logitsprocs",
     relies_on="vllm_config.speculative_config",
     params="vllm_config",
     scope="worker",
