@@ -11,7 +11,7 @@ UNTIL_VERL = "verl trains drafters between rollouts and brings them to its repli
 OPTIONS = {
     "capture_rate": Option(
         1.0,
-        "save the hidden states of this share of requests, to train the drafter; 0: none",
+        "save the hidden states of this share of requests, where an EAGLE drafter drafts or `samples` is given; 0: none",
         kind=float,
         least=0,
         most=1,
@@ -47,6 +47,12 @@ OPTIONS = {
     "state": Option("", "keep what the bandit learned in this file, for the next run; empty: forget it"),
     "history": Option(
         False, "draft from the prompt and from earlier answers too; needs no drafter", kind=bool
+    ),
+    "history_tokens": Option(
+        1 << 20,
+        "remember so many tokens of earlier answers, the prompts asked last first; 0.4 KB of memory each, per engine",
+        kind=int,
+        least=1,
     ),
     "drafter": Option(
         "",

@@ -4,7 +4,19 @@ from pathlib import Path
 from typing import Any
 
 from eagle_job_capture import many
-from eagle_job_common import begin, controller_of, core_of, generate, leave, opened, prompts, refusal, row_of
+from eagle_job_common import (
+    begin,
+    controller_of,
+    core_of,
+    generate,
+    leave,
+    opened,
+    prompts,
+    refusal,
+    row_of,
+    sampling,
+    tokens_of,
+)
 
 
 class Everything:
@@ -17,15 +29,24 @@ class Everything:
         pass
 
 
-def _steps(llm: Any, texts: list[list[int]], **sampling: Any) -> tuple[list[dict[str, Any]], int]:
+def _steps(llm: Any, texts: list[list[int]], **changed: Any) -> tuple[list[dict[str, Any]], int]:
     """Return what was answered, and the steps that it took."""
     llm.reset_prefix_cache()
     scheduler = core_of(llm).scheduler
     original, steps = scheduler.schedule, []
     scheduler.schedule = lambda *args, **kwargs: steps.append(1) or original(*args, **kwargs)
-    rows = [row_of(one) for one in generate(llm, texts, logprobs=0, **sampling)]
+    rows = [row_of(one) for one in generate(llm, texts, logprobs=0, **changed)]
     del scheduler.schedule
     return rows, len(steps)
+
+
+def _undrafted(llm: Any, known: list[dict[str, Any]]) -> list[list[int]]:
+    """Return answers to one prompt with parameters that no draft is verified for, beside answers that are drafted."""
+    asked = [{}, dict(min_p=1.0, temperature=1.0), dict(logit_bias={5: 100.0}), dict(seed=3, temperature=1.0)]
+    text = dict(prompt_token_ids=known[0]["prompt"])
+    return tokens_of(
+        llm.generate([text] * len(asked), [sampling(max_tokens=40, **one) for one in asked], use_tqdm=False)
+    )
 
 
 def history(at: Path) -> None:
@@ -41,6 +62,7 @@ def history(at: Path) -> None:
     llm = opened(at / "target", **chunked)
     core = core_of(llm)
     drafts = history_drafts.history_of(core.scheduler).drafts
+    seen["capacity"] = drafts.capacity
     for name in ("first", "again"):
         seen[name], seen[f"{name}_steps"] = _steps(llm, prompts(), temperature=0, max_tokens=40)
         drafts._cost = Everything()
@@ -60,6 +82,7 @@ def history(at: Path) -> None:
     core.scheduler.reset_prefix_cache(reset_running_requests=True)
     seen["after"], _ = _steps(llm, prompts(), temperature=0, max_tokens=40)
     seen["sampled"], _ = _steps(llm, prompts(), temperature=1.0, max_tokens=30)
+    seen["undrafted"] = [_undrafted(llm, seen["first"]) for _ in range(2)]
     before = dict(drafts.metrics())
     seen["many"] = many(llm)
     seen["drafted_by_many"] = drafts.drafted - before["drafted"]
@@ -67,7 +90,8 @@ def history(at: Path) -> None:
     seen["metrics"] = drafts.metrics()
     drafts.propose = None  # a fault
     seen["faulty"], _ = _steps(llm, prompts(), temperature=0, max_tokens=40)
-    seen["off"] = ledger.notes().get("eagle_history_off")
+    seen["notes"] = {name: ledger.notes().get(name) for name in ("eagle_history_off", "eagle_capture_off")}
+    seen["kept"] = "eagle_samples" in ledger.notes()
     leave(at, seen)
 
 

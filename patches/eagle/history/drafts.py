@@ -62,8 +62,6 @@ _MOST_PROBE_STEPS = 512
 
 MAX_DRAFTS = 8
 """Tokens drafted per request and step on an engine without a drafter."""
-REMEMBERED = 262144
-"""Tokens of earlier text that an engine remembers."""
 
 
 class Draft(NamedTuple):
@@ -96,7 +94,7 @@ class HistoryDrafts:
         drafts: drafts verified; drafted, accepted: tokens of them. All since the start.
         seconds: time spent here."""
 
-    def __init__(self, capacity: int = REMEMBERED, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, capacity: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.capacity, self._clock = capacity, clock
         self._prompts: OrderedDict[tuple[int, ...], TokenIndex] = OrderedDict()
         self._any = TokenIndex(_ORDERS[_ANY], max(1, capacity // 2))

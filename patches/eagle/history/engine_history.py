@@ -19,12 +19,15 @@ _NOTE_SECONDS = 1.0  # between two notes to the ledger
 class EngineHistory:
     """Hold the drafts of one engine, and a `Text` for each of its requests that was seen.
 
+    Args:
+        capacity: tokens that are remembered.
+
     Attributes:
         drafts: what is drafted from.
         texts: by the engine's request."""
 
-    def __init__(self) -> None:
-        self.drafts = HistoryDrafts()
+    def __init__(self, capacity: int) -> None:
+        self.drafts = HistoryDrafts(capacity)
         self.texts: weakref.WeakKeyDictionary[Any, Text] = weakref.WeakKeyDictionary()
         self._noted, self._told = 0.0, False
 

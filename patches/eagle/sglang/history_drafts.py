@@ -38,8 +38,8 @@ class WorkerHistory(EngineHistory):
         rows: requests of the last batch whose drafts are from history, by their place in it.
         steps: batches that were verified since the last call of `propose`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, capacity: int) -> None:
+        super().__init__(capacity)
         self.rows: set[int] = set()
         self.steps = 1
         self._last: list[Any] = []  # requests of the last batch; those that are over have tokens not yet seen
@@ -86,7 +86,8 @@ def _history_of(drafter: Any, reason: str) -> WorkerHistory | None:
         options = engine.options("eagle")
         if options["history"] and reason:
             say_off(reason)
-        _histories[drafter] = WorkerHistory() if options["history"] and not reason else None
+        drafts = options["history"] and not reason
+        _histories[drafter] = WorkerHistory(options["history_tokens"]) if drafts else None
     return _histories[drafter]
 
 

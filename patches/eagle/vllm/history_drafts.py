@@ -15,6 +15,7 @@ from flashpatch import engine
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.context import having
 from flashpatch.patches.eagle.history.drafts import MAX_DRAFTS, Text
 from flashpatch.patches.eagle.history.engine_history import EngineHistory, say_off
 from flashpatch.patches.eagle.options import UNTIL_VLLM
@@ -39,6 +40,11 @@ def open_speculation(arguments: Any, options: Mapping[str, Any]) -> None:
     PatchError if the user asked for asynchronous scheduling, whose drafts never reach the scheduler."""
     if not options["history"]:
         return
+    from vllm.v1.sample.logits_processor import _load_custom_logitsprocs
+
+    if not arguments.speculative_config and _load_custom_logitsprocs(arguments.logits_processors):
+        say_off("custom logits processors, which vLLM drops or refuses beside speculation")
+        return
     if arguments.async_scheduling:
         raise PatchError(
             "drafts from history cannot be used with async_scheduling=True: the scheduler does not see tokens in time.",
@@ -53,6 +59,17 @@ def open_speculation(arguments: Any, options: Mapping[str, Any]) -> None:
             "model": f"{__name__}.{NoDrafter.__name__}",
             "num_speculative_tokens": MAX_DRAFTS,
         }
+
+
+def _is_ours(speculative: Any) -> bool:
+    """Whether a ``SpeculativeConfig`` was opened by `open_speculation`, for drafts from history alone."""
+    return speculative is not None and speculative.model == f"{__name__}.{NoDrafter.__name__}"
+
+
+def _may_draft(sampling: Any) -> bool:
+    """Whether drafts may be verified for a request: vLLM's verification knows neither ``min_p`` nor ``logit_bias``, and
+    draws other random numbers than its sampler, so that a seed would not repeat an answer."""
+    return not sampling.min_p and not sampling.logit_bias and sampling.seed is None
 
 
 class SchedulerHistory(EngineHistory):
@@ -101,7 +118,9 @@ class SchedulerHistory(EngineHistory):
         for name in names:
             request = scheduler.requests.get(name)
             text = self.texts.get(request) if request is not None else None
-            if text is not None and not request.is_finished() and not request.is_prefill_chunk:
+            if text is None or request.is_finished() or request.is_prefill_chunk:
+                continue
+            if _may_draft(request.sampling_params):
                 requests.append(request)
                 texts.append(text)
         most = scheduler.num_spec_tokens
@@ -141,12 +160,13 @@ def _turn_off(scheduler: Any, error: Exception) -> None:
 
 def attach(scheduler: Any) -> None:
     """Give a new scheduler a history, if the option is on and its engine can use one."""
-    if not engine.options("eagle")["history"]:
+    options = engine.options("eagle")
+    if not options["history"]:
         return
     if reason := _unsuited(scheduler.vllm_config):
         say_off(reason)
     else:
-        _histories[scheduler] = SchedulerHistory()
+        _histories[scheduler] = SchedulerHistory(options["history_tokens"])
 
 
 def _unsuited(config: Any) -> str:
@@ -163,6 +183,37 @@ def _unsuited(config: Any) -> str:
     if speculative.draft_sample_method != "greedy":
         return f"draft_sample_method={speculative.draft_sample_method}, whose probabilities belong to the drafter's tokens"
     return ""
+
+
+patches = Patches("eagle", "vllm>=0.24", evidence="optional", remove_when=UNTIL_VLLM)
+
+
+@patches.wrap(
+    "vllm.sampling_params:SamplingParams._validate_spec_decode",
+    relies_on=("self.min_p", "self.logit_bias", "vllm.sampling_params:SamplingParams.seed"),
+    params="speculative_config",
+    scope="driver",
+    why="vLLM refuses min_p and logit_bias where it speculates; an engine that it was opened for history must not.",
+)
+def validate_spec_decode(original, self, speculative_config: Any, *args: Any, **kwargs: Any):
+    """Take requests that speculation cannot serve where nothing but history drafts: they go undrafted."""
+    if not _is_ours(speculative_config):
+        original(self, speculative_config, *args, **kwargs)
+
+
+@patches.wrap(
+    "vllm.v1.sample.logits_processor:build_logitsprocs",
+    relies_on="vllm_config.speculative_config",
+    params="vllm_config",
+    scope="worker",
+    why="vLLM makes no logits processor for min_p and logit_bias where it speculates.",
+)
+def build_logitsprocs(original, vllm_config: Any, *args: Any, **kwargs: Any):
+    """Make all logits processors where nothing but history drafts; requests that need them go undrafted."""
+    if not _is_ours(vllm_config.speculative_config):
+        return original(vllm_config, *args, **kwargs)
+    with having(vllm_config, "speculative_config", None):
+        return original(vllm_config, *args, **kwargs)
 
 
 def _forget(site: Site) -> None:

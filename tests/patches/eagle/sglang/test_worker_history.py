@@ -19,7 +19,7 @@ class Request:
 
 @pytest.fixture
 def history() -> WorkerHistory:
-    return WorkerHistory()
+    return WorkerHistory(100_000)
 
 
 def answered(history: WorkerHistory, prompt: list[int]) -> None:

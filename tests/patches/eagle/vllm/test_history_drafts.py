@@ -16,7 +16,7 @@ def run(job):
 
 def test_an_answer_that_was_given_before_takes_a_fraction_of_the_steps(run):
     seen, _ = run
-    assert seen["first_steps"] >= 40
+    assert seen["first_steps"] >= 40 and seen["capacity"] == 300_000
     assert seen["again_steps"] < seen["first_steps"] / 3
 
 
@@ -41,6 +41,26 @@ def test_sampled_tokens_have_the_targets_distribution(run):
     check_distribution(at / "target", [7, 11, 5], seen["many"], 32)
 
 
+def test_requests_that_speculation_cannot_serve_go_undrafted_beside_others(run):
+    seen, _ = run
+    greedy = seen["first"][0]["tokens"]
+    for plain, smallest, biased, _ in seen["undrafted"]:
+        assert plain == smallest == greedy and set(biased) == {5}
+
+
+@pytest.mark.vllm(least="0.32")
+def test_a_seed_repeats_its_answer(run):
+    seen, _ = run
+    greedy = seen["first"][0]["tokens"]
+    first, again = (answers[3] for answers in seen["undrafted"])
+    assert first == again != greedy
+
+
+def test_no_states_are_captured_that_nobody_reads(run):
+    seen, _ = run
+    assert "no option samples" in seen["notes"]["eagle_capture_off"] and not seen["kept"]
+
+
 def test_asynchronous_scheduling_is_refused_by_name(run):
     seen, _ = run
     assert "async_scheduling=True" in seen["refused"] and "history to false" in seen["refused"]
@@ -49,7 +69,7 @@ def test_asynchronous_scheduling_is_refused_by_name(run):
 def test_a_fault_turns_history_off_and_no_answer_suffers(run):
     seen, _ = run
     assert [row["tokens"] for row in seen["faulty"]] == [row["tokens"] for row in seen["first"]]
-    assert "'NoneType' object is not callable" in seen["off"]
+    assert "'NoneType' object is not callable" in seen["notes"]["eagle_history_off"]
 
 
 def test_beside_a_drafter_history_takes_over_and_teaches_no_arm(job):
