@@ -99,19 +99,17 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
     )
     known = {patch.id: patch for patch in family.patches if found[patch.id] is not None}
     judged = live.judge(run, known, {family.name: choice.name})
-    what, seen = (
-        "the probe's processes wrote the nonce and carry what is due",
-        f"{len(rows)} processes under {nonce}",
-    )
-    proofs.append(Proof(name, what, judged.ok, "; ".join(judged.lines) or seen))
+    what = "the probe's processes wrote the nonce and carry what is due"
+    seen = "; ".join(judged.lines) or f"{len(rows)} processes under {nonce}"
+    proofs.append(Proof(name, what, judged.ok, seen))
     idle = _unused(family, rows) | _paths_not_taken(family)
     states = [
         r.state.word for r in reports if r.framework and not (r.state.word == "waiting" and r.id in idle)
     ]
     ok = all(proof.ok for proof in proofs) and all(word in GOOD for word in states)
+    kept = "" if ok else str(workdir)
     if ok:
         shutil.rmtree(workdir)
-    kept = "" if ok else str(workdir)
     return FamilyReport(family.name, name, ok, tuple(proofs), reports, kept, judged.verdict)
 
 

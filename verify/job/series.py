@@ -20,8 +20,7 @@ _LINES = 12
 def charts(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
     """Return the charts for which something was recorded, from each process's name and events.
 
-    Each has ``id``, ``title``, ``unit``, ``by`` (``step``, of training, where the trainer named it, or ``time``), ``lines``
-    (``label`` and ``points``), ``shown`` and ``lines_left_out``."""
+    Each has ``id``, ``title``, ``unit``, ``by`` (``step`` or ``time``), ``lines`` (``label`` and ``points``), ``shown`` and ``lines_left_out``."""
     collected: dict[tuple[str, str], dict[str, Points]] = {}
     for process, mine in events:
         for event in mine:
