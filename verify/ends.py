@@ -7,13 +7,8 @@ from collections.abc import Sequence
 from flashpatch.ledger.runs import Row
 from flashpatch.verify.job.lanes import ended as heard
 
-RUNNING, RETURNED, INTERRUPTED, LOST, SILENT = (
-    "running",
-    "returned",
-    "interrupted",
-    "lost",
-    "ended without a word",
-)
+RUNNING, RETURNED, INTERRUPTED, LOST = "running", "returned", "interrupted", "lost"
+SILENT = "ended without a word"
 
 
 def of_process(row: Row) -> str:

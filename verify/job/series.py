@@ -24,8 +24,7 @@ def charts(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any
     collected: dict[tuple[str, str], dict[str, Points]] = {}
     for process, mine in events:
         for event in mine:
-            step = event.get("step") if event["event"] == "metrics" else None
-            by, at = ("time", event["t"]) if step is None else ("step", float(step))
+            by, at = ("step", event["step"]) if event.get("step") is not None else ("time", event["t"])
             for chart, label, value in _values(process, event):
                 collected.setdefault((chart, by), {}).setdefault(label, []).append((at, value))
         for arm, points in _arm_shares(mine).items():
