@@ -164,7 +164,7 @@ def boot() -> None:
     _row.boot()
     _row.watch_exit()
     if sys.exit is _sys_exit:
-        sys.exit, os._exit = _exit, _exit_now  # type: ignore[assignment]
+        sys.exit, os._exit = _exit, _exit_now
     nodes.watch()
 
 
@@ -278,12 +278,12 @@ class _Exit(SystemExit):
     """An exit that learns if nothing catches it: the interpreter itself then asks for the status, below no function."""
 
     def _asked(self) -> Any:
-        status = SystemExit.code.__get__(self)  # type: ignore[attr-defined]
+        status = SystemExit.code.__get__(self)  # type: ignore[union-attr]
         if status and sys._getframe().f_back is None:
             _row.ended = _said(self.__context__) or f"status {status}"
         return status
 
-    code = property(_asked, SystemExit.code.__set__)  # type: ignore[attr-defined, assignment]
+    code = property(_asked, SystemExit.code.__set__)  # type: ignore[union-attr]
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return SystemExit, self.args
