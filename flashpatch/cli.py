@@ -68,7 +68,7 @@ def _meant(word: str) -> str:
 
 def _parser(asked: str) -> argparse.ArgumentParser:
     """The parser for a command line that begins with ``asked``: of all commands, unless that is one."""
-    about = "What FlashPatch can do, would do, and did."
+    about = "Show what FlashPatch offers, what applies here, and what jobs did."
     parser = argparse.ArgumentParser(prog="flashpatch", description=about)
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
     subcommands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")

@@ -98,7 +98,7 @@ def _seen(
             found.append(f"{name} {max(numbers):g}")
         elif name in values:
             texts = sorted({one for one in values[name] if isinstance(one, str) and len(one) < 40})
-            found.append(" ".join([name, *texts[:3]]))
+            found.append(" ".join([name.partition(".")[0], *texts[:3]]))
         elif calls.get(name):
             found.append(f"{name} called {sum(calls[name])} times in {len(calls[name])}")
     return ", ".join(found)

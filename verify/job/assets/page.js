@@ -72,8 +72,9 @@ function paged(parent, what, count, size, show) {
   return { restart: () => { page = 0; update(); }, bar: bar };
 }
 
-// A table with a filter and pages. `columns`: [title, cell(row), class]; a cell is text or [text, class].
-function table(parent, what, caption, rows, columns) {
+// A table with a filter and pages. `all`: [title, cell(row), class]; a cell is text or [text, class]. Columns without any text are left out.
+function table(parent, what, caption, rows, all) {
+  const columns = all.filter(([, cell]) => !rows.length || rows.some((row) => ![undefined, null, ""].includes([cell(row)].flat()[0])));
   const box = make("div", null, "scroll"), made = box.appendChild(make("table"));
   made.appendChild(make("caption", caption));
   const head = made.appendChild(make("thead")).appendChild(make("tr"));
@@ -191,10 +192,13 @@ function syncs() {
   const rows = job.syncs;
   if (!rows.length) return;
   const part = section("syncs", "Syncs of trainer and rollouts");
-  const names = { gather: "gathering", transfer: "transfer", load: "loading", process: "before and after loading" };
+  const phases = { gather: "gathering", transfer: "transfer", load: "loading", process: "before and after loading" };
+  const phased = rows.some((row) => Object.keys(phases).some((phase) => row[phase]));
+  const names = phased ? phases : { total: "whole sync" };
   const shown = joined(rows, Object.keys(names), 200);
   const each = shown.size > 1 ? ", each bar the mean of " + shown.size + " syncs" : "";
-  const text = "Seconds of each sync by phase, each of the slowest rank, so that a bar may be more or less than the whole, which is in the table" + each + ".";
+  const text = (phased ? "Seconds of each sync by phase, each of the slowest rank, so that a bar may be more or less than the whole, which is in the table"
+    : "Seconds of each sync, whose phases were not recorded") + each + ".";
   stackedChart(canvas(part, text), "sync", shown.bars, names);
   table(part, "syncs", "Syncs, oldest first", rows, [
     ["ended", (row) => since(row.t), "number"], ["step", (row) => number(row.step), "number"],
