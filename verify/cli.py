@@ -160,7 +160,7 @@ def _live(options: argparse.Namespace) -> int:
     try:
         chosen = _at_rest(source.found(options), options)
     except LookupError as error:
-        print(f"flashpatch-verify: {error}", file=sys.stderr)
+        print(source.no_run(error), file=sys.stderr)
         return NOT_LIVE
     report = live.judge(chosen, registry.patches(), required)
     rows, notes = [name.cells() for name in report.names], _about(report, chosen, options.all)
