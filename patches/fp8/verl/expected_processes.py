@@ -29,7 +29,7 @@ FIRST: Shared = {
 }
 
 patches = Patches("fp8", "verl>=0.9", **SHARED)
-syncs = Patches("fp8", "verl>=0.9", when=_SYNCED, **FIRST)
+syncs = Patches("fp8", "verl>=0.9", **FIRST)
 
 
 @patches.wrap(
@@ -49,7 +49,12 @@ def init_with_resource_pool(original, self, *args: Any, **kwargs: Any) -> Any:
 
 
 @syncs.wrap(f"{MANAGER}.add_replicas", id="fp8.verl.add_replicas", relies_on="self.replicas")
-@syncs.wrap(f"{MANAGER}.__init__", id="fp8.verl.checkpoint_engine_manager_init", relies_on="self.replicas")
+@syncs.wrap(
+    f"{MANAGER}.__init__",
+    id="fp8.verl.checkpoint_engine_manager_init",
+    relies_on="self.replicas",
+    when=_SYNCED,
+)
 def holds_replicas(original, self, *args: Any, **kwargs: Any) -> None:
     """Tell the servers of the replicas that a manager will sync to answer nothing before."""
     import ray
