@@ -8,6 +8,7 @@ SIGKILL lose at most the last second; after an event, a tenth of one. No failure
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import logging
 import os
@@ -274,23 +275,33 @@ def read(directory: str | os.PathLike[str] | None = None) -> list[Run]:
 _sys_exit, _os_exit = sys.exit, os._exit
 
 
-class _Exit(SystemExit):
-    """An exit that learns if nothing catches it: the interpreter itself then asks for the status, below no function."""
+class _Noted:
+    """What ``sys.exit`` was given. If nothing catches the exit the interpreter itself frees it, below no function; `why` is then noted."""
 
-    def _asked(self) -> Any:
-        status = SystemExit.code.__get__(self)  # type: ignore[union-attr]
-        if status and sys._getframe().f_back is None:
-            _row.ended = _said(self.__context__) or f"status {status}"
-        return status
+    why = ""
 
-    code = property(_asked, SystemExit.code.__set__)  # type: ignore[union-attr]
-
-    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
-        return SystemExit, self.args
+    def __del__(self) -> None:
+        if sys._getframe().f_back is None:
+            _row.ended = self.why
 
 
+class _Status(_Noted, int):
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return int, (int(self),)
+
+
+class _Message(_Noted, str):
+    def __reduce__(self) -> tuple[type, tuple[str]]:
+        return str, (str(self),)
+
+
+@functools.wraps(_sys_exit)  # it is pickled as what it stands for
 def _exit(status: Any = None, /) -> NoReturn:
-    raise _Exit(*[] if status is None else [status])
+    if status and isinstance(status, int | str):
+        noted = _Status(status) if isinstance(status, int) else _Message(status)
+        noted.why, status = _said(sys.exc_info()[1]) or f"status {status}", noted
+        del noted
+    _sys_exit(status)
 
 
 def _exit_now(status: int) -> NoReturn:

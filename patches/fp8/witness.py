@@ -22,7 +22,9 @@ class Witness:
         said = {(name, at): one for at, rank in enumerate(ranks) for name, one in rank.items()}
         if version != self._version:
             self._version, self._first = version, said
-        changed = sorted({name for name, at in said if said[name, at] != self._first.get((name, at))})
-        differs = f"the engine's own checksums have changed since it took policy version {version}: {listed(changed)}"
-        ledger.note(witness=version, witness_differs=f"[flashpatch: {patch}] {differs}" if changed else "")
+        changed = sorted({key[0] for key in {*said, *self._first} if said.get(key) != self._first.get(key)})
+        ledger.note(witness=version)
+        if changed:  # it stays in the row: what was answered meanwhile was not the policy's
+            differs = f"the engine's own checksums have changed since it took policy version {version}: {listed(changed)}"
+            ledger.note(witness_differs=f"[flashpatch: {patch}] {differs}")
         ledger.flush()  # SGLang ends its processes by SIGKILL

@@ -234,7 +234,8 @@ class Check:
 def _ratios(figures: dict[str, float], base: dict[str, float]) -> str:
     """Return figures by unit in words, with the ratios to another row's that has the same."""
     return ", ".join(
-        f"{value:.4g} {unit}" + (f" ({value / base[unit]:.2f})" if base.get(unit) else "")
+        f"{value:{'.0f' if value >= 1000 else '.4g'}} {unit}"
+        + (f" ({value / base[unit]:.2f})" if base.get(unit) else "")
         for unit, value in figures.items()
     )
 
