@@ -127,29 +127,33 @@ class Snapshot:
                 snapshot.contents[identity] = container, kept
         return snapshot
 
-    def set_since(self, earlier: Snapshot) -> list[tuple[Any, str | None]]:
-        """Return what was set since ``earlier`` and is no tensor: container and key; None: all of a list, a set or a closure."""
-        found: list[tuple[Any, str | None]] = []
+    def set_since(self, earlier: Snapshot) -> list[tuple[Any, str | None, Any]]:
+        """Return what was set since ``earlier`` and is no tensor: container, key, and what it held; key None: all of a list, a set
+        or a closure."""
+        found: list[tuple[Any, str | None, Any]] = []
         for identity, (container, contents) in self.contents.items():
             before = earlier.contents.get(identity, (None, contents))[1]
             if not isinstance(contents, dict):
-                found += [] if _same(contents, before) else [(container, None)]
+                found += [] if _same(contents, before) else [(container, None, before)]
                 continue
             found += [
-                (container, key)
+                (container, key, before.get(key, ABSENT))
                 for key, value in contents.items()
                 if key not in TABLES
                 and not (value is before.get(key, ABSENT) or isinstance(value, torch.Tensor))
             ]
         return found
 
-    def take(self, places: Iterable[tuple[Any, str | None]]) -> None:
-        """Hold at ``places``, of `set_since`, what is there now."""
-        for container, key in places:
+    def take(self, places: Iterable[tuple[Any, str | None, Any]]) -> None:
+        """Hold at ``places``, of `set_since`, what is there now, or what was there first if nothing is."""
+        for container, key, first in places:
             if key is None:
                 self.add(container)
-            elif (value := get(container, key)) is not ABSENT:
-                self.contents[id(container)][1][key] = value
+                continue
+            contents = self.contents[id(container)][1]
+            contents[key] = first if (now := get(container, key)) is ABSENT else now
+            if contents[key] is ABSENT:
+                del contents[key]
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors that the containers held directly."""

@@ -102,15 +102,17 @@ class Told(toys.Method):
     def tell(self, layer: nn.Module, value: float) -> None:
         if self.where == "attribute":
             layer.factor = value
-        elif self.where == "entry":
+        elif self.where == "entry now and then" and value > 1:
+            self.table.pop("factor", None)
+        elif "entry" in self.where:
             self.table["factor"] = value
         else:
             self.seen.clear()
             self.seen.add(value)
 
     def process(self, layer: nn.Module) -> None:
-        told = dict(attribute=[layer.factor], entry=self.table.values(), set=self.seen)[self.where]
-        layer.weight.data.mul_(sum(told))
+        told = {"attribute": [layer.factor], "set": self.seen}.get(self.where, self.table.values())
+        layer.weight.data.mul_(sum(told) or 0.5)
 
 
 class Telling(toys.Model):
@@ -132,11 +134,12 @@ class Telling(toys.Model):
         return super().load_weights(telling())
 
 
-@pytest.mark.parametrize("where", ["attribute", "entry", "set"])
+@pytest.mark.parametrize("where", ["attribute", "entry", "entry now and then", "set"])
 def test_post_processing_sees_what_the_loader_has_set(where, atomic):
     """It saw what the constructor had left: the first load was right, and every update wrong without a word."""
-    engine = toys.Engine(Telling(where), A, atomic=atomic)
-    for weights in (B, C):
+    small, first = ([(name, tensor / 8) for name, tensor in weights] for weights in (B, A))
+    engine = toys.Engine(Telling(where), first, atomic=atomic)
+    for weights in (B, small, C):
         engine.update(weights)
         assert same_as_fresh(engine, Telling(where), weights)
 
