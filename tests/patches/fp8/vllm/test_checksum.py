@@ -44,11 +44,11 @@ def unknown(a: str) -> str | None:
 def test_an_updated_engine_holds_what_a_fresh_one_does() -> None:
     a, b = (updates.checkpoint("qwen2", seed) for seed in (0, 1))
     found = scenario.run(checksums, a, b, env={"FLASHPATCH": "fp8"})
-    assert found["updated"] == found["fresh"] and list(found["fresh"][0][0]) == ["target"]
+    assert found["updated"][:2] == found["fresh"][:2] and list(found["fresh"][0][0]) == ["target"]
     assert len({str(found[name][0]) for name in ("old", "updated", "written to")}) == 3
     if found["fresh"][1]:  # from vLLM 0.32 on
         *agreed, differs = (found[name][2] for name in ("old", "updated", "written to"))
-        assert agreed == ["", ""] and "version 1: dp0:pp0:pcp0:tp0:lm_head.weight" in differs, differs
+        assert agreed == [None, None] and "version 1: dp0:pp0:pcp0:tp0:lm_head.weight" in differs, differs
 
 
 @pytest.mark.full
