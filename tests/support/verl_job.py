@@ -173,7 +173,7 @@ def trained(world: Path, folder: Path, *extra: str, **variables: str) -> str:
 
 def metrics(output: str, name: str) -> list[float]:
     """One metric, step by step."""
-    return [float(value) for value in re.findall(rf"\b{re.escape(name)}:(-?[\d.e+-]+)", output)]
+    return [float(value) for value in re.findall(rf"\b{re.escape(name)}:(?:np\.\w+\()?(-?[\d.e+-]+)", output)]
 
 
 def live(folder: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Two GRPO steps of unmodified verl with trainer and rollouts in processes of their own, which get all weights or differences."""
 
 import pytest
-import verl_job
 from verl_job import SEPARATE, calls, check_faults, check_learned, live, metrics, of_role, trained
 
 pytestmark = pytest.mark.verl
@@ -72,26 +71,3 @@ def test_a_job_in_which_few_weights_change_sends_few_bytes(wide_world, tmp_path,
     (worker,), (trainer,) = of_role(processes, "worker"), of_role(processes, "trainer")
     assert trainer["patches"]["fp8.verl.actor_update_weights_delta"]["calls"] == 3
     assert worker["patches"]["fsdp.verl_vllm.receive_weights"]["calls"] == 3
-
-
-@pytest.mark.full
-def test_verls_fully_asynchronous_trainer_goes_on_after_a_kill(wide_world, tmp_path):
-    saved = tmp_path / "saved"
-    extra = (*verl_job.FULLY, f"trainer.default_local_dir={saved}")
-    entry = "verl.experimental.fully_async_policy.fully_async_main"
-    names = dict(entry=entry, FLASHPATCH="cpu,fp8,grpo,fsdp")
-    job = verl_job.start(wide_world, tmp_path / "first", *extra, **names)
-    try:
-        verl_job.wait(job, tmp_path / "first", (saved / "latest_checkpointed_iteration.txt").exists, 900)
-    finally:
-        verl_job.end(job)
-    output = trained(wide_world, tmp_path / "second", *extra, **names)
-    versions = metrics(output, "fully_async/count/current_param_version")
-    assert versions[0] >= 1 and versions == sorted(set(versions))
-    assert set(metrics(output, "actor/samples")) == {16} and min(metrics(output, "actor/grad_norm")) > 0
-    assert not any(
-        note["failed"] or note["not_audited"]
-        for note in verl_job.audits(tmp_path / "second")
-        if "audited" in note
-    )
-    live(tmp_path / "second")
