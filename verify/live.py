@@ -75,7 +75,7 @@ class LiveReport:
     """The verdict on one run: all that shows it is told, by every command that asks.
 
     ``typed`` has what the user typed for each family that is asked about, ``by_family`` the problems that are its own,
-    ``stated`` what the names did, ``remarks`` what processes noted as off, refused or a problem, ``ended`` how the job ended."""
+    ``stated`` what the names did, ``remarks`` what processes noted as off, refused or a problem, and which of these, ``ended`` how the job ended."""
 
     run: str
     processes: tuple[Process, ...]
@@ -83,7 +83,7 @@ class LiveReport:
     typed: Mapping[str, str] = field(default_factory=dict)
     by_family: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     stated: tuple[Stated, ...] = ()
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[tuple[str, str], ...] = ()
     ended: str = ""
     names: tuple[TypedName, ...] = ()
 
@@ -186,7 +186,7 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
         )
         for family, name in typed.items()
     }
-    remarks = tuple(text for row in run.rows for text in statements.remarks(_who(row), row))
+    remarks = tuple(one for row in run.rows for one in statements.remarks(_who(row), row))
     found = LiveReport(run.id, tuple(processes), tuple(problems), typed, by_family, stated, remarks, ended)
     return replace(found, names=tuple(_name(family, run.rows, found) for family in typed))
 

@@ -16,7 +16,7 @@ from flashpatch.ledger.runs import Row
 from flashpatch.verify.due import Situation
 
 DUE = "the patches that were due were called"
-_ENDINGS = ("_off", "_problem", "_refused")
+_ENDINGS = ("off", "problem", "refused")
 
 
 @dataclass(frozen=True)
@@ -75,11 +75,11 @@ def noted(rows: Sequence[Row]) -> dict[str, list[Any]]:
     return dict(found)
 
 
-def remarks(who: str, row: Row) -> Iterator[str]:
-    """Yield a sentence per note of a process that says what is off, refused or a problem."""
+def remarks(who: str, row: Row) -> Iterator[tuple[str, str]]:
+    """Yield a word and a sentence per note of a process that says what is ``"off"``, ``"refused"`` or a ``"problem"``."""
     for name, value in row.notes.items():
-        if value and name.endswith(_ENDINGS):
-            yield f"{who} noted {name}: {value}"
+        if value and (what := name.rpartition("_")[2]) in _ENDINGS:
+            yield what, f"{who} noted {name}: {value}"
 
 
 def _asked(asked: Sequence[str], facts: Facts) -> str:

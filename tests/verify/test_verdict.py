@@ -118,7 +118,7 @@ def test_what_is_asked_for_and_not_seen_is_a_line_and_a_note_that_says_off_is_to
     found = eagle(eagle_problem="no samples")
     assert found.verdict == "not proven"
     assert "eagle: not seen: drafts were verified, though adapt is true" in " ".join(found.problems)
-    assert found.remarks == ("engine-core+driver far:10 noted eagle_problem: no samples",)
+    assert found.remarks == (("problem", "engine-core+driver far:10 noted eagle_problem: no samples"),)
     off = eagle(eagle_bandit_off="full graphs")
     assert off.verdict == "proven" and off.remarks, "nothing else was asked for, and it is said"
     seen = eagle(eagle_bandit={"drafted": 30, "arm": "3_1_4"})

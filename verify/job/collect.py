@@ -51,7 +51,7 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "names": [
             {**vars(name), "versions": list(name.versions), "cells": name.cells()} for name in report.names
         ],
-        "problems": [*report.lines, *report.remarks, *source.problems],
+        "problems": [*report.lines, *(text for _, text in report.remarks), *source.problems],
         "processes": [
             _process(one, rows.get((one.host, one.pid, one.start)), named, source) for one in report.processes
         ],
@@ -68,7 +68,7 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
     found["alive"] = sum(process["alive"] == "yes" for process in found["processes"])
     found["began"] = min((t for t in [*times, *last] if t), default=now)
     found["ended"] = now if found["running"] else max([*times, *last], default=now)
-    found["incidents"] = _incidents(source, named, events, (*report.lines, *report.remarks))
+    found["incidents"] = _incidents(source, named, events, report)
     found["not_recorded"] = _not_recorded(found)
     return found
 
@@ -186,9 +186,9 @@ def _sync(event: _Event) -> _Event:
 
 
 def _incidents(
-    source: Source, named: Mapping[_Key, str], events: _Events, problems: tuple[str, ...]
+    source: Source, named: Mapping[_Key, str], events: _Events, report: live.LiveReport
 ) -> list[_Event]:
-    """Return refusals, failed updates, errors and verdicts; those whose time was not recorded have ``t`` None."""
+    """Return refusals, failed updates, errors, verdicts and what is off; those whose time was not recorded have ``t`` None."""
     found = []
     for process, mine in events:
         for event in mine:
@@ -210,7 +210,8 @@ def _incidents(
     found.sort(key=lambda incident: incident["t"])
     errors = [(named[row.key], "error", row.error) for row in source.run.rows if row.error]
     told = {text for *_, text in errors}
-    errors += [("", "verdict", one) for one in problems if not any(error in one for error in told)]
+    judged = [("verdict", one) for one in report.lines] + [*report.remarks]
+    errors += [("", kind, one) for kind, one in judged if not any(error in one for error in told)]
     untimed = (dict(t=None, process=process, kind=kind, text=text[:_TEXT]) for process, kind, text in errors)
     return [*found, *untimed]
 

@@ -125,19 +125,20 @@ function counted(states) {
 function header() {
   document.getElementById("run").textContent = job.run;
   const line = document.getElementById("summary");
+  const broke = job.incidents.filter((row) => row.kind !== "off"), last = broke[broke.length - 1];
   document.getElementById("verdict").append(make("span", job.verdict, job.verdict === "proven" ? "good" : "bad"));
   line.append(job.running ? "Running. " : job.how ? "Ended: " + job.how + ". " : "Ended. ",
     job.processes.length + (job.processes.length === 1 ? " process" : " processes") + (job.alive ? ", " + job.alive + " of them alive" : "") + ", ",
     job.updates.length + " recorded weight update" + (job.updates.length === 1 ? ", " : "s, ") +
-    job.syncs.length + (job.syncs.length === 1 ? " sync" : " syncs") + ". Refusals and problems: " + job.incidents.length +
+    job.syncs.length + (job.syncs.length === 1 ? " sync" : " syncs") + ". Refusals and problems: " + broke.length +
     ". Begun " + date(job.began) + ", " +
     (job.running ? "still running after " : "last heard of after ") + since(job.ended).slice(1) + ".");
   const alive = job.processes.filter((row) => row.alive === "yes");
   const about = document.getElementById("about");
-  const broke = job.incidents[job.incidents.length - 1];
   const answers = [["training", progress()],
-    ["live", job.names.map((row) => row.name + " " + row.verdict + " (acted in " + row.acted + ")").join(", ")],
-    ["broke", broke ? (broke.process ? broke.process + ": " : "") + broke.text.slice(0, 200) : "nothing was recorded"]];
+    ["live", job.names.map((row) => row.name + " " + row.verdict +
+      (row.verdict === "proven" ? "" : " (acted in " + row.acted + ")")).join(", ")],
+    ["broke", last ? (last.process ? last.process + ": " : "") + last.text.slice(0, 200) : "nothing was recorded"]];
   for (const [what, text] of [...answers, ...job.about, ["alive", alive.slice(0, 8).map((row) => row.name).join(", ") +
       (alive.length > 8 ? " and " + (alive.length - 8) + " more" : "")]]) {
     if (text) about.append(make("dt", what), make("dd", text));
