@@ -129,7 +129,7 @@ def refusals(get: Get) -> Iterator[str]:
 
 def separates(get: Get) -> bool:
     """Whether trainer and rollouts are processes of their own."""
-    if get("rollout.nnodes") is not None:  # verl.experimental's fully_async_policy and one_step_off_policy alone
+    if get("rollout.nnodes") is not None:  # verl.experimental: fully_async_policy, one_step_off_policy
         return True
     return bool(get("trainer.use_v1", True)) and get("trainer.v1.trainer_mode") in SEPARATE
 

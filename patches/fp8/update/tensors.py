@@ -65,7 +65,7 @@ class Coverage:
         """Record a write to ``view``, which shares the tensor's storage."""
         if view.numel() == 0:  # a loader's "zero the padding" where there is none
             return
-        box = self._box(view)
+        box = self.box(view)
         if box is None:
             self._paint(view)
             return
@@ -118,7 +118,7 @@ class Coverage:
                     return True
         return False
 
-    def _box(self, view: torch.Tensor) -> Box | None:
+    def box(self, view: torch.Tensor) -> Box | None:
         """The rectangle ``view`` occupies in the tensor's index space, or None if it is no rectangle."""
         rest = view.storage_offset() - self.offset
         if rest < 0 or 0 in view.shape:
@@ -651,17 +651,18 @@ class WriteTracker(_Mode):
 
 
 class NamedWeights:
-    """Pass (name, tensor) pairs through and remember the last one, in ``current`` and ``tensor``."""
+    """Pass (name, tensor) pairs through and remember the last one, in ``current`` and ``tensor``; ``over``: there are no more."""
 
     def __init__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         self._weights = weights
-        self.current = ""
+        self.current, self.over = "", False
         self.tensor: torch.Tensor | None = None
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._weights:
             self.current, self.tensor = name, tensor
             yield name, tensor
+        self.over = True
 
 
 _COPY = torch.ops.aten.copy_.default

@@ -100,7 +100,7 @@ def test_what_satisfies_an_expectation(data):
         tensor.zero_()
         for box in range(data.draw(st.integers(0, 3))):
             view = data.draw(views(tensor))
-            if coverage._box(view) in coverage.boxes or int(view.sum()):
+            if coverage.box(view) in coverage.boxes or int(view.sum()):
                 continue  # repeated and overlapping writes have a rule of their own
             view.fill_(1)
             coverage.add(view)
