@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from flashpatch import engine
@@ -18,6 +18,8 @@ IMPLEMENTATION = "sdpa"
 """The name under which transformers finds the attention that this exchanges."""
 POSITIONS = "_flashpatch_positions"
 """Attribute of a layer that takes ``position_ids`` as an argument of its own, and need not pass it on: what it got last."""
+WINDOW = "_flashpatch_window"
+"""Attribute of a mask that transformers made: the window that it was made for, None for all earlier tokens."""
 
 patches = Patches("cpu", "verl>=0.9", scope="trainer", evidence="optional")
 
@@ -43,11 +45,12 @@ def attention(
         original: transformers' attention, called if nothing is shared: without a group, or, without positions, in a layer
             that is not causal, as of a vision tower, which every rank computes whole.
         query, key, value: ``(1, heads, tokens / ranks, head_dim)``; key and value may have fewer heads.
-        attention_mask: of the rank's own tokens; not used, since it says nothing of the others.
+        attention_mask: of the rank's own tokens. It says nothing of the others, but for its window (`stated_mask`).
         kwargs: ``position_ids``, ``(1, tokens / ranks)``, from 0 in every sequence, if not those that the layer was given itself
             (`build_module`), and ``sliding_window``, in tokens.
 
-    Returns ``(1, tokens / ranks, heads, head_dim)``, and no attention weights. Raises PatchError in a causal layer without positions.
+    Returns ``(1, tokens / ranks, heads, head_dim)``, and no attention weights. Raises PatchError in a causal layer without positions,
+    or with another mask than of earlier tokens in a window.
     """
     import torch
     from verl.utils import ulysses
@@ -60,6 +63,9 @@ def attention(
         return original(module, query, key, value, attention_mask, **named, **kwargs)
     if positions is None:
         raise _refusal(f"{type(module).__name__} attends without the positions of its row's tokens")
+    window = kwargs.get("sliding_window") or getattr(attention_mask, WINDOW, None)
+    if attention_mask is not None and not _is_of(attention_mask, positions[0], window):
+        raise _refusal(f"{type(module).__name__} has a mask of its own")
     engine.record_call(Patches.of(ulysses_flash_attention_forward).id)
     copies = max(ranks // key.shape[1], 1)  # so that every rank has a head of the keys
     if copies > 1:
@@ -68,7 +74,7 @@ def attention(
     query, key, value = (exchange(part, 1, 2, group) for part in (query, key, value))
     everyone = [torch.empty_like(positions) for _ in range(ranks)]
     torch.distributed.all_gather(everyone, positions.contiguous(), group=group)
-    mask = causal_mask(torch.cat(everyone, dim=-1)[0], kwargs.get("sliding_window"))
+    mask = causal_mask(torch.cat(everyone, dim=-1)[0], window)
     how = dict(attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=True)
     out = torch.nn.functional.scaled_dot_product_attention(query, key, value, **how)
     return exchange(out, 2, 1, group).transpose(1, 2).contiguous(), None
@@ -97,6 +103,30 @@ def causal_mask(positions: Any, window: int | None = None) -> Any:
     return seen if window is None else seen & (back < window)
 
 
+def stated_mask(original: Any, *args: Any, local_size: int | None = None, **kwargs: Any) -> Any:
+    """Return the mask that transformers makes for a layer's kind, also where it would leave it out as torch needs none, with
+    the window ``local_size`` that it was made for."""
+    from verl.utils import ulysses
+
+    if ulysses.get_ulysses_sequence_parallel_world_size() > 1:
+        kwargs["allow_is_causal_skip"] = False
+    mask = original(*args, local_size=local_size, **kwargs)
+    if mask is not None:
+        setattr(mask, WINDOW, local_size)
+    return mask
+
+
+def _is_of(mask: Any, positions: Any, window: int | None) -> bool:
+    """Whether a mask, ``(1, 1, tokens, tokens)`` bool, is that of transformers for the earlier tokens in a window, of one's own
+    sequence or of the row: not all models say where sequences begin."""
+    import torch
+
+    rows = (positions, torch.arange(len(positions), device=positions.device))
+    return getattr(mask, WINDOW, -1) in (None, window) and any(
+        torch.equal(mask[0, 0], causal_mask(row, window)) for row in rows
+    )
+
+
 @patches.wrap(
     f"{IMPL}:FSDPEngine._build_module",
     relies_on="self.ulysses_sequence_parallel_size",
@@ -109,7 +139,7 @@ def build_module(original, self) -> Any:
     would see a rank's part of the row alone."""
     module = original(self)
     if self.ulysses_sequence_parallel_size > 1:
-        if why := _alone(layers := list(module.modules())):
+        if why := _alone(layers := list(module.modules()), getattr(module.config, "layer_types", None) or ()):
             raise _refusal(f"{type(module).__name__} {why}")
         for one in layers:
             if "position_ids" in inspect.signature(one.forward).parameters:
@@ -117,12 +147,15 @@ def build_module(original, self) -> Any:
     return module
 
 
-def _alone(layers: list[Any]) -> str:
-    """Say why layers of a model of transformers, the model first, see a rank's part of the row alone; "" if none does."""
+def _alone(layers: list[Any], kinds: Iterable[str] = ()) -> str:
+    """Say why layers of a model of transformers, the model first, see a rank's part of the row alone; "" if none does. ``kinds``
+    are the kinds of layers that its configuration names."""
     from torch.nn import Conv1d
 
     if getattr(layers[0], "_is_stateful", False) or any(isinstance(one, Conv1d) for one in layers):
         return "has a state or a convolution over the row"
+    if others := sorted({*kinds} - {"full_attention", "sliding_attention"}):
+        return f"has layers of kind {', '.join(others)}"
     shared = any(hasattr(sys.modules[type(one).__module__], "ALL_ATTENTION_FUNCTIONS") for one in layers)
     return "" if shared else "attends by functions of its own"
 
@@ -145,8 +178,10 @@ def _refusal(why: str) -> PatchError:
         "get_ulysses_sequence_parallel_world_size",
         "torch.distributed.all_gather",
         "verl.utils.ulysses:get_ulysses_sequence_parallel_group",
-        "transformers.modeling_utils:ALL_ATTENTION_FUNCTIONS",
+        "transformers.modeling_utils:AttentionInterface.register",
         "transformers.integrations.sdpa_attention:sdpa_attention_forward",
+        "transformers.masking_utils:AttentionMaskInterface.register",
+        "transformers.masking_utils:sdpa_mask",
     ),
     why="verl exchanges heads for tokens around flash-attn only; with sdpa each rank attends to its own part of "
     "the row, and nothing says so.",
@@ -154,13 +189,17 @@ def _refusal(why: str) -> PatchError:
 )
 def ulysses_flash_attention_forward(site: Any) -> Callable[[], None]:
     """Do the same exchange around torch's attention, over the whole row, masked by where sequences begin."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS as functions
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
 
-    functions[IMPLEMENTATION] = functools.partial(attention, functions[IMPLEMENTATION])
+    ours = ((AttentionInterface, attention), (AttentionMaskInterface, stated_mask))
+    for known, one in ours:  # some models have an instance of their own
+        known.register(IMPLEMENTATION, functools.partial(one, known()[IMPLEMENTATION]))
 
     def take_away() -> None:
-        found = functions[IMPLEMENTATION]
-        if isinstance(found, functools.partial) and found.func is attention:  # no other code's since
-            functions[IMPLEMENTATION] = found.args[0]
+        for known, one in ours:
+            found = known()[IMPLEMENTATION]
+            if isinstance(found, functools.partial) and found.func is one:  # no other code's since
+                known.register(IMPLEMENTATION, found.args[0])
 
     return take_away

@@ -34,6 +34,12 @@ KINDS = {
     "delta": ("qwen3_next", {**EXPERTS, **KEYS, **LAYERS, "shared_expert_intermediate_size": 16}),
     "mamba": ("falcon_h1", STATE),
     "ministral": ("ministral3", dict(head_dim=8, sliding_window=None, max_position_embeddings=256)),
+    "window in the mask": (
+        "qwen2_moe",
+        {**EXPERTS, "sliding_window": 4, "use_sliding_window": True, "max_window_layers": 0},
+    ),
+    "lightning": ("minimax", dict(num_local_experts=4, num_experts_per_tok=2, head_dim=8, block_size=8)),
+    "own mask": ("doge", dict(keep_window_size=4)),
     "persimmon": ("persimmon", dict(num_key_value_heads=4, qk_layernorm=False)),
 }
 FULL = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
