@@ -89,3 +89,17 @@ def test_a_checkpoint_of_other_names_is_refused_in_one_sentence(tmp_path, monkey
                 else pytest.raises(PatchError, match="cannot resume .*=disable")
             ):
                 JobConfig(config, "grpo.verl.validate_config").refuse_checkpoint()
+
+
+def test_replicas_that_fsdp1_does_not_couple_are_refused_unless_the_name_fsdp_couples_them(monkeypatch):
+    actor = "actor_rollout_ref.actor"
+    apart = {f"{actor}.strategy": "fsdp", f"{actor}.fsdp_config.fsdp_size": 1, "trainer.n_gpus_per_node": 2}
+
+    def found(**others):
+        settings = {**apart, **{name.replace("__", "."): value for name, value in others.items()}}
+        return [*verl_config.replaced_losses(lambda path, default=None: settings.get(path, default))]
+
+    assert found()[0].startswith(f"{actor}.fsdp_config.fsdp_size=1 (FSDP1 then averages no gradients")
+    assert not found(trainer__n_gpus_per_node=1) and not found(actor_rollout_ref__actor__strategy="fsdp2")
+    monkeypatch.setattr(verl_config.engine, "enabled", lambda name: name == "fsdp")
+    assert not found()
