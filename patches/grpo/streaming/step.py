@@ -157,8 +157,7 @@ class CurrentPolicy:
             model_output["entropy"] = kept["entropy"]
         self.found.append(kept)
         data["old_log_probs"] = response_from_nested(kept["log_probs"], data["response_mask"])
-        counts = bool(data["response_mask"].values().any())  # not so in a filler, which verl would refuse
-        if self.correction and counts and "rollout_log_probs" in data:
+        if self.correction and "rollout_log_probs" in data:
             self._correct(data)
 
     def take(self) -> dict[str, Any]:
@@ -174,14 +173,22 @@ class CurrentPolicy:
         }
 
     def _correct(self, data: Any) -> None:
+        """Correct each row by itself. One more, of the ratio 1, is for verl's metrics, which fail where nothing is left."""
+        import torch
+        from tensordict import TensorDict
         from verl.protocol import DataProto
         from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
         from verl.workers.utils.padding import response_to_nested
 
         names = ("old_log_probs", "rollout_log_probs", "response_mask")
-        padded = DataProto(batch=data.select(*names).to_padded_tensor())
+        rows = data.select(*names).to_padded_tensor()
+        more = {
+            name: torch.nn.functional.pad(rows[name], (0, 0, 0, 1), value=name == "response_mask")
+            for name in names
+        }
+        padded = DataProto(batch=TensorDict(more, batch_size=len(rows) + 1))
         padded, _ = compute_rollout_correction_and_add_to_batch(padded, self.correction)
         outputs = data["response_mask"]
         for name in ("rollout_is_weights", "response_mask"):
             if name in padded.batch:
-                data[name] = response_to_nested(padded.batch[name], outputs)
+                data[name] = response_to_nested(padded.batch[name][:-1], outputs)
