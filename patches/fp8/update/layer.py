@@ -271,7 +271,7 @@ class Layer:
             live = param.live()
             if param.required and live is not None:
                 staged = param.stage()
-                param.allocate(read=False)
+                param.allocate()
                 staged.detach().copy_(live)
                 param.coverage.add(staged)
         self.prepare(readings)

@@ -1,8 +1,8 @@
 """Describe tensors as the model's constructor made them, stage equal ones, and track every write to them.
 
 A `PristineParam` describes one parameter (or checkpoint-fed buffer) before the first load (FlashRL's Record1). `stage` makes
-an equal tensor with *no memory behind it*: the storage is allocated when its first element is accessed, and what was not
-written is filled with a poison that reads as NaN before it is read. `Coverage` counts what has been written, as boxes in the
+an equal tensor with *no memory behind it*: the storage is allocated when its first element is accessed, and filled with a
+poison that reads as NaN. `Coverage` counts what has been written, as boxes in the
 tensor's index space; writes that are no box fall back to a mask. `WriteTracker` is a dispatch mode active while weights are
 loaded: it knows tensors by their storage, so a write through any view, ``.data`` or slice is seen."""
 
@@ -243,14 +243,11 @@ class PristineParam:
     coverage: Coverage = field(init=False)
     largest: torch.Tensor | None = None
     end: int = field(init=False)
-    _fills_storage: bool = field(init=False)  # row by row, from its first byte to its last
     tensor: torch.Tensor | None = None
     loaded: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         self.end = _end(self.offset, self.shape, self.stride)
-        dense = torch.empty(self.shape, device="meta").stride() == self.stride and self.offset == 0
-        self._fills_storage = dense and self.end * self.dtype.itemsize == self.storage.nbytes
         self.coverage = Coverage(self.shape, self.stride, self.offset)
 
     def live(self) -> torch.Tensor | None:
@@ -284,33 +281,15 @@ class PristineParam:
             self.tensor = data
         return self.tensor
 
-    def allocate(self, read: bool = True) -> bool:
+    def allocate(self) -> None:
         """Give the staged tensor memory: poison, unless loaders always leave gaps (padding) in it.
 
-        Gaps hold their initial values, or zeros in a large tensor.
-
-        Args:
-            read: values may be read next. Until then memory that a loader may fill whole gets no poison.
-
-        Returns:
-            Whether that is done: False while the poison waits."""
-        storage, coverage = self.storage, self.coverage
-        if not storage.allocated:
-            gaps = self.expected is not None and 0 < self.expected.covered < self.expected.total
-            if read or gaps or not self._fills_storage:
-                if storage.allocate(0 if gaps else _POISON) and gaps and self.initial is not None:
-                    self.stage().detach().copy_(self.initial)
-            else:
-                storage.allocate(None)
-        waits = storage.unset and self._fills_storage
-        if waits and coverage.covered == coverage.total:
-            storage.unset = False
-        elif waits and read:
-            raw = torch.empty(0, dtype=torch.uint8, device=storage.device)
-            raw.set_(storage.get(), 0, (coverage.total, self.dtype.itemsize), (self.dtype.itemsize, 1))
-            raw[~coverage.elements().view(-1).to(raw.device)] = _POISON
-            storage.unset = False
-        return not storage.unset
+        Gaps hold their initial values, or zeros in a large tensor."""
+        if self.storage.allocated:
+            return
+        gaps = self.expected is not None and 0 < self.expected.covered < self.expected.total
+        if self.storage.allocate(0 if gaps else _POISON) and gaps and self.initial is not None:
+            self.stage().detach().copy_(self.initial)
 
     def fill(self, running: torch.Tensor | None, left_out: bool = False) -> None:
         """Give the staged tensor values if the checkpoint brings none.
@@ -322,9 +301,8 @@ class PristineParam:
         Raises:
             PatchError: there is no source of values."""
         tensor = self.stage().detach()
-        whole = not self.written and tensor.numel() > 0
-        self.allocate(read=not whole)
-        if not whole:
+        self.allocate()
+        if self.written or not tensor.numel():
             return
         source = self.initial if self.initial is not None else running
         if left_out and self.loaded is not None:
@@ -339,7 +317,6 @@ class PristineParam:
             tensor.fill_(source.item())  # to be copied from the host it would wait for the device
         else:
             tensor.copy_(source)
-        self.storage.unset &= not self._fills_storage
 
     def copy_small(self, tensor: torch.Tensor | None) -> torch.Tensor | None:
         """Return a copy on the host of what was loaded, None if it is large or nothing was."""
@@ -406,7 +383,6 @@ class SharedStorage:
         self.device = device
         self.allocated = False
         self.identity = 0  # of the storage that `get` returns
-        self.unset = False  # allocated, and what was not written yet is neither poison nor a value
         self._storage: torch.UntypedStorage | None = None
 
     def get(self) -> torch.UntypedStorage:
@@ -416,16 +392,13 @@ class SharedStorage:
             self.identity = self._storage._cdata
         return self._storage
 
-    def allocate(self, byte: int | None) -> bool:
-        """Allocate the memory, every byte set to ``byte`` if given; False, and nothing, if it is allocated already."""
+    def allocate(self, byte: int) -> bool:
+        """Allocate the memory, every byte set to ``byte``; False, and nothing, if it is allocated already."""
         storage = self.get()
         self.allocated = True
         if storage.nbytes() >= self.nbytes:
             return False
         storage.resize_(self.nbytes)
-        self.unset = byte is None
-        if byte is None:
-            return True
         raw = torch.empty(0, dtype=torch.uint8, device=self.device)
         raw.set_(storage, 0, (self.nbytes,), (1,)).fill_(byte)
         return True
@@ -437,12 +410,12 @@ class SharedStorage:
             return
         if torch._C._storage_Use_Count(storage._cdata) == held_by + 1:
             storage.resize_(0)
-            self.allocated = self.unset = False
+            self.allocated = False
 
     def release(self) -> None:
         """Let go of the storage: the next tensor is staged in another."""
         self._storage = None
-        self.allocated = self.unset = False
+        self.allocated = False
 
 
 def record(modules: dict[str, torch.nn.Module], device: torch.device) -> list[PristineParam]:
@@ -566,36 +539,34 @@ class WriteTracker(_Mode):
         table: storage identity to the parameters in it.
         on_write: called with ``(param, view, source)`` before each write; ``source``: the tensor that is copied, None for a
             constant, and for what another operator computes the tensor written to.
-        on_access: called with ``(param, read)`` before its storage is accessed; ``read``: values may be read, not only
-            overwritten or viewed. It gives the storage memory, and returns whether reading needs no further call.
+        on_access: called with a parameter before its storage is first accessed; gives it memory.
         guarded: gives storage identity to name, for tensors that must not be written; called when a loader first
             writes to a storage that is not in ``table``, which most never do.
-        accessible: identity of storages that have memory -> whether they may be read without a further call of
-            ``on_access``; grows, and whoever frees a storage empties it."""
+        accessible: identity of storages that have memory; grows, and whoever frees a storage empties it."""
 
     def __init__(
         self,
         table: dict[int, list[PristineParam]],
         on_write: Callable[[PristineParam, torch.Tensor, torch.Tensor | None], None],
-        on_access: Callable[[PristineParam, bool], bool] = lambda param, read: True,
+        on_access: Callable[[PristineParam], None] = lambda param: None,
         guarded: Callable[[], dict[int, str]] = dict,
-        accessible: dict[int, bool] | None = None,
+        accessible: set[int | None] | None = None,
     ) -> None:
         super().__init__()
         self._table = table
         self._on_write = on_write
         self._on_access = on_access
         self._guarded = functools.cache(guarded)
-        self._accessible = {} if accessible is None else accessible
+        self._accessible = set() if accessible is None else accessible
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         known = _operators.get(id(func))  # an operator's own hash is slow
         if known is None:
             written = None if func in _METADATA else written_arguments(func)
             known = _operators[id(func)] = _Operator(
-                getattr(func, "_op", func), written, func.is_view, func in _OVERWRITING, func is _COPY, func
+                getattr(func, "_op", func), written, func in _OVERWRITING, func is _COPY, func
             )
-        run, written, is_view, _, _, _ = known
+        run, written = known.run, known.written
         if func is _COPIES:
             for pair in zip(args[0], args[1], strict=True):
                 self.__torch_dispatch__(_COPY, types, pair)
@@ -607,10 +578,8 @@ class WriteTracker(_Mode):
                 identity = storage_identity(arg)
                 if key in written:
                     self._look_at(known, arg, identity, args, True)
-                elif identity in self._table:
-                    readable = self._accessible.get(identity)
-                    if not readable and (readable is None or not is_view):
-                        self._look_at(known, arg, identity, args, False)
+                elif identity in self._table and identity not in self._accessible:
+                    self._look_at(known, arg, identity, args, False)
             elif isinstance(arg, (list, tuple)):
                 self._look_at_items(known, arg, args, key in written)
         if kwargs:
@@ -635,11 +604,10 @@ class WriteTracker(_Mode):
                     advice="Report this model; until then update it by restarting the engine.",
                 )
             return
-        readable = self._accessible.get(identity)
-        if not readable:
-            read = not (operator.is_view or (is_write and operator.sets and not _reads(identity, args[1:])))
-            if read or readable is None:
-                self._accessible[identity] = all([self._on_access(param, read) for param in params])
+        if identity not in self._accessible:
+            self._accessible.add(identity)
+            for param in params:
+                self._on_access(param)
         for param in params if is_write else ():
             part = param.part(tensor)
             if part is None:
@@ -674,17 +642,9 @@ _METADATA = {torch.ops.aten.detach.default, torch.ops.aten.alias.default}
 _OVERWRITING = {_COPY, torch.ops.aten.fill_.Scalar, torch.ops.aten.zero_.default}
 
 
-def _reads(identity: int | None, sources: tuple) -> bool:
-    for source in sources:
-        if isinstance(source, torch.Tensor) and storage_identity(source) == identity:
-            return True
-    return False
-
-
 class _Operator(NamedTuple):
     run: Any
     written: frozenset[int | str] | None  # the arguments that it writes to, None if it is ignored
-    is_view: bool
     sets: bool  # overwrites what it writes to, whatever it was
     is_copy: bool
     itself: Any  # held, so that its identity stays its own

@@ -91,7 +91,7 @@ class Update:
         self._reopened: list[Layer] = []  # which earlier calls opened and this one writes to
         self._watched: WriteLog | None = None  # tensors beside parameters and buffers
         self._call = 0  # number of the load_weights call under way
-        self._accessible: dict[int, bool] = {}  # storages known to have memory, see `WriteTracker`
+        self._accessible: set[int | None] = set()  # storages known to have memory, see `WriteTracker`
         self._table: dict[int, list[PristineParam]] = {}  # storage identity -> what is staged there
         self._freed: list[StorageWeakRef] = []  # what a call has let go of, whose identity its loader knows
         self._lost = False  # whether a tensor came in this call of which nothing was written
@@ -244,12 +244,12 @@ class Update:
                 self._table |= storage_table((param, param.tensor) for param in layer.params)
 
     def _tracker(self, names: NamedWeights, touched: dict[Layer, None]) -> WriteTracker:
-        def on_access(param: PristineParam, read: bool) -> bool:
+        def on_access(param: PristineParam) -> None:
             if param.layer.released_in == self._call:
                 raise self._error(
                     f"{names.current or param.name} came twice in one update", "Send each tensor once."
                 )
-            return param.allocate(read)
+            param.allocate()
 
         def on_write(param: PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
             layer = param.layer

@@ -48,28 +48,6 @@ def test_poison_is_never_a_number(dtype):
     assert param.tensor.float().isnan().all()
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_poison_waits_for_the_first_read_and_leaves_what_was_written(dtype):
-    param = params_of(w=parameter(4, 2, dtype=dtype))["w"]
-    staged = param.stage()
-    assert not param.allocate(read=False) and staged.untyped_storage().nbytes() == staged.nbytes
-    staged[1:3] = 1
-    param.coverage.add(staged[1:3])
-    assert not param.allocate(read=False)
-    assert param.allocate(read=True)
-    assert staged.float().isnan().all(1).tolist() == [True, False, False, True]
-    assert (staged[1:3].float() == 1).all()
-
-
-@pytest.mark.parametrize("name", ["narrow", "transposed"])
-def test_memory_that_no_loader_may_fill_row_by_row_is_poisoned_at_once(name):
-    base = torch.zeros(4, 4)
-    tensor = nn.Parameter(base.t() if name == "transposed" else base[1:3], requires_grad=False)
-    param = params_of(w=tensor)["w"]
-    param.stage()
-    assert param.allocate(read=False) and param.tensor.isnan().all()
-
-
 @pytest.mark.parametrize("value", [0.0, 1.0, -7.0])
 def test_gaps_that_loaders_always_leave_are_as_at_birth(value):
     original = nn.Parameter(torch.full((8,), value), requires_grad=False)
