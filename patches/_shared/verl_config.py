@@ -7,6 +7,7 @@ contradicts them by name."""
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
@@ -80,16 +81,22 @@ class JobConfig:
             )
 
     def refuse_checkpoint(self) -> None:
-        """Raise PatchError if the job would resume a checkpoint with FlowRL's partition function and has none, or the other
-        way round, which its workers would find out one by one."""
+        """Raise PatchError if the job would resume a checkpoint with FlowRL's partition function and has none, the other way
+        round, or has one of other layers, which its workers would find out one by one."""
         file = saved_model(self.get)
         if file is None or not is_zipfile(file):
             return
         with ZipFile(file) as saved:
-            held = any(
-                HEAD.encode() in saved.read(name) for name in saved.namelist() if name.endswith("data.pkl")
+            text = b"".join(saved.read(name) for name in saved.namelist() if name.endswith("data.pkl"))
+        held, named = HEAD.encode() in text, re.findall(rf"{HEAD}\.net\.(\d+)\.weight".encode(), text)
+        options = engine.options("flowrl") if engine.enabled("flowrl") else {}
+        trained, layers = options.get("log_z") == "learned", max(map(int, named), default=0) // 4 + 1
+        if held and trained and named and layers != options["num_layers"]:
+            self.refuse(
+                [f"num_layers={options['num_layers']} (its partition function has {layers})"],
+                f"cannot resume {file.parent} with",
+                "Set flowrl's num_layers as it was.",
             )
-        trained = engine.enabled("flowrl") and engine.options("flowrl")["log_z"] == "learned"
         kinds = "without", "with"
         if held != trained:
             problem = (

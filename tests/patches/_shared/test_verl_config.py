@@ -72,7 +72,7 @@ def test_overrides_are_those_of_the_hydra_application():
 def test_a_checkpoint_of_other_names_is_refused_in_one_sentence(tmp_path, monkeypatch, held):
     torch, names = (
         pytest.importorskip("torch"),
-        {"norm.weight": 1, **({"proj_z.layers.0.weight": 1} if held else {})},
+        {"norm.weight": 1, **({"proj_z.net.4.weight": 1} if held else {})},
     )
     (tmp_path / "global_step_3" / "actor").mkdir(parents=True)
     torch.save(names, tmp_path / "global_step_3" / "actor" / "model_world_size_2_rank_0.pt")
@@ -82,12 +82,17 @@ def test_a_checkpoint_of_other_names_is_refused_in_one_sentence(tmp_path, monkey
         config = omegaconf.OmegaConf.create({"trainer": {**trainer, "resume_mode": mode}})
         for log_z, on in (None, False), ("group", False), ("learned", True):
             monkeypatch.setattr(verl_config.engine, "enabled", lambda name, log_z=log_z: log_z is not None)
-            monkeypatch.setattr(verl_config.engine, "options", lambda name, log_z=log_z: {"log_z": log_z})
+            options = {"log_z": log_z, "num_layers": 2}
+            monkeypatch.setattr(verl_config.engine, "options", lambda name, options=options: options)
             with (
                 nullcontext()
                 if on == held or mode == "disable"
                 else pytest.raises(PatchError, match="cannot resume .*=disable")
             ):
+                JobConfig(config, "grpo.verl.validate_config").refuse_checkpoint()
+        options["num_layers"] = 3
+        if held and mode != "disable":
+            with pytest.raises(PatchError, match=r"num_layers=3 \(its partition function has 2\)"):
                 JobConfig(config, "grpo.verl.validate_config").refuse_checkpoint()
 
 
