@@ -12,7 +12,7 @@ import functools
 import hashlib
 import types
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -70,7 +70,7 @@ class Coverage:
             self._paint(view)
             return
         times = self.boxes.get(box, 0)
-        if self.mask is not None or (not times and self._overlaps_any(box)):
+        if self.mask is not None or (not times and self.overlaps_any(box)):
             self._paint(view)
         if not times:
             self._place(box)
@@ -109,12 +109,15 @@ class Coverage:
             self._longest = max(self._longest, edge[1] - edge[0])
         self._rows[edge].append(box)
 
-    def _overlaps_any(self, box: Box) -> bool:
+    def overlaps_any(self, box: Box | None, but: Collection[Box | None] = ()) -> bool:
+        """Whether a box has elements of those that were written, or may have; ``but``: boxes that do not count."""
+        if box is None or self.mask is not None:
+            return self.touched
         start, end = box[0] if box else (0, 1)
         first = bisect_left(self._edges, (start - self._longest + 1, 0))
         for edge in self._edges[first : bisect_left(self._edges, (end, 0))]:
             for other in self._rows[edge]:
-                if _overlap(box, other):
+                if _overlap(box, other) and other not in but:
                     return True
         return False
 

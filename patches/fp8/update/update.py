@@ -253,7 +253,7 @@ class Update:
 
         def on_write(param: PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
             layer = param.layer
-            if names.over:
+            if names.over and view.numel():
                 self._refuse_overwriting(param, view)
             if layer.came.processed:
                 self._forget(layer)  # so a tensor of it comes again in a session: this layer begins anew
@@ -272,10 +272,10 @@ class Update:
     def _refuse_overwriting(self, param: PristineParam, view: torch.Tensor) -> None:
         """Refuse what a loader writes when it has drawn all tensors of a call, over what an earlier call has brought: it may be a
         head that it fills in since this call had none."""
-        came, box = param.layer.came, param.coverage.box(view)
-        now = [one.coverage.box(part) for one, part, _ in came.later if one is param]
-        earlier = came.opened not in (0, self._call) and box in param.coverage.boxes and box not in now
-        if came.processed or earlier:
+        came = param.layer.came
+        now = {param.coverage.box(part) for one, part, _ in came.later if one is param}
+        opened = came.opened not in (0, self._call)
+        if came.processed or (opened and param.coverage.overlaps_any(param.coverage.box(view), but=now)):
             raise self._error(
                 f"{type(self._model).__name__} wrote over {param.name} at the end of a call, and an earlier call had brought it",
                 "Send the whole update in one call.",

@@ -2,6 +2,8 @@
 
 import fp8_toys as toys
 import pytest
+import torch
+from torch import nn
 
 from flashpatch.errors import PatchError
 
@@ -14,8 +16,11 @@ class Passing(toys.Model):
         came = {}
         loaded = super().load_weights((name, came.setdefault(name, tensor)) for name, tensor in weights)
         if HEAD not in came and EMBEDDING in came:
-            self.lm_head.weight.weight_loader(self.lm_head.weight, came[EMBEDDING])
+            self.fill(came[EMBEDDING])
         return loaded
+
+    def fill(self, embedding):
+        self.lm_head.weight.weight_loader(self.lm_head.weight, embedding)
 
 
 class Drawing(Passing):
@@ -23,6 +28,17 @@ class Drawing(Passing):
 
     def load_weights(self, weights):
         return super().load_weights(list(weights))
+
+
+class Whole(Passing):
+    """It fills the padding too, and its head has a bias, which comes last."""
+
+    def __init__(self):
+        super().__init__()
+        self.lm_head.bias = nn.Parameter(torch.zeros(4), requires_grad=False)
+
+    def fill(self, embedding):
+        self.lm_head.weight.data.copy_(self.embed.weight.data)
 
 
 class Scaling(toys.Model):
@@ -48,12 +64,13 @@ def takes(engine, buckets):
 
 
 @FIRST
-@pytest.mark.parametrize("kind", [Passing, Drawing])
+@pytest.mark.parametrize("kind", [Passing, Drawing, Whole])
 def test_a_head_that_a_later_call_would_overwrite_is_refused(atomic, first, kind):
-    engine = toys.Engine(kind(), first, atomic=atomic)
+    bias = [("lm_head.bias", torch.ones(4))] if kind is Whole else []
+    engine = toys.Engine(kind(), first and first + bias, atomic=atomic)
     with pytest.raises(PatchError, match=f"{kind.__name__} wrote over {HEAD} at the end of a call"):
-        takes(engine, one_by_one(toys.checkpoint(1), HEAD, EMBEDDING))
-    assert takes(engine, [toys.checkpoint(2)])
+        takes(engine, one_by_one(toys.checkpoint(1) + bias, HEAD, EMBEDDING, "lm_head.bias"))
+    assert takes(engine, [toys.checkpoint(2) + bias])
 
 
 @FIRST
