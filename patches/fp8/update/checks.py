@@ -27,15 +27,6 @@ _HEAD = "lm_head.weight"
 class Check:
     """What an update must hold beside being whole. What came for a layer is kept with the layer (`layer.Came`)."""
 
-    def tensor(self, name: str, tensor: torch.Tensor, call: int) -> None:
-        """Note what a loader has just been given."""
-
-    def staged(self, layer: Layer) -> None:
-        """Note a layer whose values are all staged."""
-
-    def planned(self, layer: Layer, plan: Plan) -> None:
-        """Note a layer that was processed; ``plan`` brings its values."""
-
     def forget_before(self, call: int) -> None:
         """Forget what earlier calls brought that belongs to no layer."""
 
@@ -83,6 +74,7 @@ class JoinedLayers(Check):
         return 0 < known == copies
 
     def planned(self, layer: Layer, plan: Plan) -> None:
+        """Note a layer that was processed; ``plan`` brings its values."""
         for live, fresh, name in plan.copies() if self._owners else ():
             storage = live.untyped_storage()._cdata
             if storage in self._owners:  # equal ones are held once
@@ -152,6 +144,7 @@ class CachedScales(Check):
         self._came: dict[Layer, None] = {}  # layers with such scales that came
 
     def staged(self, layer: Layer) -> None:
+        """Note a layer whose values are all staged."""
         written = [param for param in layer.scales() if param.written]
         if written:
             layer.came.scales = [(param, param.copy_small(param.tensor)) for param in written]
@@ -214,6 +207,7 @@ class TiedHead(Check):
         self._held: tuple | None = None  # shape and values of the embedding that was committed last
 
     def tensor(self, name: str, tensor: torch.Tensor, call: int) -> None:
+        """Note what a loader has just been given."""
         param = self._param
         if param is None:
             return

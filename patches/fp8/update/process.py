@@ -102,11 +102,15 @@ class Snapshot:
     def holds(self, free: Iterable[torch.nn.Module] = ()) -> bool:
         """Whether every container holds just what it held; of ``free`` modules, the mode and the values of parameters aside."""
         free = set(map(id, free))
+        known = _known  # as below: few calls, twice for each layer of an update
         for identity, (container, contents) in self.contents.items():
-            if container.__class__ in _DICTIONARIES and not (container or contents):
+            cls, is_free = type(container), identity in free
+            if cls in _DICTIONARIES and not (container or contents):
                 continue
-            now, is_free = read_container(container), identity in free
-            if not _same(now, contents, _kind(container) is torch.nn.Module, is_free):
+            kind = known[cls] if cls in known else _find_kind(container)
+            is_module = kind is torch.nn.Module
+            now = container.__dict__ if is_module or kind is object else read_container(container)
+            if not _same(now, contents, is_module, is_free):
                 return False
             if is_free and now["_parameters"].keys() != contents["_parameters"].keys():
                 return False
@@ -170,7 +174,8 @@ class Snapshot:
 
 def read_container(container: Any) -> Any:
     """Return a shallow copy of what ``container`` holds."""
-    kind = _kind(container)
+    cls = type(container)
+    kind = _known[cls] if cls in _known else _find_kind(container)
     if kind in (dict, list, set):
         return container.copy()
     if kind is types.FunctionType:
@@ -191,16 +196,20 @@ def _same(now: Any, before: Any, is_module: bool = False, is_free: bool = False)
     for key in before:
         if now[key] is before[key] or (is_free and key in ("_parameters", "training")):
             continue
-        if not (is_module and key in TABLES and _same(now[key], before[key])):
+        if not (is_module and key in TABLES):
+            return False
+        if (now[key] or before[key]) and not _same(now[key], before[key]):
             return False
     return True
 
 
 def write_container(container: Any, contents: Any) -> None:
     """Write what `read_container` returned back; the container, and a module's own tables, keep their identity."""
-    kind = _kind(container)
+    cls = type(container)
+    kind = _known[cls] if cls in _known else _find_kind(container)
     if kind in (dict, set):
-        _replace(container, contents)
+        container.clear()
+        container.update(contents)
     elif kind is types.FunctionType:
         cells, defaults = container.__closure__ or (), container.__defaults__ or ()
         values = iter(contents)
@@ -217,16 +226,16 @@ def write_container(container: Any, contents: Any) -> None:
         state = vars(container)
         kept = {table: state[table] for table in TABLES}
         for key, live in kept.items():
-            _replace(live, contents[key])
-        _replace(state, {**contents, **kept})
+            if live or contents[key]:
+                live.clear()
+                live.update(contents[key])
+        state.clear()
+        state.update(contents)
+        state.update(kept)
     else:
-        _replace(vars(container), contents)
-
-
-def _replace(live: dict | set, contents: dict | set) -> None:
-    if live or contents:
-        live.clear()
-        live.update(contents)
+        state = vars(container)
+        state.clear()
+        state.update(contents)
 
 
 _EMPTY = object()
@@ -663,9 +672,12 @@ class Plan:
     def _tensor_attributes(self, live: torch.Tensor, fresh: torch.Tensor, where: str) -> None:
         """Plan what a tensor carries beside its values, such as a number that kernels read from it."""
         mine, theirs = vars(live), vars(fresh)
-        context, other = _plain_context(live), _plain_context(fresh)
-        if hidden := [key for key in other if key not in theirs and context.get(key) != other[key]]:
-            raise LayoutChanged(f"{where}: {type(live).__name__} has another {hidden[0]} with a fresh load")
+        if hasattr(live, "__tensor_flatten__") or hasattr(fresh, "__tensor_flatten__"):
+            context, other = _plain_context(live), _plain_context(fresh)
+            if hidden := [key for key in other if key not in theirs and context.get(key) != other[key]]:
+                raise LayoutChanged(
+                    f"{where}: {type(live).__name__} has another {hidden[0]} with a fresh load"
+                )
         if not mine and not theirs:
             return
         last, inner = self.known.keys(live), _inner_tensors(live)

@@ -70,7 +70,7 @@ class Coverage:
             self._paint(view)
             return
         times = self.boxes.get(box, 0)
-        if self.mask is not None or (not times and self._overlaps_any(box)):
+        if self.mask is not None or (not times and self._rows and self._overlaps_any(box)):
             self._paint(view)
         if not times:
             self._place(box)
@@ -321,11 +321,12 @@ class PristineParam:
 
         Raises:
             PatchError: there is no source of values."""
-        tensor = self.stage().detach()
-        whole = not self.written and tensor.numel() > 0
+        tensor = self.stage() if self.tensor is None else self.tensor
+        whole = self.coverage.covered == 0 and self.coverage.total > 0
         self.allocate(read=not whole)
         if not whole:
             return
+        tensor = tensor.detach()
         source = self.initial if self.initial is not None else running
         if left_out and self.loaded is not None:
             source = self.loaded
@@ -351,11 +352,11 @@ class PristineParam:
         """Return ``view``, of the same storage, in this parameter's dtype; None if they do not overlap."""
         if view.dtype != self.dtype:
             view = view.view(self.dtype)
-        return view if view.storage_offset() < self.end and self._starts_before(view) else None
-
-    def _starts_before(self, view: torch.Tensor) -> bool:
         first = view.storage_offset()
-        return self.offset <= first or self.offset < _end(first, view.shape, view.stride())
+        if first >= self.end:
+            return None
+        starts_before = self.offset <= first or self.offset < _end(first, view.shape, view.stride())
+        return view if starts_before else None
 
     @property
     def required(self) -> bool:
@@ -378,13 +379,14 @@ class PristineParam:
 
     @property
     def complete(self) -> bool:
-        if self.expected is not None and self.coverage.covered < self.expected.covered:
-            return False  # asked after every tensor
-        if not self.required and not (self.may_come and self.written):
+        expected, covered = self.expected, self.coverage.covered  # asked after every tensor
+        if expected is not None and covered < expected.covered:
+            return False
+        if not self.required and not (covered and self.is_buffer and self.may_come):
             return True
-        if self.expected is None:
-            return self.coverage.covered == self.coverage.total
-        return self.coverage.satisfies(self.expected)
+        if expected is None:
+            return covered == self.coverage.total
+        return self.coverage.satisfies(expected)
 
     @property
     def written(self) -> bool:
@@ -604,7 +606,10 @@ class WriteTracker(_Mode):
             return run(*args, **(kwargs or {}))
         for key, arg in enumerate(args):
             if isinstance(arg, torch.Tensor):
-                identity = storage_identity(arg)
+                try:  # as `storage_identity`, without a call for each operator
+                    identity = arg.untyped_storage()._cdata
+                except (RuntimeError, NotImplementedError):
+                    identity = None
                 if key in written:
                     self._look_at(known, arg, identity, args, True)
                 elif identity in self._table:
@@ -644,7 +649,7 @@ class WriteTracker(_Mode):
             part = param.part(tensor)
             if part is None:
                 continue
-            if operator.is_copy and tensor.dtype == param.dtype:
+            if operator.is_copy and tensor.dtype == param.dtype != args[1].dtype:
                 _check_dtype(param, args[1])
             source = args[1] if operator.is_copy else None if operator.sets else tensor
             self._on_write(param, part, source)
