@@ -195,12 +195,16 @@ class TiedHead(Check):
 
     Args:
         model: just constructed.
-        layers: its layers."""
+        layers: its layers.
+
+    Attributes:
+        exists: whether the head is tied."""
 
     def __init__(self, model: torch.nn.Module, layers: list[Layer]) -> None:
         tensor = _embedding(model)
         owners = (param for layer in layers for param in layer.params)
         self._param = next((one for one in owners if tensor is not None and one.live() is tensor), None)
+        self.exists = self._param is not None
         self._target = type(model).__name__
         # whether it is the head -> name, call, and shape and values
         self._came: dict[bool, tuple[str, int, tuple]] = {}
@@ -209,8 +213,6 @@ class TiedHead(Check):
     def tensor(self, name: str, tensor: torch.Tensor, call: int) -> None:
         """Note what a loader has just been given."""
         param = self._param
-        if param is None:
-            return
         is_head = name.endswith(_HEAD)
         # a loader that draws all tensors before it loads one has written nothing yet
         named = name.split(".")[-2:] == param.name.split(".")[-2:] or name in param.coverage.names.values()

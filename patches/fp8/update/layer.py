@@ -105,7 +105,7 @@ class Layer:
 
     @property
     def written(self) -> bool:
-        return any([param.written for param in self.params])
+        return any([param.coverage.covered for param in self.params])
 
     def places(self) -> set[int]:
         """Return the storages of its parameters in use."""

@@ -96,7 +96,7 @@ class Snapshot:
         snapshot = Snapshot()
         snapshot.contents = self.contents.copy()
         for module in modules:
-            snapshot.add(module)
+            snapshot.contents[id(module)] = (module, read_container(module))
         return snapshot
 
     def holds(self, free: Iterable[torch.nn.Module] = ()) -> bool:
@@ -251,7 +251,8 @@ def _cell(cell: types.CellType) -> Any:
 
 def children(container: Any) -> Iterable[Any]:
     """Return the values directly held by ``container``."""
-    kind = _kind(container)
+    cls = type(container)
+    kind = _known[cls] if cls in _known else _find_kind(container)
     if kind is dict:
         return container.values()
     if kind in (list, set, tuple):
@@ -305,7 +306,7 @@ def held_containers(
             if kind is dict and not value:
                 seen.add(identity)
                 found.append(value)
-            elif holds_state(value):
+            elif kind is not types.FunctionType or holds_state(value):
                 seen.add(identity)
                 stack.append((value, depth + 1))
     return found
@@ -347,8 +348,8 @@ class LayerState:
         for container in held_containers(modules, self._fixed, self._shared):
             if container.__class__ in _DICTIONARIES and not container:
                 snapshot.contents[id(container)] = (container, {})
-            elif _kind(container) not in _IMMUTABLE:
-                snapshot.add(container)
+            elif not isinstance(container, _IMMUTABLE):
+                snapshot.contents[id(container)] = (container, read_container(container))
         return snapshot
 
 
@@ -463,17 +464,17 @@ def set_on(tensor: torch.Tensor, before: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def tables(container: Any, contents: Any, old: Any) -> Iterator[tuple[str, dict, dict]]:
-    """Yield each table of a container, now and before: a module's registered ones have names."""
+def tables(container: Any, contents: Any, old: Any) -> list[tuple[str, dict, dict]]:
+    """Return each table of a container, now and before: a module's registered ones have names."""
     if not isinstance(contents, dict):
-        return
+        return []
+    named = []
     if isinstance(container, torch.nn.Module):
-        for table in ("_parameters", "_buffers", "_modules"):
-            yield table, contents[table], old.get(table, {})
-        contents, old = (
-            {key: value for key, value in one.items() if key not in TABLES} for one in (contents, old)
-        )
-    yield "", contents, old
+        names = ("_parameters", "_buffers", "_modules")
+        named = [(table, contents[table], old.get(table, {})) for table in names]
+        contents = {key: value for key, value in contents.items() if key not in TABLES}
+        old = {key: value for key, value in old.items() if key not in TABLES}
+    return [*named, ("", contents, old)]
 
 
 def _reference(container: Any) -> Callable[[], Any]:
@@ -643,7 +644,7 @@ class Plan:
         self._steps.clear()
 
     def _tensor(self, live: torch.Tensor, fresh: torch.Tensor, where: str) -> torch.Tensor:
-        inner = _inner_tensors(live)
+        inner = _inner_tensors(live) if hasattr(live, "__tensor_flatten__") else []
         if inner and inner == _inner_tensors(fresh):
             for name in inner:
                 self._tensor(getattr(live, name), getattr(fresh, name), f"{where}.{name}")
@@ -824,7 +825,7 @@ def compare(
                 used = running[one] if one else running
                 if now or used:
                     pair_into(container, one, was, now, used)
-        elif any(a is not b for a, b in zip(old, fresh)) or len(old) != len(fresh):
+        elif len(old) != len(fresh) or not all(map(operator.is_, old, fresh)):
             plan.contents(container, running, fresh, name)
 
 

@@ -56,10 +56,13 @@ class Coverage:
         self._order = sorted(dims, key=lambda dim: -dim[2])
         self._dense = _last(self.shape, self.stride, 0) + 1 == self.total
 
-    @property
-    def touched(self) -> bool:
-        """Whether any write has been recorded."""
-        return bool(self.boxes) or self.mask is not None
+    def clear(self) -> None:
+        """Count every element as not written."""
+        self.boxes.clear()
+        self.names.clear()
+        self._rows.clear()
+        self._edges.clear()
+        self.mask, self.overlaps, self.covered, self._longest = None, False, 0, 0
 
     def add(self, view: torch.Tensor, name: str = "") -> None:
         """Record a write to ``view``, which shares the tensor's storage."""
@@ -124,7 +127,7 @@ class Coverage:
         if rest < 0 or 0 in view.shape:
             return None
         if rest == 0 and view.numel() == self.total and view.is_contiguous() and self._dense:
-            return tuple((0, size) for size in self.shape)
+            return tuple([(0, size) for size in self.shape])
         form = view.shape, view.stride()
         extents = self._extents.get(form, ())
         if extents == ():  # the same for all experts of a layer
@@ -259,13 +262,13 @@ class PristineParam:
 
     def forget(self) -> None:
         """Count what was staged as not written; the tensor to load into stays the same."""
-        if self.coverage.touched:
-            self.coverage = Coverage(self.shape, self.stride, self.offset)
-            self.largest = None
+        self.coverage.clear()
+        self.largest = None
 
     def reset(self) -> None:
         """Forget what was written, and free the staged tensor."""
-        self.forget()
+        if self.coverage.boxes or self.coverage.mask is not None:
+            self.forget()
         self.tensor = None
         self.storage.release()
 
@@ -380,13 +383,12 @@ class PristineParam:
     @property
     def complete(self) -> bool:
         expected, covered = self.expected, self.coverage.covered  # asked after every tensor
-        if expected is not None and covered < expected.covered:
-            return False
-        if not self.required and not (covered and self.is_buffer and self.may_come):
+        if expected is not None:
+            return covered >= expected.covered and (not expected.covered or self.coverage.satisfies(expected))
+        required = self.brings or not (self.is_buffer or self.optional)
+        if not required and not (covered and self.is_buffer and self.may_come):
             return True
-        if expected is None:
-            return covered == self.coverage.total
-        return self.coverage.satisfies(expected)
+        return covered == self.coverage.total
 
     @property
     def written(self) -> bool:

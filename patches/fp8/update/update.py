@@ -112,7 +112,7 @@ class Update:
     def empty(self) -> bool:
         """Whether nothing has been written yet, or only what layers hold already that share it with others."""
         return not (self._news or self._tied.missing or self._unlike_the_lender()) and not any(
-            layer.written and not layer.came.processed for layer in self._layers
+            [layer.written for layer in self._layers if not layer.came.processed]
         )
 
     @property
@@ -135,7 +135,7 @@ class Update:
         """Free everything staged and planned."""
         ended, self._stream = self._stream, streams.current(self._adapter.device)
         self._stream.wait_stream(ended)
-        planned = any(layer.came.plan for layer in self._layers) and self._adapter.device.type != "cpu"
+        planned = any([layer.came.plan for layer in self._layers]) and self._adapter.device.type != "cpu"
         for one in (self._queue, self._table, self._readings, *self._checks):
             one.clear()
         self._watched, self._news, self._call, self._whole = None, False, 0, None
@@ -201,7 +201,7 @@ class Update:
         if not self._shapes:  # it was opened on dummy weights
             self._shapes = {name: _squeezed(shape) for name, shape in self._adapter.shapes().items()}
         if self._watched is None:
-            params = (param for layer in self._layers for param in layer.params)
+            params = [param for layer in self._layers for param in layer.params]
             buffers = [param.live() for param in params if param.is_buffer and param.initial is None]
             self._watched = WriteLog([*constants(), *(one for one in buffers if one is not None)])
         touched: dict[Layer, None] = {}  # layers written since they were last looked at, in order
@@ -296,7 +296,8 @@ class Update:
                 self._came_as[name] = shape
                 yield name, tensor
                 self._lost |= not touched
-                self._tied.tensor(name, tensor, self._call)
+                if self._tied.exists:
+                    self._tied.tensor(name, tensor, self._call)
                 self._queue_complete(touched)
             # Drawing the next tensor may be a collective. So ranks meet at a number of tensors, whatever order they come in.
             if self._queue if ranks == 1 else number % _BETWEEN == 0:
