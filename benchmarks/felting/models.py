@@ -15,6 +15,8 @@ MODELS = {
     "7B": Size("7B", hidden=3584, intermediate=18944, heads=28, kv_heads=4, **PART),
     "half": Size("half", hidden=1792, intermediate=9472, layers=2, heads=14, kv_heads=2, vocab=7603),
     "moe": SIZES[-1],
+    # As many tensors as Qwen2.5-7B, narrow as well.
+    "28": Size("28", hidden=128, intermediate=256, layers=28, heads=2, kv_heads=1, vocab=512),
     # As many tensors as half of Qwen3-30B-A3B, so narrow that copying is next to nothing.
     "experts": Size(
         "experts", hidden=64, intermediate=16, layers=24, heads=2, kv_heads=1, vocab=512, experts=128

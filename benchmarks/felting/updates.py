@@ -17,7 +17,7 @@ from felting import counting, models
 
 MIB = 1 << 20
 BUCKETS = {"one call": 1 << 60, "512 MiB": 512 * MIB, "16 MiB": 16 * MIB}
-PARTS = {"one call": 1, "2 buckets": 2, "30 buckets": 30}  # of experts, by bytes one bucket
+PARTS = {"one call": 1, "2 buckets": 2, "30 buckets": 30}  # of narrow layers, by bytes one bucket
 
 
 def measured(folder: Path, model: str, precision: str, ours: bool) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def measured(folder: Path, model: str, precision: str, ours: bool) -> dict[str, 
     found: dict[str, Any] = {"sizes": dict(sent=sent, tensors=len(policy), layer=max(layers))}
     largest = max(tensor.nbytes for _, tensor in policy)
     by_number = {way: sent // parts + largest for way, parts in PARTS.items()}
-    cuts = by_number if model == "experts" else BUCKETS
+    cuts = by_number if model in ("28", "experts") else BUCKETS
     for way, limit in cuts.items() if ours else [("reload", 0)]:
 
         def update(around: Any, limit: int = limit) -> Any:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import having
@@ -120,16 +121,17 @@ class Rounding:
             )
         label, expert = name.removesuffix(".weight") + _shard(call), call.get("expert_id")
         form = _FORMS[parameter.dtype]
-        q, scale = quantize.quantized(loaded, form, granularity)
-        self.readings.finite(scale, name if expert is None else f"{label}[{expert}]")
+        note = functools.partial(self._note_error, label, expert)
+        with _disable_current_modes():  # it writes into memory of its own alone, which nobody has to see
+            q, scale = quantize.quantized(loaded, form, granularity)
+            self.readings.finite(scale, name if expert is None else f"{label}[{expert}]")
+            self.readings.error(loaded.reshape(-1, loaded.shape[-1]), (form, granularity), note)
         weight_name = call.get("weight_name")  # by which loaders of experts tell scales from weights
         renamed = {} if weight_name is None else {"weight_name": f"{weight_name}_scale"}
         given = scale if granularity == "channel" else scale.reshape(1)
         with having(self, "from_bf16", self._dtype == torch.bfloat16):
             result = call.repeat(original, parameter, q)
             call.repeat(scales.weight_loader, scales, given, **renamed)
-        note = functools.partial(self._note_error, label, expert)
-        self.readings.error(loaded.reshape(-1, loaded.shape[-1]), (form, granularity), note)
         return result
 
     def _note_error(self, label: str, expert: int | None, error: float) -> None:

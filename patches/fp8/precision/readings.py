@@ -77,22 +77,24 @@ class Readings:
             self._measure()
 
     def launch(self) -> None:
-        """Look at the small tensors now, without waiting: what processes them may free their memory."""
+        """Look at the small tensors now, without waiting: what processes them may free their memory. Called outside of modes."""
         small, self._small = self._small, {}
-        with _disable_current_modes():
-            for tensors, names in (zip(*kept) for kept in small.values()):
-                wide = quantize.wide(tensors[0].dtype)
-                self._largest += zip(torch._foreach_norm(tensors, torch.inf, dtype=wide), names)
+        for tensors, names in [zip(*kept) for kept in small.values()]:
+            wide = quantize.wide(tensors[0].dtype)
+            self._largest += zip(torch._foreach_norm(tensors, torch.inf, dtype=wide), names)
 
     def check(self) -> None:
         """Read whether all that came is finite; wait for the device once. Raises PatchError if it is not; a tensor is
         named."""
-        self.launch()
-        asked, self._largest = self._largest, []
+        if not (self._small or self._largest):
+            return
         with _disable_current_modes():
-            values = torch.stack([largest for largest, _ in asked]).tolist() if asked else []
+            self.launch()
+            asked, self._largest = self._largest, []
+            values = torch.stack([largest for largest, _ in asked]).tolist()
         for value, (_, name) in zip(values, asked):
-            _require_finite(value, name)
+            if not math.isfinite(value):
+                _require_finite(value, name)
 
     def read(self) -> None:
         """Do what `check` does, and give all errors away."""

@@ -27,15 +27,6 @@ _HEAD = "lm_head.weight"
 class Check:
     """What an update must hold beside being whole. What came for a layer is kept with the layer (`layer.Came`)."""
 
-    def tensor(self, name: str, tensor: torch.Tensor, call: int) -> None:
-        """Note what a loader has just been given."""
-
-    def staged(self, layer: Layer) -> None:
-        """Note a layer whose values are all staged."""
-
-    def planned(self, layer: Layer, plan: Plan) -> None:
-        """Note a layer that was processed; ``plan`` brings its values."""
-
     def forget_before(self, call: int) -> None:
         """Forget what earlier calls brought that belongs to no layer."""
 
@@ -83,6 +74,7 @@ class JoinedLayers(Check):
         return 0 < known == copies
 
     def planned(self, layer: Layer, plan: Plan) -> None:
+        """Note a layer that was processed; ``plan`` brings its values."""
         for live, fresh, name in plan.copies() if self._owners else ():
             storage = live.untyped_storage()._cdata
             if storage in self._owners:  # equal ones are held once
@@ -152,6 +144,7 @@ class CachedScales(Check):
         self._came: dict[Layer, None] = {}  # layers with such scales that came
 
     def staged(self, layer: Layer) -> None:
+        """Note a layer whose values are all staged."""
         written = [param for param in layer.scales() if param.written]
         if written:
             layer.came.scales = [(param, param.copy_small(param.tensor)) for param in written]
@@ -202,21 +195,24 @@ class TiedHead(Check):
 
     Args:
         model: just constructed.
-        layers: its layers."""
+        layers: its layers.
+
+    Attributes:
+        exists: whether the head is tied."""
 
     def __init__(self, model: torch.nn.Module, layers: list[Layer]) -> None:
         tensor = _embedding(model)
         owners = (param for layer in layers for param in layer.params)
         self._param = next((one for one in owners if tensor is not None and one.live() is tensor), None)
+        self.exists = self._param is not None
         self._target = type(model).__name__
         # whether it is the head -> name, call, and shape and values
         self._came: dict[bool, tuple[str, int, tuple]] = {}
         self._held: tuple | None = None  # shape and values of the embedding that was committed last
 
     def tensor(self, name: str, tensor: torch.Tensor, call: int) -> None:
+        """Note what a loader has just been given."""
         param = self._param
-        if param is None:
-            return
         is_head = name.endswith(_HEAD)
         # a loader that draws all tensors before it loads one has written nothing yet
         named = name.split(".")[-2:] == param.name.split(".")[-2:] or name in param.coverage.names.values()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision.readings import Readings
 from flashpatch.patches.fp8.update.events import REPORT, update_error
 from flashpatch.patches.fp8.update.process import (
@@ -105,17 +105,19 @@ class Layer:
 
     @property
     def written(self) -> bool:
-        return any(param.written for param in self.params)
+        return any([param.coverage.covered for param in self.params])
 
     def places(self) -> set[int]:
         """Return the storages of its parameters in use."""
         live = [param.live() for param in self.params if not param.is_buffer]
-        return {one.untyped_storage()._cdata for one in live if one is not None and one.numel()}
+        with torch._C.DisableTorchFunctionSubclass():
+            return {one.untyped_storage()._cdata for one in live if one is not None and one.numel()}
 
     @property
     def waits(self) -> bool:
         """Whether a tensor of it may come still, or not at all: only the end of the update tells."""
-        return not self.came.processed and any(param.may_come and not param.written for param in self.params)
+        may_come = not self.came.processed and [one for one in self.params if one.is_buffer and one.may_come]
+        return bool(may_come) and any([not param.written for param in may_come])
 
     def comes_last(self, left_out: bool) -> bool:
         """Whether it is processed at the end of an update, which leaves tensors out or not."""
@@ -145,16 +147,16 @@ class Layer:
 
     def missing(self, named: bool) -> list[str]:
         """Return the names that the open update still has to bring for this layer; ``named``: it has an end of its own."""
-        names = [name for param in self.params for name in param.missing()]
+        names = [name for param in self.params if not param.complete for name in param.missing()]
         undecided = () if named or self.came.processed else self.params
-        return names + [param.name for param in undecided if param.undecided and not param.written]
+        return names + [one.name for one in undecided if one.is_buffer and one.undecided and not one.written]
 
     def learn_what_came(self, named: bool) -> None:
         """Keep what an update has brought: every one after it brings that too; ``named``: and no other buffers."""
         for param in self.params:
             if param in self.came.unexpected:
                 param.brings = True
-            elif named and param.undecided:
+            elif named and param.is_buffer and param.undecided:
                 param.brings = False
 
     def record_pristine_state(self, state: LayerState) -> None:
@@ -214,7 +216,8 @@ class Layer:
         """Start over in the middle of a load: the loader holds the staged tensors, so they stay."""
         self.came = Came()
         for param in self.params:
-            param.forget()
+            if param.coverage.boxes or param.coverage.mask is not None:
+                param.forget()
 
     def release(self, needed: frozenset[int] = frozenset()) -> None:
         """Free the staged tensors; a tensor that still uses their memory keeps it.
@@ -230,7 +233,7 @@ class Layer:
                 staged.setdefault(param.storage, set()).add(id(param.tensor))
         if not staged:
             return
-        adopted = {id(tensor) for tensor in (*self._kept_alive, *(param.live() for param in self.params))}
+        adopted = {id(tensor) for tensor in [*self._kept_alive, *[param.live() for param in self.params]]}
         for storage, tensors in staged.items():
             if not tensors & (adopted | needed):
                 storage.free(held_by=len(tensors))
@@ -256,13 +259,15 @@ class Layer:
         Raises:
             PatchError: the values hold NaN or Inf, as far as that is known now, or were not written into the staged tensors."""
         check_staged([self])
-        show_live([self])
+        if self.live_tables:
+            show_live([self])
         for param in self.params:
-            if self._is_staged(param):
+            written = param.written
+            if not param.is_buffer or self._is_staged(param):
                 param.fill(param.live(), left_out)
-            if param.written:
-                param.largest = readings.finite(param.stage(), param.name)
-                if param.may_come or (param.optional and param.expected is None):
+            if written:
+                param.largest = readings.finite(param.tensor, param.name)
+                if (param.is_buffer and param.may_come) or (param.optional and param.expected is None):
                     self.came.unexpected.append(param)
 
     def take_live(self, readings: Readings) -> None:
@@ -304,9 +309,12 @@ class Layer:
             live.restore()
         if after is before and (plan := self.plan_values(compiled)) is not None:
             return plan
-        with self._refusing_layouts():
-            plan = self._new_plan(compiled)
-            compare(self.name, self.modules, live, before, after, initial, plan)
+        plan = self._new_plan(compiled)
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                compare(self.name, self.modules, live, before, after, initial, plan)
+        except LayoutChanged as error:
+            raise _unfit(error) from error
         fresh = module_tensors(after)
         plan.fresh = frozenset(map(id, fresh))
         plan.assign(vars(self), "_kept_alive", fresh if self.borrows and plan.owns_resources else [])
@@ -317,42 +325,41 @@ class Layer:
 
         Raises:
             PatchError: the values do not fit the storage in use."""
-        pairs = [(param.live(), param.stage(), param.name) for param in self.params if self._is_staged(param)]
-        if any(live is None for live, _, _ in pairs):
+        staged = [param for param in self.params if not param.is_buffer or self._is_staged(param)]
+        pairs = [(param.live(), param.stage(), param.name) for param in staged]
+        if any([live is None for live, _, _ in pairs]):
             return None
         plan = self._new_plan(compiled)
-        with self._refusing_layouts():
-            for live, staged, name in pairs:
-                plan.pair(live, staged, name)
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                for live, fresh, name in pairs:
+                    plan.pair(live, fresh, name)
+        except LayoutChanged as error:
+            raise _unfit(error) from error
         return plan
 
     def _new_plan(self, compiled: bool = False) -> Plan:
         attributes = {id(param.tensor): param.attributes for param in self.params if param.tensor is not None}
         return Plan(self._derived, attributes, compiled)
 
-    @contextmanager
-    def _refusing_layouts(self) -> Iterator[None]:
-        try:
-            yield
-        except LayoutChanged as error:
-            raise update_error(
-                f"the new weights cannot take the place of the old ones: {error}.",
-                "Open a new engine on them, or report this layer.",
-            ) from error
-
     def _is_staged(self, param: PristineParam) -> bool:
+        if not param.is_buffer or param.alias:
+            return True
         if param.may_come and param.initial is not None and not self.deferred:
             return True  # dummy values may lie on it
-        return not param.is_buffer or param.alias or param.required or param.written
+        return param.required or param.written
 
-    def _staged(self, shown: bool = False) -> Iterator[tuple[PristineParam, torch.Tensor]]:
-        """Yield what is loaded into, or is ``shown`` to a loader, and the staged tensor: one for all parameters that are it."""
+    def _staged(self, shown: bool = False) -> list[tuple[PristineParam, torch.Tensor]]:
+        """Return what is loaded into, or is ``shown`` to a loader, and the staged tensor: one for all parameters that are it."""
         twins: dict[tuple, torch.Tensor] = {}
+        found = []
         for param in self.params:
-            if self._is_staged(param) or (shown and param.may_come):
+            if not param.is_buffer or self._is_staged(param) or (shown and param.may_come):
                 identity = (id(param.storage), param.offset, param.shape, param.stride)
-                param.tensor = twins.setdefault(identity, param.stage())
-                yield param, param.tensor
+                staged = param.stage() if param.tensor is None else param.tensor
+                param.tensor = twins.setdefault(identity, staged)
+                found.append((param, param.tensor))
+        return found
 
     def _restore_pristine(self) -> dict[int, int]:
         """Put the modules back to how their constructor left them, with the loaded tensors in place.
@@ -377,6 +384,13 @@ class Layer:
             table = param.module._buffers if param.is_buffer else param.module._parameters
             table[param.key] = staged
         return initial
+
+
+def _unfit(error: LayoutChanged) -> PatchError:
+    return update_error(
+        f"the new weights cannot take the place of the old ones: {error}.",
+        "Open a new engine on them, or report this layer.",
+    )
 
 
 def show_staged(layers: Iterable[Layer]) -> None:
@@ -477,15 +491,20 @@ def find_lent(
 
     Returns:
         The modules that no layer owns now, or None if all modules are as they were."""
-    present = {id(module) for module in model.modules()}
-    kept = [layer for layer in layers if any(id(module) in present for module in layer.modules)]
+    present, below = set(), [model]
+    while below:  # as `model.modules()`, which asks a generator for each module above a module
+        module = below.pop()
+        if module is not None and id(module) not in present:
+            present.add(id(module))
+            below += module._modules.values()
+    kept = [layer for layer in layers if any([id(module) in present for module in layer.modules])]
     own = {id(module) for layer in kept for module in layer.modules}
     given = [one for one in lenders if any(id(m) in present and id(m) not in own for m in one.modules)]
     changed = len(kept) < len(layers) or given
     layers[:] = [*kept, *(one.copy_to_lend() for one in given)]
     lent = {place for layer in lenders for place in layer.places()}
     for layer in layers:
-        layer.lent = bool(places := layer.places()) and places <= lent
+        layer.lent = bool(lent and (places := layer.places()) and places <= lent)
     if not changed:
         return None
     own |= {id(module) for layer in given for module in layer.modules}

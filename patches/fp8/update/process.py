@@ -96,17 +96,21 @@ class Snapshot:
         snapshot = Snapshot()
         snapshot.contents = self.contents.copy()
         for module in modules:
-            snapshot.add(module)
+            snapshot.contents[id(module)] = (module, read_container(module))
         return snapshot
 
     def holds(self, free: Iterable[torch.nn.Module] = ()) -> bool:
         """Whether every container holds just what it held; of ``free`` modules, the mode and the values of parameters aside."""
         free = set(map(id, free))
+        known = _known  # as below: few calls, twice for each layer of an update
         for identity, (container, contents) in self.contents.items():
-            if container.__class__ in _DICTIONARIES and not (container or contents):
+            cls, is_free = type(container), identity in free
+            if cls in _DICTIONARIES and not (container or contents):
                 continue
-            now, is_free = read_container(container), identity in free
-            if not _same(now, contents, _kind(container) is torch.nn.Module, is_free):
+            kind = known[cls] if cls in known else _find_kind(container)
+            is_module = kind is torch.nn.Module
+            now = container.__dict__ if is_module or kind is object else read_container(container)
+            if not _same(now, contents, is_module, is_free):
                 return False
             if is_free and now["_parameters"].keys() != contents["_parameters"].keys():
                 return False
@@ -170,7 +174,8 @@ class Snapshot:
 
 def read_container(container: Any) -> Any:
     """Return a shallow copy of what ``container`` holds."""
-    kind = _kind(container)
+    cls = type(container)
+    kind = _known[cls] if cls in _known else _find_kind(container)
     if kind in (dict, list, set):
         return container.copy()
     if kind is types.FunctionType:
@@ -191,16 +196,20 @@ def _same(now: Any, before: Any, is_module: bool = False, is_free: bool = False)
     for key in before:
         if now[key] is before[key] or (is_free and key in ("_parameters", "training")):
             continue
-        if not (is_module and key in TABLES and _same(now[key], before[key])):
+        if not (is_module and key in TABLES):
+            return False
+        if (now[key] or before[key]) and not _same(now[key], before[key]):
             return False
     return True
 
 
 def write_container(container: Any, contents: Any) -> None:
     """Write what `read_container` returned back; the container, and a module's own tables, keep their identity."""
-    kind = _kind(container)
+    cls = type(container)
+    kind = _known[cls] if cls in _known else _find_kind(container)
     if kind in (dict, set):
-        _replace(container, contents)
+        container.clear()
+        container.update(contents)
     elif kind is types.FunctionType:
         cells, defaults = container.__closure__ or (), container.__defaults__ or ()
         values = iter(contents)
@@ -217,16 +226,16 @@ def write_container(container: Any, contents: Any) -> None:
         state = vars(container)
         kept = {table: state[table] for table in TABLES}
         for key, live in kept.items():
-            _replace(live, contents[key])
-        _replace(state, {**contents, **kept})
+            if live or contents[key]:
+                live.clear()
+                live.update(contents[key])
+        state.clear()
+        state.update(contents)
+        state.update(kept)
     else:
-        _replace(vars(container), contents)
-
-
-def _replace(live: dict | set, contents: dict | set) -> None:
-    if live or contents:
-        live.clear()
-        live.update(contents)
+        state = vars(container)
+        state.clear()
+        state.update(contents)
 
 
 _EMPTY = object()
@@ -242,7 +251,8 @@ def _cell(cell: types.CellType) -> Any:
 
 def children(container: Any) -> Iterable[Any]:
     """Return the values directly held by ``container``."""
-    kind = _kind(container)
+    cls = type(container)
+    kind = _known[cls] if cls in _known else _find_kind(container)
     if kind is dict:
         return container.values()
     if kind in (list, set, tuple):
@@ -296,7 +306,7 @@ def held_containers(
             if kind is dict and not value:
                 seen.add(identity)
                 found.append(value)
-            elif holds_state(value):
+            elif kind is not types.FunctionType or holds_state(value):
                 seen.add(identity)
                 stack.append((value, depth + 1))
     return found
@@ -338,8 +348,8 @@ class LayerState:
         for container in held_containers(modules, self._fixed, self._shared):
             if container.__class__ in _DICTIONARIES and not container:
                 snapshot.contents[id(container)] = (container, {})
-            elif _kind(container) not in _IMMUTABLE:
-                snapshot.add(container)
+            elif not isinstance(container, _IMMUTABLE):
+                snapshot.contents[id(container)] = (container, read_container(container))
         return snapshot
 
 
@@ -454,17 +464,17 @@ def set_on(tensor: torch.Tensor, before: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def tables(container: Any, contents: Any, old: Any) -> Iterator[tuple[str, dict, dict]]:
-    """Yield each table of a container, now and before: a module's registered ones have names."""
+def tables(container: Any, contents: Any, old: Any) -> list[tuple[str, dict, dict]]:
+    """Return each table of a container, now and before: a module's registered ones have names."""
     if not isinstance(contents, dict):
-        return
+        return []
+    named = []
     if isinstance(container, torch.nn.Module):
-        for table in ("_parameters", "_buffers", "_modules"):
-            yield table, contents[table], old.get(table, {})
-        contents, old = (
-            {key: value for key, value in one.items() if key not in TABLES} for one in (contents, old)
-        )
-    yield "", contents, old
+        names = ("_parameters", "_buffers", "_modules")
+        named = [(table, contents[table], old.get(table, {})) for table in names]
+        contents = {key: value for key, value in contents.items() if key not in TABLES}
+        old = {key: value for key, value in old.items() if key not in TABLES}
+    return [*named, ("", contents, old)]
 
 
 def _reference(container: Any) -> Callable[[], Any]:
@@ -634,7 +644,7 @@ class Plan:
         self._steps.clear()
 
     def _tensor(self, live: torch.Tensor, fresh: torch.Tensor, where: str) -> torch.Tensor:
-        inner = _inner_tensors(live)
+        inner = _inner_tensors(live) if hasattr(live, "__tensor_flatten__") else []
         if inner and inner == _inner_tensors(fresh):
             for name in inner:
                 self._tensor(getattr(live, name), getattr(fresh, name), f"{where}.{name}")
@@ -663,9 +673,12 @@ class Plan:
     def _tensor_attributes(self, live: torch.Tensor, fresh: torch.Tensor, where: str) -> None:
         """Plan what a tensor carries beside its values, such as a number that kernels read from it."""
         mine, theirs = vars(live), vars(fresh)
-        context, other = _plain_context(live), _plain_context(fresh)
-        if hidden := [key for key in other if key not in theirs and context.get(key) != other[key]]:
-            raise LayoutChanged(f"{where}: {type(live).__name__} has another {hidden[0]} with a fresh load")
+        if hasattr(live, "__tensor_flatten__") or hasattr(fresh, "__tensor_flatten__"):
+            context, other = _plain_context(live), _plain_context(fresh)
+            if hidden := [key for key in other if key not in theirs and context.get(key) != other[key]]:
+                raise LayoutChanged(
+                    f"{where}: {type(live).__name__} has another {hidden[0]} with a fresh load"
+                )
         if not mine and not theirs:
             return
         last, inner = self.known.keys(live), _inner_tensors(live)
@@ -812,7 +825,7 @@ def compare(
                 used = running[one] if one else running
                 if now or used:
                     pair_into(container, one, was, now, used)
-        elif any(a is not b for a, b in zip(old, fresh)) or len(old) != len(fresh):
+        elif len(old) != len(fresh) or not all(map(operator.is_, old, fresh)):
             plan.contents(container, running, fresh, name)
 
 

@@ -56,10 +56,13 @@ class Coverage:
         self._order = sorted(dims, key=lambda dim: -dim[2])
         self._dense = _last(self.shape, self.stride, 0) + 1 == self.total
 
-    @property
-    def touched(self) -> bool:
-        """Whether any write has been recorded."""
-        return bool(self.boxes) or self.mask is not None
+    def clear(self) -> None:
+        """Count every element as not written."""
+        self.boxes.clear()
+        self.names.clear()
+        self._rows.clear()
+        self._edges.clear()
+        self.mask, self.overlaps, self.covered, self._longest = None, False, 0, 0
 
     def add(self, view: torch.Tensor, name: str = "") -> None:
         """Record a write to ``view``, which shares the tensor's storage."""
@@ -70,7 +73,7 @@ class Coverage:
             self._paint(view)
             return
         times = self.boxes.get(box, 0)
-        if self.mask is not None or (not times and self.overlaps_any(box)):
+        if self.mask is not None or (not times and self._rows and self.overlaps_any(box)):
             self._paint(view)
         if not times:
             self._place(box)
@@ -127,7 +130,7 @@ class Coverage:
         if rest < 0 or 0 in view.shape:
             return None
         if rest == 0 and view.numel() == self.total and view.is_contiguous() and self._dense:
-            return tuple((0, size) for size in self.shape)
+            return tuple([(0, size) for size in self.shape])
         form = view.shape, view.stride()
         extents = self._extents.get(form, ())
         if extents == ():  # the same for all experts of a layer
@@ -259,13 +262,13 @@ class PristineParam:
 
     def forget(self) -> None:
         """Count what was staged as not written; the tensor to load into stays the same."""
-        if self.coverage.touched:
-            self.coverage = Coverage(self.shape, self.stride, self.offset)
-            self.largest = None
+        self.coverage.clear()
+        self.largest = None
 
     def reset(self) -> None:
         """Forget what was written, and free the staged tensor."""
-        self.forget()
+        if self.coverage.boxes or self.coverage.mask is not None:
+            self.forget()
         self.tensor = None
         self.storage.release()
 
@@ -303,10 +306,11 @@ class PristineParam:
 
         Raises:
             PatchError: there is no source of values."""
-        tensor = self.stage().detach()
+        tensor = self.stage() if self.tensor is None else self.tensor
         self.allocate()
-        if self.written or not tensor.numel():
+        if self.coverage.covered or not self.coverage.total:
             return
+        tensor = tensor.detach()
         source = self.initial if self.initial is not None else running
         if left_out and self.loaded is not None:
             source = self.loaded
@@ -331,11 +335,11 @@ class PristineParam:
         """Return ``view``, of the same storage, in this parameter's dtype; None if they do not overlap."""
         if view.dtype != self.dtype:
             view = view.view(self.dtype)
-        return view if view.storage_offset() < self.end and self._starts_before(view) else None
-
-    def _starts_before(self, view: torch.Tensor) -> bool:
         first = view.storage_offset()
-        return self.offset <= first or self.offset < _end(first, view.shape, view.stride())
+        if first >= self.end:
+            return None
+        starts_before = self.offset <= first or self.offset < _end(first, view.shape, view.stride())
+        return view if starts_before else None
 
     @property
     def required(self) -> bool:
@@ -358,13 +362,13 @@ class PristineParam:
 
     @property
     def complete(self) -> bool:
-        if self.expected is not None and self.coverage.covered < self.expected.covered:
-            return False  # asked after every tensor
-        if not self.required and not (self.may_come and self.written):
+        expected, covered = self.expected, self.coverage.covered  # asked after every tensor
+        if expected is not None:
+            return covered >= expected.covered and (not expected.covered or self.coverage.satisfies(expected))
+        required = self.brings or not (self.is_buffer or self.optional)
+        if not required and not (covered and self.is_buffer and self.may_come):
             return True
-        if self.expected is None:
-            return self.coverage.covered == self.coverage.total
-        return self.coverage.satisfies(self.expected)
+        return covered == self.coverage.total
 
     @property
     def written(self) -> bool:
@@ -578,7 +582,10 @@ class WriteTracker(_Mode):
             return run(*args, **(kwargs or {}))
         for key, arg in enumerate(args):
             if isinstance(arg, torch.Tensor):
-                identity = storage_identity(arg)
+                try:  # as `storage_identity`, without a call for each operator
+                    identity = arg.untyped_storage()._cdata
+                except (RuntimeError, NotImplementedError):
+                    identity = None
                 if key in written:
                     self._look_at(known, arg, identity, args, True)
                 elif identity in self._table and identity not in self._accessible:
@@ -615,7 +622,7 @@ class WriteTracker(_Mode):
             part = param.part(tensor)
             if part is None:
                 continue
-            if operator.is_copy and tensor.dtype == param.dtype:
+            if operator.is_copy and tensor.dtype == param.dtype != args[1].dtype:
                 _check_dtype(param, args[1])
             source = args[1] if operator.is_copy else None if operator.sets else tensor
             self._on_write(param, part, source)

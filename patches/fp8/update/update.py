@@ -80,8 +80,8 @@ class Update:
         self.boundaries = Boundaries()
         self.joined = JoinedLayers(type(model).__name__)
         self._tied = TiedHead(model, layers)
-        scales = CachedScales(layers, layer_state, adapter, options["in_flight"] == "keep")
-        self._checks: list[Check] = [self.joined, self._tied, scales]
+        self._scales = CachedScales(layers, layer_state, adapter, options["in_flight"] == "keep")
+        self._checks: list[Check] = [self.joined, self._tied, self._scales]
         # of each name that the engine was opened on or took since, and of the open update
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._came_as: dict[str, tuple[int, ...]] = {}
@@ -97,6 +97,7 @@ class Update:
         self._lost = False  # whether a tensor came in this call of which nothing was written
         self._stream = streams.current(adapter.device)  # on which this update began
         self._whole: bool | None = None  # see `whole`; None: it has to be found out
+        self._dropped = True  # whether no load and no commit has begun since `drop`
         self.mixed = self.discarded = self.doubted = self._said = False
         self.verdict: PatchError | None = None
 
@@ -111,7 +112,7 @@ class Update:
     def empty(self) -> bool:
         """Whether nothing has been written yet, or only what layers hold already that share it with others."""
         return not (self._news or self._tied.missing or self._unlike_the_lender()) and not any(
-            layer.written and not layer.came.processed for layer in self._layers
+            [layer.written for layer in self._layers if not layer.came.processed]
         )
 
     @property
@@ -134,14 +135,15 @@ class Update:
         """Free everything staged and planned."""
         ended, self._stream = self._stream, streams.current(self._adapter.device)
         self._stream.wait_stream(ended)
-        planned = any(layer.came.plan for layer in self._layers) and self._adapter.device.type != "cpu"
+        planned = any([layer.came.plan for layer in self._layers]) and self._adapter.device.type != "cpu"
         for one in (self._queue, self._table, self._readings, *self._checks):
             one.clear()
         self._watched, self._news, self._call, self._whole = None, False, 0, None
         self.doubted = self._said = False
         self._came_as.clear()
-        for layer in self._layers:
+        for layer in () if self._dropped else self._layers:
             layer.reset()
+        self._dropped = True
         if planned:  # as large as a model, and what is woken next, such as the KV cache, may need it
             torch.get_device_module(self._adapter.device).empty_cache()
 
@@ -179,7 +181,7 @@ class Update:
     def first_load(self, names: NamedWeights) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass the tensors of the first load on, and note the shape of each."""
         for name, tensor in names:
-            self._shapes[name] = _shape(tensor)
+            self._shapes[name] = _squeezed(tensor.shape)
             yield name, tensor
 
     def load(
@@ -195,11 +197,11 @@ class Update:
         Raises:
             PatchError: what came does not fit, or is no part of an update."""
         self._call += 1
-        self._lost, self._whole = False, None
+        self._lost, self._whole, self._dropped = False, None, False
         if not self._shapes:  # it was opened on dummy weights
             self._shapes = {name: _squeezed(shape) for name, shape in self._adapter.shapes().items()}
         if self._watched is None:
-            params = (param for layer in self._layers for param in layer.params)
+            params = [param for layer in self._layers for param in layer.params]
             buffers = [param.live() for param in params if param.is_buffer and param.initial is None]
             self._watched = WriteLog([*constants(), *(one for one in buffers if one is not None)])
         touched: dict[Layer, None] = {}  # layers written since they were last looked at, in order
@@ -238,10 +240,10 @@ class Update:
         for freed in self._freed:
             self._table.pop(freed.cdata, None)
         self._freed.clear()
-        for layer in self._layers:
-            if not layer.tables:
-                layer.stage()
-                self._table |= storage_table((param, param.tensor) for param in layer.params)
+        fresh = [layer for layer in self._layers if not layer.tables]
+        for layer in fresh:
+            layer.stage()
+        self._table |= storage_table([(one, one.tensor) for layer in fresh for one in layer.params])
 
     def _tracker(self, names: NamedWeights, touched: dict[Layer, None]) -> WriteTracker:
         def on_access(param: PristineParam) -> None:
@@ -293,28 +295,31 @@ class Update:
         return storages
 
     def _pass_on(self, names: NamedWeights, touched: dict[Layer, None]) -> Iterator[tuple[str, torch.Tensor]]:
+        ranks, named = self._adapter.consensus.ranks, self.boundaries.named
         for number, (name, tensor) in enumerate(names, start=1):
-            if self._shapes.get(name, _shape(tensor)) != _shape(tensor):
+            shape = _squeezed(tensor.shape)
+            if self._shapes.get(name, shape) != shape:
                 raise self._error(
                     f"{name} came as {list(tensor.shape)}, and in the checkpoint, or before, as {list(self._shapes[name])}",
                     "Send whole tensors in the shapes of the checkpoint; if what came before was wrong, open a new engine.",
                 )
-            step = self.boundaries.arrive(name, self._call, self._values(tensor))
+            step = self.boundaries.arrive(name, self._call, None if named else self._values(tensor))
             if step is Step.ANEW:
                 self._restart(name)
             if step is not Step.SKIP:
-                self._came_as[name] = _shape(tensor)
+                self._came_as[name] = shape
                 yield name, tensor
                 self._lost |= not touched
-                self._tied.tensor(name, tensor, self._call)
+                if self._tied.exists:
+                    self._tied.tensor(name, tensor, self._call)
                 self._queue_complete(touched)
             # Drawing the next tensor may be a collective. So ranks meet at a number of tensors, whatever order they come in.
-            if self._adapter.consensus.ranks == 1 or number % _BETWEEN == 0:
+            if self._queue if ranks == 1 else number % _BETWEEN == 0:
                 self._process_queue()
 
     def _values(self, tensor: torch.Tensor) -> tuple | None:
-        """Tell a tensor's values from others, if somebody has to: nobody says where this update begins and ends."""
-        if self.boundaries.named or tensor.is_meta or hasattr(tensor, "__tensor_flatten__"):
+        """Tell a tensor's values from others: nobody says where this update begins and ends."""
+        if tensor.is_meta or hasattr(tensor, "__tensor_flatten__"):
             return None
         with _disable_current_modes():
             return tuple(tensor.shape), tensor.dtype, fingerprint.of(tensor)
@@ -388,30 +393,31 @@ class Update:
 
     def _plan(self, layer: Layer) -> Plan:
         """Post-process what was loaded into a layer; return the way into the live layer."""
-        for check in self._checks:
-            check.staged(layer)
-        log = self._watched if self._atomic == "model" or layer.lent else None
-
-        # as outside of any, where engines process; a mode of torch's would see every call of its functions
-        host = torch.device("cpu")
-        home = nullcontext() if torch.get_default_device() == host else host
-
-        def process(module: torch.nn.Module) -> None:
-            with log or nullcontext(), home:
-                self._adapter.process(module)
-
+        self._scales.staged(layer)
         plan = None if layer.processed or layer.waits else layer.plan_values()
         if plan is None:
             self._ask_errors(layer)
             self._readings.launch()
-            with self._adapter.context(), log.undone_on_error() if log is not None else nullcontext():
-                plan = layer.process(self._layer_state, process, self._adapter.compiled())
-            if log is not None:
-                plan.hold_back(log)
-        self._news |= not (layer.lent or self.joined.brings_nothing(layer, plan))
-        for check in self._checks:
-            check.planned(layer, plan)
+            plan = self._processed(layer)
+        self._news = self._news or not (layer.lent or self.joined.brings_nothing(layer, plan))
+        self.joined.planned(layer, plan)
         layer.came.processed = self._call or 1
+        return plan
+
+    def _processed(self, layer: Layer) -> Plan:
+        log = self._watched if self._atomic == "model" or layer.lent else None
+        host = torch.device("cpu")
+        process = self._adapter.process
+        if log is not None or torch.get_default_device() != host:
+            # as outside of any, where engines process; a mode of torch's would see every call of its functions
+            def process(module: torch.nn.Module) -> None:
+                with log or nullcontext(), host:
+                    self._adapter.process(module)
+
+        with self._adapter.context(), log.undone_on_error() if log is not None else nullcontext():
+            plan = layer.process(self._layer_state, process, self._adapter.compiled())
+        if log is not None:
+            plan.hold_back(log)
         return plan
 
     def _ask_errors(self, layer: Layer) -> None:
@@ -435,6 +441,7 @@ class Update:
 
         Raises:
             PatchError: something is missing, on this rank or another."""
+        self._dropped = False
         left_out = not missing and bool(self.missing(partial=False, by_name=by_name))
         check_staged(self._layers)
         last = [layer for layer in self._layers if layer.comes_last(left_out)]
@@ -443,8 +450,7 @@ class Update:
             layer.prepare(self._readings, left_out)
         self._readings.read()
         for layer in last:
-            for check in self._checks:
-                check.staged(layer)
+            self._scales.staged(layer)
         verdict, nothing = self._adapter.consensus.agree_on_commit(self._objection(missing), self.empty)
         self._raise(verdict)
         if nothing:
@@ -511,10 +517,6 @@ class Update:
 
     def _error(self, problem: str, advice: str) -> PatchError:
         return update_error(problem, advice, type(self._model).__name__)
-
-
-def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
-    return _squeezed(tensor.shape)
 
 
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:

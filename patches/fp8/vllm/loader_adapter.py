@@ -86,10 +86,14 @@ class VllmAdapter(LoaderAdapter):
     @contextmanager
     def context(self) -> Iterator[None]:
         from vllm.config import set_current_vllm_config
-        from vllm.utils.torch_utils import set_default_torch_dtype
 
-        with set_default_torch_dtype(self._model_config.dtype), set_current_vllm_config(self._config):
-            yield
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(self._model_config.dtype)
+        try:
+            with set_current_vllm_config(self._config):
+                yield
+        finally:
+            torch.set_default_dtype(before)
 
     def refusal(self) -> str | None:
         return unsupported.at_update(self._config)

@@ -34,7 +34,6 @@ patches = Patches("fp8", "vllm>=0.24", scope="worker")
     "vllm.model_executor.model_loader.utils:initialize_model",
     relies_on=(
         "vllm.model_executor.layers.quantization.base_config:QuantizeMethodBase.process_weights_after_loading",
-        "vllm.utils.torch_utils:set_default_torch_dtype",
         "vllm.config:set_current_vllm_config",
         "vllm.distributed.parallel_state:get_tp_group",
         "vllm.model_executor.parameter:ChannelQuantScaleParameter",
