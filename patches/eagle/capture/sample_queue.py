@@ -106,6 +106,13 @@ class SampleWriter:
             self._queue.put(None, timeout=timeout)
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
+    def delete_samples(self) -> None:
+        """Delete what this writer has written and nobody has read, and the directory if that was all of it. Never raises."""
+        with contextlib.suppress(OSError):
+            for file in self.directory.glob(f"*-{self._name}-*"):
+                file.unlink(missing_ok=True)
+            self.directory.rmdir()
+
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
             sample, release = item
@@ -247,10 +254,3 @@ def _unique() -> str:
     """Return a part of file names that no other process has, on whatever node: host, process id, a random number."""
     host = re.sub(r"\W", "_", socket.gethostname(), flags=re.ASCII)[:40]
     return f"{host}.{os.getpid()}.{secrets.token_hex(4)}"
-
-
-def queue_directory(option: str = "") -> Path:
-    """Return the queue's directory: the family's option ``samples``, else beside this run's rows in the ledger."""
-    from flashpatch.ledger import files
-
-    return Path(user_directories.expand(option)) if option else files.directory() / files.run_id() / "samples"

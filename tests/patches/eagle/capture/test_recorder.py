@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from machine import limit
+from machine import limit, until
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashpatch.patches.eagle.capture.device_copy import DeviceCopy
@@ -158,20 +158,36 @@ def test_a_row_whose_input_was_another_token_is_masked_and_counted(tmp_path):
     assert one.known.tolist() == [True, False, True, False] and recorder.counts["mismatched"] == 1
 
 
+def capture(recorder: Recorder, name: str) -> None:
+    """Run a request of six steps, all of whose states are seen."""
+    recorder.step([name], [6], torch.zeros(6, dtype=torch.int64), torch.arange(6), torch.ones(6, WIDTH))
+    recorder.finish({name: ([0] * 7, 1)})
+
+
+def test_states_are_captured_once_somebody_asks_and_their_files_go_with_the_engine(tmp_path):
+    engines = [new_recorder(tmp_path / "queue", named=False) for _ in range(2)]
+    for one in engines:
+        capture(one, "unread")
+        assert one.stored()["rows"] == 0
+        capture(one, "read")
+        one.flush()
+    until(lambda: len(SampleReader(tmp_path / "queue")) == 2)
+    engines[0].close()
+    [left] = SampleReader(tmp_path / "queue").read_samples(9)
+    assert left.request == "read" and left.known.sum() == 6
+    engines[1].close()
+    assert not (tmp_path / "queue").exists()
+
+
 def test_rate_and_budget_choose_requests(tmp_path):
     recorder = new_recorder(tmp_path, rate=0.25)
     picked = [recorder._admit(str(number)) for number in range(1000)]
     assert 180 < sum(one is not None for one in picked) < 320
     recorder = new_recorder(tmp_path, budget=10)
-
-    def one(name: str) -> None:
-        recorder.step([name], [6], torch.zeros(6, dtype=torch.int64), torch.arange(6), torch.ones(6, WIDTH))
-        recorder.finish({name: ([0] * 7, 1)})
-
     for name in "abcd":
-        one(name)
+        capture(recorder, name)
     recorder.version = 1
-    one("e")
+    capture(recorder, "e")
     assert [found.request for found in kept(recorder)] == ["a", "b", "e"]
     assert recorder.counts["skipped"] == 2
 
