@@ -196,18 +196,14 @@ class SampleReader:
 
     def read_samples(self, limit: int) -> list[Sample]:
         """Remove up to ``limit`` samples from the queue and return them, oldest first."""
-        found = map(self._read_sample, self._waiting())
+        found = map(self._read_sample, self.waiting())
         return list(islice((one for one in found if one is not None), limit))
 
     def keep(self, file: Path, name: str) -> Path | None:
         """Move the file of a sample elsewhere and return where it is, or None: what is still there is deleted."""
         return None
 
-    def __len__(self) -> int:
-        """Return the number of samples waiting."""
-        return len(self._waiting())
-
-    def _waiting(self) -> list[str]:
+    def waiting(self) -> list[str]:
         """Return the names of samples, oldest first; none, and a warning, if others may write to the directory."""
         try:
             names = os.listdir(self.directory)

@@ -5,7 +5,6 @@ from a rejected branch shows."""
 import random
 import sys
 import threading
-import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -171,7 +170,7 @@ def test_states_are_captured_once_somebody_asks_and_their_files_go_with_the_engi
         assert one.stored()["rows"] == 0
         capture(one, "read")
         one.flush()
-    until(lambda: len(SampleReader(tmp_path / "queue")) == 2)
+    until(lambda: len(SampleReader(tmp_path / "queue").waiting()) == 2)
     engines[0].close()
     [left] = SampleReader(tmp_path / "queue").read_samples(9)
     assert left.request == "read" and left.known.sum() == 6
@@ -215,7 +214,7 @@ def test_without_memory_requests_are_given_up_and_the_rest_goes_on(tmp_path):
     recorder.flush()
     recorder.finish({"a": ([0] * 201, 1), "b": ([0] * 201, 1)})
     recorder.flush()
-    _until(lambda: recorder.writer.counts["written"] == 1)
+    until(lambda: recorder.writer.counts["written"] == 1)
     recorder.step(["c"], [200], long, torch.arange(200), torch.ones(200, WIDTH))  # in the memory of a
     recorder.finish({"c": ([0] * 201, 1)})
     assert [found.request for found in kept(recorder)] == ["a", "c"]
@@ -378,10 +377,3 @@ def test_the_engines_thread_launches_little_and_waits_for_nothing(tmp_path, devi
     device.free.set()
     recorder.close(limit(60))
     assert recorder.counts["lost"] == 0 and not recorder.problem
-
-
-def _until(condition, timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + limit(timeout)
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
