@@ -51,7 +51,8 @@ def prune(directory: Path, present: str, days: float, runs: int) -> list[str]:
     """Remove runs older than ``days``, and of the others all but ``runs``, idle ones first; 0 is no limit.
 
     The run ``present``, this process's, stays, and counts as one of ``runs``. A process on another host counts as alive
-    until its run was last written to more than ``days`` ago. Return the ids of those that were removed here."""
+    until its run was last written to more than ``days`` ago. Of all that are over eagle's queue goes. Return the ids of those that
+    were removed here."""
     now, removed = time.time(), list[str]()
     found = _own_directories(directory)
     old = [run for run in found if days and now - found[run] > days * _DAY]
@@ -59,11 +60,15 @@ def prune(directory: Path, present: str, days: float, runs: int) -> list[str]:
     surplus = max(len(young) - runs, 0) if runs else 0
     others = [run for run in young if surplus and os.path.basename(run) != present]
     idle_first = sorted(others, key=lambda run: (_has_events(run), found[run]))
+    may_go = {run for run in found if os.path.basename(run) != present and now - found[run] > _RECENT}
     for run in [*old, *idle_first[:surplus]]:
-        name = os.path.basename(run)
-        may_go = name != present and now - found[run] > _RECENT and _is_over(run, by_age=run in old)
-        if may_go and len(removed) < _MOST and _remove(run):
-            removed.append(name)
+        if run in may_go and len(removed) < _MOST and _is_over(run, by_age=run in old) and _remove(run):
+            removed.append(os.path.basename(run))
+    for run in may_go.intersection(young):
+        queue = os.path.join(run, "samples")
+        if os.path.isdir(queue) and _is_over(run, by_age=False):
+            _delete(queue)
+            os.utime(run, (found[run], found[run]))  # it keeps its age
     return removed
 
 

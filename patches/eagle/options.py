@@ -11,7 +11,7 @@ UNTIL_VERL = "verl trains drafters between rollouts and brings them to its repli
 OPTIONS = {
     "capture_rate": Option(
         1.0,
-        "save the hidden states of this share of requests, where an EAGLE drafter drafts or `samples` is given; 0: none",
+        "save the hidden states of this share of requests, once `samples` is given or a trainer has asked for them; 0: none",
         kind=float,
         least=0,
         most=1,
@@ -31,7 +31,7 @@ OPTIONS = {
     ),
     "samples": Option(
         "",
-        "keep captured samples in this directory (mode 0700, at most 1024 samples and 1 GiB); empty: beside the ledger",
+        "keep captured samples in this directory (mode 0700, at most 1024 samples and 1 GiB); empty: beside the ledger, as long as the engine lives",
     ),
     "adapt": Option(True, "let a bandit choose how many tokens to draft at each step", kind=bool),
     "arms": Option(

@@ -55,7 +55,7 @@ def save_target(folder: Path, family: str = "llama", markov: bool = True) -> Pat
 def publish(folder: Path, config, vocabulary: int | None = None, layer: str = "midlayer", **entries) -> Path:
     """Write a random EAGLE-3 drafter for a target's configuration, with the names and the entries of published ones.
 
-    It drafts ``vocabulary`` tokens, spread over the target's; all if not said."""
+    It drafts ``vocabulary`` tokens, half of them the target's first, which a tokenizer of bytes has for text; all if not said."""
     noise = torch.Generator().manual_seed(3)
     size, inner, heads = config.hidden_size, 96, config.num_attention_heads
     drafted = vocabulary or config.vocab_size
@@ -73,7 +73,8 @@ def publish(folder: Path, config, vocabulary: int | None = None, layer: str = "m
     for name in ("hidden_norm", "input_layernorm", "post_attention_layernorm"):
         tensors[f"{layer}.{name}.weight"] = torch.ones(size)
     if vocabulary:
-        ids = torch.randperm(config.vocab_size, generator=noise)[:drafted].sort().values
+        others = drafted // 2 + torch.randperm(config.vocab_size - drafted // 2, generator=noise)
+        ids = torch.cat([torch.arange(drafted // 2), others])[:drafted].sort().values
         tensors["d2t"] = ids - torch.arange(drafted)
         tensors["t2d"] = torch.isin(torch.arange(config.vocab_size), ids)
     folder.mkdir(parents=True)

@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from drafter_lab import publish
+from safetensors.torch import load_file
+from transformers import AutoConfig
 from verl_job import metrics, trained
 
 STEPS = 14  # the trainer has the pauses between rollouts alone, of a second each
@@ -38,12 +41,15 @@ def notes(folder: Path) -> dict[int, dict[str, Any]]:
     return {row["pid"]: row["notes"] for row in rows if row.get("kind") == "row"}
 
 
-def check_eagle3(world: Path, folder: Path, *extra: str, **more: Any) -> None:
-    """An EAGLE-3 drafter is made, captured for, and trained over two draft steps."""
-    said = job(world, folder, *extra, drafter="new-eagle3", trainer=', "ttt_steps=2"', **more)
+def check_published(world: Path, folder: Path, *extra: str, **more: Any) -> None:
+    """A published EAGLE-3 drafter of 200 of the target's 261 tokens, those of answers among them, is trained and keeps them."""
+    own = publish(folder / "own", AutoConfig.from_pretrained(world / "model"), 200)
+    said = job(world, folder, *extra, drafter=str(own), trainer=', "ttt_steps=2"', **more)
     check_acceptance_rises(said)
-    first = json.loads((folder / "saved" / "eagle" / "first" / "config.json").read_text())
-    assert first["architectures"] == ["LlamaForCausalLMEagle3"]
+    newest = max((folder / "saved" / "eagle").glob("drafter-*"))
+    first, last = (load_file(at / "model.safetensors") for at in (own, newest))
+    assert first.keys() == last.keys()
+    assert {name for name in first if first[name].equal(last[name])} == {"d2t", "t2d"}
 
 
 def check_job(output: str, found: dict[int, dict[str, Any]], worker: int, engine: int) -> None:

@@ -113,7 +113,7 @@ def settle(queue: Path, counts: dict[str, Any]) -> None:
     from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 
     deadline = time.monotonic() + 200  # reached only where samples were lost
-    while len(SampleReader(queue)) < counts["requests"] and time.monotonic() < deadline:
+    while len(SampleReader(queue).waiting()) < counts["requests"] and time.monotonic() < deadline:
         time.sleep(0.05)
 
 

@@ -90,13 +90,13 @@ def history(at: Path) -> None:
     seen["metrics"] = drafts.metrics()
     drafts.propose = None  # a fault
     seen["faulty"], _ = _steps(llm, prompts(), temperature=0, max_tokens=40)
-    seen["notes"] = {name: ledger.notes().get(name) for name in ("eagle_history_off", "eagle_capture_off")}
-    seen["kept"] = "eagle_samples" in ledger.notes()
+    seen["notes"] = ledger.notes()
     leave(at, seen)
 
 
 def history_beside(at: Path) -> None:
     """Ask an engine with a useless drafter twice."""
+    from flashpatch import ledger
     from flashpatch.patches.eagle.vllm import history_drafts
 
     llm = opened(at / "target", at / "noise", drafts=4, max_num_batched_tokens=48)
@@ -109,4 +109,5 @@ def history_beside(at: Path) -> None:
         after = (controller.counted, controller.drafted, found.drafts.drafted, found.drafts.accepted)
         seen[f"{name}_counts"] = [now - then for now, then in zip(after, before)]
         found.drafts._cost = Everything()
+    seen["captured"] = "eagle_capture" in ledger.notes()
     leave(at, seen)

@@ -26,7 +26,7 @@ if __name__ == "__main__":
     flashpatch.enable(
         *sys.argv[3].split(","),
         strict=True,
-        samples="" if sys.argv[1] == "history" else f"{sys.argv[2]}/queue",
+        samples="" if sys.argv[1].startswith("history") else f"{sys.argv[2]}/queue",
         rollback=1.0
         if sys.argv[1] == "adapt"
         else 0.2,  # there the bandit has to live with a useless drafter

@@ -50,6 +50,7 @@ class Controller:
         self.drafts = self.drafted = self.accepted = 0
         self._verified = deque[tuple[int, int]](maxlen=_RECENT)  # requests and accepted tokens of a step
         self._noted = self._saved = clock()
+        ledger.note(eagle_arms=[str(arm) for arm in policy.arms], eagle_rule=policy.rule_name)
         if state is not None:
             ledger.note(eagle_state=restore(policy, state))
 
@@ -81,10 +82,6 @@ class Controller:
         if now - self._saved > self.save_seconds:
             self.save()
 
-    def note_arms(self) -> None:
-        """Write the policy's arms and rule to the ledger."""
-        ledger.note(eagle_arms=[str(arm) for arm in self.policy.arms], eagle_rule=self.policy.rule_name)
-
     def note(self) -> None:
         """Write choices and metrics to the ledger."""
         self._noted = self.clock()
@@ -105,20 +102,16 @@ class Controller:
         }
 
     def save(self) -> None:
-        """Write what was learned to the state file, if there is one."""
-        if self._state is not None:
-            self._saved = self.clock()
-            save(self.policy, self._state)
-
-
-def save(policy: Policy, path: Path) -> None:
-    """Write the policy's state, whole or not at all. A failure is logged, not raised."""
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(policy.state()))
-    except OSError as error:
-        logger.warning("what the bandit learned cannot be saved: %s", error)
+        """Write what was learned to the state file, if there is one, whole or not at all. A failure is logged, not raised."""
+        if self._state is None:
+            return
+        self._saved = self.clock()
+        try:
+            self._state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with replacing(self._state) as temporary:
+                temporary.write_text(json.dumps(self.policy.state()))
+        except OSError as error:
+            logger.warning("what the bandit learned cannot be saved: %s", error)
 
 
 def restore(policy: Policy, path: Path) -> str:

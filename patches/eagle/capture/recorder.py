@@ -18,17 +18,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
 
-from flashpatch import ledger
+from flashpatch import ledger, user_directories
+from flashpatch.ledger import files
 from flashpatch.patches.eagle.capture.capture_window import DRAWS, CaptureWindow
 from flashpatch.patches.eagle.capture.device_copy import Batch, DeviceCopy, Request, Step
 from flashpatch.patches.eagle.capture.host_buffers import PAGE, HostBuffers, places_of
 from flashpatch.patches.eagle.capture.sample import Sample
-from flashpatch.patches.eagle.capture.sample_queue import SampleWriter, queue_directory
+from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -52,6 +54,7 @@ class Recorder:
         budget: rows captured per policy version, from which on no step is captured; 0: any number.
         tokens: capacity of all request buffers together; 0: a share of the host's available memory.
         window: most positions kept of a request.
+        named: the user named the queue's directory for a reader of his own: captured from the start, and kept when the engine ends.
         report: called now and then, from the recorder's thread, with `counts`.
 
     Attributes:
@@ -67,10 +70,11 @@ class Recorder:
         budget: int = 0,
         tokens: int = 0,
         window: int = 512,
+        named: bool = True,
         report: Callable[[Mapping[str, int]], None] | None = None,
     ) -> None:
         self.writer, self.rate, self.budget, self.window = writer, rate, budget, window
-        self.report = report
+        self.named, self.report = named, report
         self.version = 0
         self.counts: Counter[str] = Counter(rows=0, requests=0, skipped=0, lost=0, empty=0, mismatched=0)
         self.problem = ""
@@ -83,6 +87,7 @@ class Recorder:
         self._device_copy = DeviceCopy()
         self._thread: threading.Thread | None = None
         self._reported = 0.0
+        self._is_read = named
 
     # -- the engine's thread -------------------------------------------------------------------------
 
@@ -95,13 +100,15 @@ class Recorder:
         hidden: torch.Tensor,
         auxiliary: Sequence[torch.Tensor] | None = None,
     ) -> None:
-        """Note what a forward computed. Never raises.
+        """Note what a forward computed, if somebody reads it. Never raises.
 
         Args:
             requests: in the order of their rows; lengths: rows of each.
             ids, positions: integers [rows or more], the inputs; they may change after the call.
             hidden: [rows or more, H], final states, which on a CPU must stay as they are.
             auxiliary: tensors [rows or more, H], the layers EAGLE-3 reads."""
+        if not self._is_read:
+            return
         names: list[str] = []
         try:
             names = list(requests)
@@ -143,17 +150,22 @@ class Recorder:
         return passed.wait(timeout)
 
     def stored(self) -> dict[str, Any]:
-        """Wait until what was noted is stored; return `counts`, and ``queue``, the directory of the samples."""
+        """Wait until what was noted is stored; return `counts`, and ``queue``, the directory of the samples.
+
+        Who asks reads it: from the first call on states are captured."""
+        self._is_read = True
         self.flush()
         return {**self.counts, "queue": str(self.writer.directory)}
 
     def close(self, timeout: float = 5.0) -> None:
-        """Store what is waiting and close the writer."""
+        """Store what is waiting and close the writer; what it wrote goes, unless the user named its directory."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._queue.put(None)
             thread.join(timeout)
         self.writer.close(timeout)
+        if not self.named:
+            self.writer.delete_samples()
 
     def _batch_of(self, names: list[str], lengths: list[int]) -> Batch:
         """Return the captured requests of a step: the last batch, if nothing has changed since."""
@@ -292,13 +304,14 @@ class Recorder:
 
 
 def make_recorder(options: Mapping[str, Any]) -> Recorder:
-    """Make the recorder that the family's options describe; it reports to the ledger."""
-    directory = queue_directory(options["samples"])
-    ledger.note(eagle_samples=str(directory))
+    """Make the recorder that the family's options describe; it reports to the ledger, beside whose rows its queue is by default."""
+    named, beside = options["samples"], files.directory() / files.run_id() / "samples"
+    directory = Path(user_directories.expand(named)) if named else beside
     return Recorder(
         SampleWriter(directory),
         options["capture_rate"],
         options["capture_budget"],
         window=options["capture_window"],
-        report=lambda counts: ledger.note(eagle_capture=dict(counts)),
+        named=bool(named),
+        report=lambda counts: ledger.note(eagle_capture=dict(counts), eagle_samples=str(directory)),
     )

@@ -106,6 +106,13 @@ class SampleWriter:
             self._queue.put(None, timeout=timeout)
         self._thread.join(max(0.0, deadline - time.monotonic()))
 
+    def delete_samples(self) -> None:
+        """Delete what this writer has written and nobody has read, and the directory if that was all of it. Never raises."""
+        with contextlib.suppress(OSError):
+            for file in self.directory.glob(f"*-{self._name}-*"):
+                file.unlink(missing_ok=True)
+            self.directory.rmdir()
+
     def _work(self) -> None:
         while (item := self._queue.get()) is not None:
             sample, release = item
@@ -189,18 +196,14 @@ class SampleReader:
 
     def read_samples(self, limit: int) -> list[Sample]:
         """Remove up to ``limit`` samples from the queue and return them, oldest first."""
-        found = map(self._read_sample, self._waiting())
+        found = map(self._read_sample, self.waiting())
         return list(islice((one for one in found if one is not None), limit))
 
     def keep(self, file: Path, name: str) -> Path | None:
         """Move the file of a sample elsewhere and return where it is, or None: what is still there is deleted."""
         return None
 
-    def __len__(self) -> int:
-        """Return the number of samples waiting."""
-        return len(self._waiting())
-
-    def _waiting(self) -> list[str]:
+    def waiting(self) -> list[str]:
         """Return the names of samples, oldest first; none, and a warning, if others may write to the directory."""
         try:
             names = os.listdir(self.directory)
@@ -247,10 +250,3 @@ def _unique() -> str:
     """Return a part of file names that no other process has, on whatever node: host, process id, a random number."""
     host = re.sub(r"\W", "_", socket.gethostname(), flags=re.ASCII)[:40]
     return f"{host}.{os.getpid()}.{secrets.token_hex(4)}"
-
-
-def queue_directory(option: str = "") -> Path:
-    """Return the queue's directory: the family's option ``samples``, else beside this run's rows in the ledger."""
-    from flashpatch.ledger import files
-
-    return Path(user_directories.expand(option)) if option else files.directory() / files.run_id() / "samples"

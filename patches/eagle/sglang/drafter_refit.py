@@ -124,7 +124,7 @@ class DrafterRefit(DrafterVersions):
 
     def refresh_bandit(self) -> None:
         """Make the worker's bandit trust less what it learned with other weights."""
-        controller = spec_controller.controller_of(self._worker())
+        controller = spec_controller.controllers.get(self._worker())
         if controller is not None:
             controller.policy.refresh()
 
@@ -161,7 +161,7 @@ def refit_of(manager: Any) -> DrafterRefit | None:
 
 def observe(worker: Any, accepted: list[int]) -> None:
     """Add a batch with the accepted drafts of each request."""
-    refit, controller = _refits.get(worker), spec_controller.controller_of(worker)
+    refit, controller = _refits.get(worker), spec_controller.controllers.get(worker)
     if refit is not None:
         steps = controller.finished.steps if controller is not None else worker.speculative_num_steps
         refit.count(accepted, steps)

@@ -116,7 +116,6 @@ def init_cuda_graphs(original, self, *args: Any, **kwargs: Any):
         result = original(self, *args, **kwargs)
         with _draft_contexts(self):
             _trees[self] = TreeSwitcher(self, controller, own)
-    controller.note_arms()
     return result
 
 

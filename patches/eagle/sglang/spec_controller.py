@@ -88,11 +88,6 @@ class BanditStepsPolicy:
 controllers: weakref.WeakKeyDictionary[Any, SpecController] = weakref.WeakKeyDictionary()
 
 
-def controller_of(worker: Any) -> SpecController | None:
-    """Return the worker's controller; None if its speculation is not adapted."""
-    return controllers.get(worker)
-
-
 def engine_arms(asked: list[Any], own: Arm) -> tuple[Arm, ...]:
     """Return the arms of an engine opened as ``own``: those asked for, or that one, shorter ones, and none. Raises
     PatchError if an arm is larger than what the engine has room for."""

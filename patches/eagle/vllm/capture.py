@@ -99,11 +99,7 @@ def _make(runner: Any) -> Capture | None:
     options = engine.options("eagle")
     recorder = None
     records = get_pp_group().is_last_rank and get_tp_group().rank_in_group == 0
-    speculative = runner.vllm_config.speculative_config
-    drafts = speculative is not None and speculative.method in ("eagle", "eagle3")
-    if options["capture_rate"] and not (drafts or options["samples"]):
-        ledger.note(eagle_capture_off="no EAGLE drafter drafts, and no option samples names who reads")
-    elif options["capture_rate"] and records:
+    if options["capture_rate"] and records:
         from flashpatch.patches.eagle.capture.recorder import make_recorder
 
         recorder = make_recorder(options)

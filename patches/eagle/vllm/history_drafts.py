@@ -66,12 +66,6 @@ def _is_ours(speculative: Any) -> bool:
     return speculative is not None and speculative.model == f"{__name__}.{NoDrafter.__name__}"
 
 
-def _may_draft(sampling: Any) -> bool:
-    """Whether drafts may be verified for a request: vLLM's verification knows neither ``min_p`` nor ``logit_bias``, and
-    draws other random numbers than its sampler, so that a seed would not repeat an answer."""
-    return not sampling.min_p and not sampling.logit_bias and sampling.seed is None
-
-
 class SchedulerHistory(EngineHistory):
     """Feed one scheduler's requests to `HistoryDrafts`, and its drafts to the scheduler."""
 
@@ -120,7 +114,9 @@ class SchedulerHistory(EngineHistory):
             text = self.texts.get(request) if request is not None else None
             if text is None or request.is_finished() or request.is_prefill_chunk:
                 continue
-            if _may_draft(request.sampling_params):
+            # vLLM's verification knows neither, and draws other random numbers than its sampler, so that no seed repeats an answer.
+            sampling = request.sampling_params
+            if not (sampling.min_p or sampling.logit_bias or sampling.seed is not None):
                 requests.append(request)
                 texts.append(text)
         most = scheduler.num_spec_tokens

@@ -226,7 +226,6 @@ def scheduler_init(original, self, *args: Any, **kwargs: Any):
     controllers[self] = controller
     if not fixed:
         self.dynamic_sd_lookup = BanditLookup(controller)
-    controller.note_arms()
     controller.note()
 
 

@@ -484,6 +484,8 @@ class ManagedModel:
                 )
         with self._failing(names), torch.no_grad(), self._events.loading(), update.in_order():
             result = update.load(original, names, self.constants, **kwargs)
+            if changed := self._hooks.changed_numbers():
+                raise self._error(f"{listed(changed)} would be other numbers", "Open a new engine on them.")
             self._left_out |= bool(partial)
             boundaries = update.boundaries
             idle = (update.empty and boundaries.doubt) or update.blank

@@ -860,6 +860,9 @@ class ModelHooks:
         self.deleted: set[str] = set()
         self._model = model
         self._set: dict[Place, tuple[Any, Any]] = {}  # what hooks have set: the container, the value before
+        self._numbers: dict[
+            Place, tuple[Any, torch.Tensor]
+        ] = {}  # what the first load has set: the container, the value
         self._called: set[torch.nn.Module] = set()  # in this commit
         self._originals: dict[torch.nn.Module, Callable[[], Any]] = {}  # outermost first
         for module in model.modules():
@@ -877,8 +880,9 @@ class ModelHooks:
     def watch_load(self) -> Iterator[list[str]]:
         """Within, a call of ``load_weights``; afterwards the list has what it has set beside the parameters.
 
-        Left out are layers that were post-processed meanwhile, as online quantization does, and what looks tensors up in the
-        model's modules when it is asked, as SGLang 0.5.12's table of experts' weights does."""
+        Left out are layers that were post-processed meanwhile, as online quantization does, what looks tensors up in the model's
+        modules when it is asked, as SGLang 0.5.12's table of experts' weights does, and tensors of int64, which no weight makes, such
+        as the tokens that an EAGLE-3 drafter drafts: they go on as they are, see `changed_numbers`."""
         before, found = Attributes(self._model), []
         yield found
         changes = before.changes()
@@ -892,9 +896,20 @@ class ModelHooks:
         }
         modules = set(map(id, self._model.modules()))
         for place, (container, _) in changes.items():
-            ours = place not in self._set and id(container) not in processed
-            if ours and any(True for _ in tensors_below(get(container, place[1]), apart=modules)):
+            ours, value = place not in self._set and id(container) not in processed, get(container, place[1])
+            if ours and isinstance(value, torch.Tensor) and value.dtype == torch.int64:
+                self._numbers.setdefault(place, (container, value))
+            elif ours and any(True for _ in tensors_below(value, apart=modules)):
                 found.append(f"{type(container).__name__}.{place[1]}")
+
+    def changed_numbers(self) -> list[str]:
+        """Put the tensors of int64 that the first load set back in their places; return which of them a later load set to others."""
+        found = []
+        for (_, key), (container, held) in self._numbers.items():
+            if not torch.equal(get(container, key), held):
+                found.append(f"{type(container).__name__}.{key}")
+            put(container, key, held)
+        return found
 
     def run(self, undo: list[Undo] | None) -> None:
         """Derive everything again from the live layers, which hold the new values.

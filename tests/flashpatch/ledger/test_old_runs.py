@@ -102,13 +102,18 @@ def test_what_runs_on_another_host_may_be_alive_while_it_is_young(tmp_path):
     assert prune(tmp_path, runs=1) == []
 
 
-def test_unfinished_files_and_captured_samples_go_with_their_run(tmp_path):
-    folder = put(tmp_path, "r", 0)
+@pytest.mark.parametrize(("days", "host", "left"), [(31, "", 0), (2, "", 2), (2, "elsewhere", 3), (0, "", 3)])
+def test_captured_samples_go_once_no_process_of_their_run_can_be_alive(tmp_path, days, host, left):
+    folder = put(tmp_path, "r", 0, host=host)
     (folder / ".row-h-1-5.json.77").write_text("{")
     (folder / "samples").mkdir()
     (folder / "samples" / "1.safetensors").write_bytes(b"0" * 100)
-    age(folder, 31)
-    assert prune(tmp_path) == ["r"] and names(tmp_path) == []
+    age(folder, days)
+    before = folder.stat().st_mtime
+    prune(tmp_path)
+    assert folder.exists() == (left > 0) and (not left or len(names(folder)) == left)
+    assert (folder / "samples").exists() == (left == 3)
+    assert not left or folder.stat().st_mtime == before
 
 
 @pytest.mark.parametrize("other", ["results.csv", "checkpoints/x", "row-notes.txt"])

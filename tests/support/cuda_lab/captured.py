@@ -45,7 +45,7 @@ def _found(queue: Path, answers: list, head: torch.Tensor) -> dict[str, Any]:
     from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 
     reader, end = SampleReader(queue), time.monotonic() + 30
-    while len(reader) < len(answers) and time.monotonic() < end:
+    while len(reader.waiting()) < len(answers) and time.monotonic() < end:
         time.sleep(0.1)
     samples, states, wrong = reader.read_samples(1000), 0, 0
     for sample in samples:

@@ -57,7 +57,8 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     tiny.target(workdir / "target", seed=2, adds=_ADDS)
     for seed, drafter in enumerate(DRAFTERS):
         tiny.drafter(workdir / drafter, exact=drafter != "noise", seed=seed, engine=name)
-    environment = {**tiny.ENVIRONMENT, **engine.APART, **_options(arms=_ARMS)}
+    queue = workdir / "samples"
+    environment = {**tiny.ENVIRONMENT, **engine.APART, **_options(arms=_ARMS, samples=str(queue))}
     ended = jobs.run([jobs.job("eagle.job:run", workdir, environment=environment)], workdir, _TIMEOUT)
     seen = ended.seen["job"]
     if ended.problem or not seen.get("answers"):
@@ -65,7 +66,6 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     notes = {name: value for row in calls.rows(nonce) for name, value in row.notes.items()}
     rounds = f"{len(seen['answers'])} answers with {len(DRAFTERS)} drafters"
     counts = seen.get("captured") or notes.get("eagle_capture")
-    queue = Path(notes["eagle_samples"]) if "eagle_samples" in notes else sample_queue.queue_directory()
     samples = sample_queue.SampleReader(queue).read_samples(10_000)
     learns = "the bandit chooses the number of tokens, and learns from the steps"
     follows = "new drafter weights arrive: acceptance falls with noise, which is rolled back, and rises with better ones"

@@ -16,7 +16,7 @@ def test_what_was_learned_comes_back(tmp_path):
     path, first, second = tmp_path / "new" / "bandit.json", Policy(ARMS), Policy(ARMS)
     assert controller.restore(first, path) == "new"
     drive(first, Engine(0.5), 50)
-    controller.save(first, path)
+    controller.Controller(first, path).save()
     assert controller.restore(second, path) == "restored"
     assert second.state() == first.state()
     assert [file.name for file in path.parent.iterdir()] == ["bandit.json"]
@@ -82,7 +82,7 @@ def test_what_a_later_step_would_fail_on_is_refused():
 
 def test_a_full_disk_stops_nothing(tmp_path, caplog):
     (tmp_path / "file").write_text("")
-    controller.save(Policy(ARMS), tmp_path / "file" / "bandit.json")
+    controller.Controller(Policy(ARMS), tmp_path / "file" / "bandit.json").save()
     assert "cannot be saved" in caplog.text
 
 

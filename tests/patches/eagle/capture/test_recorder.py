@@ -5,7 +5,6 @@ from a rejected branch shows."""
 import random
 import sys
 import threading
-import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -13,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
-from machine import limit
+from machine import limit, until
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashpatch.patches.eagle.capture.device_copy import DeviceCopy
@@ -158,20 +157,36 @@ def test_a_row_whose_input_was_another_token_is_masked_and_counted(tmp_path):
     assert one.known.tolist() == [True, False, True, False] and recorder.counts["mismatched"] == 1
 
 
+def capture(recorder: Recorder, name: str) -> None:
+    """Run a request of six steps, all of whose states are seen."""
+    recorder.step([name], [6], torch.zeros(6, dtype=torch.int64), torch.arange(6), torch.ones(6, WIDTH))
+    recorder.finish({name: ([0] * 7, 1)})
+
+
+def test_states_are_captured_once_somebody_asks_and_their_files_go_with_the_engine(tmp_path):
+    engines = [new_recorder(tmp_path / "queue", named=False) for _ in range(2)]
+    for one in engines:
+        capture(one, "unread")
+        assert one.stored()["rows"] == 0
+        capture(one, "read")
+        one.flush()
+    until(lambda: len(SampleReader(tmp_path / "queue").waiting()) == 2)
+    engines[0].close()
+    [left] = SampleReader(tmp_path / "queue").read_samples(9)
+    assert left.request == "read" and left.known.sum() == 6
+    engines[1].close()
+    assert not (tmp_path / "queue").exists()
+
+
 def test_rate_and_budget_choose_requests(tmp_path):
     recorder = new_recorder(tmp_path, rate=0.25)
     picked = [recorder._admit(str(number)) for number in range(1000)]
     assert 180 < sum(one is not None for one in picked) < 320
     recorder = new_recorder(tmp_path, budget=10)
-
-    def one(name: str) -> None:
-        recorder.step([name], [6], torch.zeros(6, dtype=torch.int64), torch.arange(6), torch.ones(6, WIDTH))
-        recorder.finish({name: ([0] * 7, 1)})
-
     for name in "abcd":
-        one(name)
+        capture(recorder, name)
     recorder.version = 1
-    one("e")
+    capture(recorder, "e")
     assert [found.request for found in kept(recorder)] == ["a", "b", "e"]
     assert recorder.counts["skipped"] == 2
 
@@ -199,7 +214,7 @@ def test_without_memory_requests_are_given_up_and_the_rest_goes_on(tmp_path):
     recorder.flush()
     recorder.finish({"a": ([0] * 201, 1), "b": ([0] * 201, 1)})
     recorder.flush()
-    _until(lambda: recorder.writer.counts["written"] == 1)
+    until(lambda: recorder.writer.counts["written"] == 1)
     recorder.step(["c"], [200], long, torch.arange(200), torch.ones(200, WIDTH))  # in the memory of a
     recorder.finish({"c": ([0] * 201, 1)})
     assert [found.request for found in kept(recorder)] == ["a", "c"]
@@ -362,10 +377,3 @@ def test_the_engines_thread_launches_little_and_waits_for_nothing(tmp_path, devi
     device.free.set()
     recorder.close(limit(60))
     assert recorder.counts["lost"] == 0 and not recorder.problem
-
-
-def _until(condition, timeout: float = 60.0) -> None:
-    deadline = time.monotonic() + limit(timeout)
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

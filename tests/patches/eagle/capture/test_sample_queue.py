@@ -33,7 +33,7 @@ def test_samples_come_out_as_they_went_in_and_in_order(tmp_path):
     sent = [sample(seed=seed) for seed in range(5)]
     assert all(writer.offer(one) for one in sent)
     writer.close()
-    assert len(reader) == 5
+    assert len(reader.waiting()) == 5
     got = reader.read_samples(2) + reader.read_samples(9)
     assert all(map(equal, got, sent)) and len(got) == 5
     assert os.listdir(tmp_path / "queue") == []
@@ -62,7 +62,7 @@ def test_far_from_full_few_samples_need_a_look_and_the_bound_holds_all_the_same(
             assert 0 < len(looks) < 10
         most = max(most, len(os.listdir(tmp_path)))
     writer.close()
-    kept = len(SampleReader(tmp_path))
+    kept = len(SampleReader(tmp_path).waiting())
     assert most <= 64 + 1 and 64 - 8 <= kept <= 64, "one may be under way"
     assert writer.counts["evicted"] == 150 - kept
 
@@ -81,7 +81,7 @@ def test_a_full_queue_is_listed_by_few_of_the_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or scan(path))
     write(300)
     writer.close()
-    assert len(looks) < 220 and 256 - 32 <= len(SampleReader(tmp_path)) <= 256
+    assert len(looks) < 220 and 256 - 32 <= len(SampleReader(tmp_path).waiting()) <= 256
 
 
 def test_a_writer_that_cannot_keep_up_drops_and_gives_the_memory_back(tmp_path, monkeypatch):

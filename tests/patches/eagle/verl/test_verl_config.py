@@ -202,9 +202,13 @@ def test_a_drafter_that_cannot_be_trained_is_refused_by_name_before_the_job(tmp_
         assert verl_config.validate_config(lambda config: "validated", None) == "validated"
 
 
-@pytest.mark.parametrize("mode", ["separate_async", "stream_async", None])
-def test_a_drafter_from_scratch_that_nothing_trains_is_not_drafted_with(tmp_path, monkeypatch, caplog, mode):
-    """In a mode without pauses the engine is opened as without the family: a random drafter only costs time."""
+@pytest.mark.parametrize(
+    ("mode", "cotrain"), [("separate_async", True), ("stream_async", True), (None, False), (None, True)]
+)
+def test_a_drafter_from_scratch_that_nothing_trains_is_not_drafted_with(
+    tmp_path, monkeypatch, caplog, mode, cotrain
+):
+    """Without pauses or co-training the engine is opened as without the family: a random drafter only costs time."""
     pytest.importorskip("torch")
     from flashpatch.verify.probes.eagle import tiny
 
@@ -214,9 +218,10 @@ def test_a_drafter_from_scratch_that_nothing_trains_is_not_drafted_with(tmp_path
         "trainer.default_local_dir": str(tmp_path / "saved"),
         "trainer.v1.trainer_mode": mode,
     }
-    job = Job(settings)
+    job, given = Job(settings), {"drafter": "new", "cotrain": cotrain}
     monkeypatch.setattr(verl_config.JobConfig, "open", lambda config, patch: job)
-    monkeypatch.setattr(verl_config.engine, "options", lambda family: {**OFF, "drafter": "new"})
+    monkeypatch.setattr(verl_config.engine, "options", lambda family: {**OFF, **given})
     assert verl_config.validate_config(lambda config: "validated", None) == "validated"
-    assert (SPECULATIVE in job.set_to) == (mode is None) == (tmp_path / "saved").exists()
-    assert ("eagle drafts nothing" in caplog.text) == (mode is not None)
+    trains = mode is None and cotrain
+    assert (SPECULATIVE in job.set_to) == trains == (tmp_path / "saved").exists()
+    assert ("eagle drafts nothing: drafter=new is random" in caplog.text) == (not trains)

@@ -1,7 +1,7 @@
 """Jobs of unmodified verl over SGLang whose drafter starts as noise and is trained between rollouts."""
 
 import pytest
-from eagle_cotraining import STEPS, check_eagle3, check_job, job, notes
+from eagle_cotraining import STEPS, check_acceptance_rises, check_job, job, notes
 from verl_job import live, metrics
 
 pytestmark = [pytest.mark.verl, pytest.mark.sglang(least="0.5.21"), pytest.mark.full]
@@ -34,4 +34,6 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
 
 @pytest.mark.sglang(least="0.5.23")
 def test_an_eagle3_drafter_is_made_captured_for_and_trained(verl_world, tmp_path):
-    check_eagle3(verl_world("--layers", "8"), tmp_path, *SGLANG, on=ON)
+    """Over two draft steps, and with the target's head, which is written for SGLang."""
+    how = dict(drafter="new-eagle3", trainer=', "ttt_steps=2"', on=ON)
+    check_acceptance_rises(job(verl_world("--layers", "8"), tmp_path, *SGLANG, **how))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from eagle_cotraining import STEPS, check_eagle3, check_job, job, notes
+from eagle_cotraining import STEPS, check_job, check_published, job, notes
 from private_modes import loose
 from verl_job import live, metrics
 
@@ -39,8 +39,8 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
 
 
 @pytest.mark.full
-def test_an_eagle3_drafter_is_made_captured_for_and_trained(verl_world, tmp_path):
-    check_eagle3(verl_world("--layers", "8"), tmp_path)
+def test_a_published_drafter_of_a_reduced_vocabulary_is_trained(verl_world, tmp_path):
+    check_published(verl_world("--layers", "8"), tmp_path)
 
 
 @pytest.mark.full
@@ -92,11 +92,3 @@ def test_a_trainer_that_is_killed_costs_no_rollout(world, tmp_path):
     assert metrics(said, "training/global_step") == list(range(1, STEPS + 1))
     assert "no drafter is trained any more" not in said
     assert metrics(said, "eagle/drafter_version")[-1] >= 2
-
-
-@pytest.mark.full
-def test_without_co_training_a_new_drafter_is_not_drafted_with(world, tmp_path):
-    said = job(world, tmp_path, options="cotrain = false")
-    assert "eagle trains no drafter: cotrain is off" in said
-    assert "eagle drafts nothing: drafter=new is random" in said
-    assert not metrics(said, "eagle/drafter_version")

@@ -56,11 +56,6 @@ def test_a_seed_repeats_its_answer(run):
     assert first == again != greedy
 
 
-def test_no_states_are_captured_that_nobody_reads(run):
-    seen, _ = run
-    assert "no option samples" in seen["notes"]["eagle_capture_off"] and not seen["kept"]
-
-
 def test_asynchronous_scheduling_is_refused_by_name(run):
     seen, _ = run
     assert "async_scheduling=True" in seen["refused"] and "history to false" in seen["refused"]
@@ -79,3 +74,4 @@ def test_beside_a_drafter_history_takes_over_and_teaches_no_arm(job):
     counted, drafted_by_drafter, drafted, accepted = seen["again_counts"]
     assert drafted > 0 and accepted > 0.8 * drafted
     assert counted < seen["again_steps"] / 2 and drafted_by_drafter < drafted
+    assert not seen["captured"], "states that nobody has asked for"

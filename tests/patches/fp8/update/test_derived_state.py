@@ -231,6 +231,26 @@ def test_a_model_whose_load_weights_derives_is_refused(seed, atomic):
     assert engine.managed.may_generate
 
 
+class Drafting(toys.Model):
+    """A model whose load_weights keeps numbers outside of parameters, as SGLang's EAGLE-3 keeps those of its tokens."""
+
+    sent = drafted = torch.arange(3)
+
+    def load_weights(self, weights):
+        self.drafted = self.sent.clone()
+        return super().load_weights(weights)
+
+
+def test_numbers_that_load_weights_keeps_stay_as_they_are_and_others_are_refused(atomic):
+    engine = toys.Engine(Drafting(), A, atomic=atomic)
+    first = engine.model.drafted
+    engine.update(B)
+    engine.model.sent = torch.zeros(3, dtype=torch.int64)
+    with pytest.raises(PatchError, match="Drafting.drafted would be other numbers.*new engine"):
+        engine.load(C)
+    assert engine.model.drafted is first
+
+
 class Deleting(Hooked):
     """A model whose hook deletes the layers that it has packed, as vLLM's vision tower of dots3_note does."""
 
