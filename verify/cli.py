@@ -40,8 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(given)
     try:
-        if options.drafter or options.model:
-            return _drafter(parser, options)
         if options.against:
             return _against(options)
         if options.ray is not None and options.live is None:
@@ -93,26 +91,8 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="show every patch, with --live every process, with --against also what holds",
     )
-    drafts = parser.add_argument_group("what a drafter brings, before a job: eagle --drafter D --model M")
-    drafts.add_argument(
-        "--drafter", metavar="DIR", help="an EAGLE or EAGLE-3 drafter's checkpoint, tried on vLLM"
-    )
-    drafts.add_argument("--model", metavar="DIR", help="the checkpoint of its target")
-    drafts.add_argument(
-        "--prompts", type=Path, metavar="FILE", help=".parquet or .jsonl with a column prompt"
-    )
-    drafts.add_argument("--drafts", type=int, default=3, metavar="N", help="drafts per step (default 3)")
-    drafts.add_argument("--engine", default="{}", metavar="JSON", help="more arguments of vllm.LLM")
     parser.set_defaults(usage_error=parser.error)
     return parser
-
-
-def _drafter(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    if options.names != ["eagle"] or not (options.drafter and options.model) or options.drafts < 1:
-        parser.error("give: eagle --drafter DIR --model DIR, and at least one draft")
-    from flashpatch.verify.probes.eagle import drafter
-
-    return drafter.command(options)
 
 
 def _probes(options: argparse.Namespace) -> int:

@@ -46,12 +46,6 @@ _FORWARD = {
 }
 
 
-def kind_of(folder: Path) -> str:
-    """Return the kind of a drafter's checkpoint, ``eagle3`` or ``eagle``."""
-    names = json.loads((folder / "config.json").read_text()).get("architectures") or ()
-    return "eagle3" if any("Eagle3" in name for name in names) else "eagle"
-
-
 def drafter_config(
     target: PretrainedConfig, kind: str = "eagle", auxiliary: int = 3, own: str | Path = ""
 ) -> PretrainedConfig:
