@@ -44,7 +44,6 @@ OPTIONS = {
     "guard": Option(
         2048, "never verify more draft tokens than this in one step, over the whole batch", kind=int, least=1
     ),
-    "state": Option("", "keep what the bandit learned in this file, for the next run; empty: forget it"),
     "history": Option(
         False, "draft from the prompt and from earlier answers too; needs no drafter", kind=bool
     ),

@@ -33,9 +33,6 @@ class Cycle:
     def refresh(self) -> None:
         self.refreshed += 1
 
-    def state(self) -> dict[str, Any]:
-        return {}
-
 
 def prompts() -> list[list[int]]:
     noise = random.Random(3)

@@ -78,8 +78,6 @@ def refit(at: Path) -> None:
     update(at / "exact2", 4)
     ask("new target, new drafter")
     seen["shared"].append(drafter())
-    core.scheduler.shutdown()
-    seen["saved"] = (at / "bandit.json").exists()
     from flashpatch import ledger
 
     seen["notes"] = ledger.notes()
@@ -139,7 +137,6 @@ def adapt(at: Path) -> None:
     llm.collective_rpc("eagle_update_drafter", args=(str(at / "noise"), 1))
     ask("noise")
     ask("noise still")
-    controller.save()
     controller.note()
     from flashpatch import ledger
 

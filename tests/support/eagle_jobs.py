@@ -30,7 +30,6 @@ if __name__ == "__main__":
         rollback=1.0
         if sys.argv[1] == "adapt"
         else 0.2,  # there the bandit has to live with a useless drafter
-        state=f"{sys.argv[2]}/bandit.json",
         history_tokens=300_000,
         history=sys.argv[1].startswith("history"),
     )

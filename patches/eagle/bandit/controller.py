@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import logging
 import math
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from flashpatch import ledger
-from flashpatch.errors import PatchError
-from flashpatch.patches._shared.atomic_file import replacing
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.policy import Policy
-
-logger = logging.getLogger("flashpatch.eagle")
 
 _NOTE_SECONDS = 1.0  # between two notes to the ledger
 _RECENT = 64  # choices that are remembered, and steps of which acceptance is the mean
@@ -31,7 +24,6 @@ class Controller:
 
     Args:
         policy: the bandit.
-        state: file that keeps what the policy learned, or None.
         clock: seconds.
 
     Attributes:
@@ -39,20 +31,13 @@ class Controller:
         drafts: steps of single requests in which drafts were verified, since the start.
         drafted, accepted: draft tokens verified and accepted, since the start."""
 
-    save_seconds = 10.0
-    """Seconds between two writes of the state file."""
-
-    def __init__(
-        self, policy: Policy, state: Path | None = None, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        self.policy, self.clock, self._state = policy, clock, state
+    def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.policy, self.clock = policy, clock
         self.recent: deque[Arm] = deque(maxlen=_RECENT)
         self.drafts = self.drafted = self.accepted = 0
         self._verified = deque[tuple[int, int]](maxlen=_RECENT)  # requests and accepted tokens of a step
-        self._noted = self._saved = clock()
+        self._noted = clock()
         ledger.note(eagle_arms=[str(arm) for arm in policy.arms], eagle_rule=policy.rule_name)
-        if state is not None:
-            ledger.note(eagle_state=restore(policy, state))
 
     def choose(self, batch_size: int) -> Arm:
         """Return the arm for the next step over ``batch_size`` requests."""
@@ -76,11 +61,9 @@ class Controller:
         return 1 + accepted / requests if requests else 0.0
 
     def report_if_due(self, now: float) -> None:
-        """Write to the ledger and to the state file when their intervals have passed; ``now`` is `clock`'s."""
+        """Write to the ledger when its interval has passed; ``now`` is `clock`'s."""
         if now - self._noted > _NOTE_SECONDS:
             self.note()
-        if now - self._saved > self.save_seconds:
-            self.save()
 
     def note(self) -> None:
         """Write choices and metrics to the ledger."""
@@ -100,28 +83,3 @@ class Controller:
             "acceptance_length": self.acceptance_length,
             **self.policy.metrics(),
         }
-
-    def save(self) -> None:
-        """Write what was learned to the state file, if there is one, whole or not at all. A failure is logged, not raised."""
-        if self._state is None:
-            return
-        self._saved = self.clock()
-        try:
-            self._state.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with replacing(self._state) as temporary:
-                temporary.write_text(json.dumps(self.policy.state()))
-        except OSError as error:
-            logger.warning("what the bandit learned cannot be saved: %s", error)
-
-
-def restore(policy: Policy, path: Path) -> str:
-    """Restore the policy from a file, if there is one; return ``new``, ``restored`` or ``not restored: ...``, for the
-    ledger. A file that does not fit is logged and left as it is: the policy starts with nothing learned."""
-    try:
-        policy.restore(json.loads(path.read_text()))
-    except FileNotFoundError:
-        return "new"
-    except (OSError, ValueError, PatchError) as error:
-        logger.warning("the bandit starts with nothing learned, %s cannot be used: %s", path, error)
-        return f"not restored: {error}"
-    return "restored"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import random
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,7 +14,6 @@ from flashpatch.patches.eagle.errors import eagle_error
 if TYPE_CHECKING:
     from flashpatch.patches.eagle.bandit.rank_broadcast import RankBroadcast
 
-FORMAT = 4
 MAX_SECONDS = 1e6  # seconds of a step; a longer one is a clock that jumped
 
 
@@ -159,76 +156,6 @@ class Policy:
                     found[f"batch_{BUCKETS[bucket]}/{arm}/pulls"] = float(pulls[place])
                     found[f"batch_{BUCKETS[bucket]}/{arm}/tokens_per_second"] = rates[place]
         return found
-
-    def state(self) -> dict[str, Any]:
-        """Return everything learned, fit for JSON; `restore` continues from it without a difference."""
-        return {
-            "format": FORMAT,
-            "rule": self.rule_name,
-            "arms": [str(arm) for arm in self.arms],
-            "window": self.window,
-            "learned": self.rule.state(),
-            "random": self._random.getstate(),
-            "pulls": [list(pulls) for pulls in self._pulls],
-            "best": list(self._best),
-            "place": [self._step, self._hold_left, self._current, self._ran],
-            "sums": [self._tokens, self._seconds, self._regret_seconds],
-            "counts": [self._switches, self._ignored, self._guarded],
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state` of a policy made with the same arms, rule and window. Raises PatchError if it is the state
-        of another policy, or damaged; this one is unchanged then."""
-        wanted = {"format": FORMAT, "rule": self.rule_name, "window": self.window}
-        wanted["arms"] = [str(arm) for arm in self.arms]
-        for name, value in wanted.items():
-            saved = state.get(name) if isinstance(state, Mapping) else None
-            if saved != value:
-                raise eagle_error(
-                    "bandit state",
-                    f"a bandit state with {name} {saved!r} does not fit a policy with {value!r}.",
-                    "Delete the state, or make the policy with the settings it was saved with.",
-                )
-        before = self.state()
-        try:
-            self._load_state(state)
-            self._try_state()
-            self._load_state(state)
-        except Exception as error:  # whatever a damaged number leads to, at once or at the first step
-            self._load_state(before)
-            raise eagle_error(
-                "bandit state",
-                f"a bandit state is damaged: {type(error).__name__}: {error}.",
-                "Delete the state.",
-            ) from error
-
-    def _try_state(self) -> None:
-        """Choose and learn once for each bucket and arm; raise what a step would raise, and for a value that is not finite.
-
-        Draws are repeated afterwards, and no other rank is asked."""
-        places = tuple(range(len(self.arms)))
-        for bucket, batch_size in enumerate(BUCKETS):
-            self.rule.choose(bucket, batch_size, places, self._current)
-            for place, arm in enumerate(self.arms):
-                self.rule.learn(bucket, batch_size, place, float(batch_size), 0.01 * (1 + arm.steps), False)
-                self._pulls[bucket][place] += 1
-        json.dumps([self.state(), self.metrics()], allow_nan=False)
-        sums = (self._tokens, self._seconds, self._regret_seconds, *self._best)
-        counts = (self._step, self._hold_left, self._switches, self._ignored, self._guarded)
-        if not all(map(math.isfinite, sums)) or any(type(count) is not int or count < 0 for count in counts):
-            raise ValueError("a sum or a count is none")
-        if not all(type(place) is int and -1 <= place < len(places) for place in (self._current, self._ran)):
-            raise ValueError("there is no such arm")
-
-    def _load_state(self, state: Mapping[str, Any]) -> None:
-        self.rule.restore(state["learned"])
-        version, numbers, normal = state["random"]
-        self._random.setstate((version, tuple(numbers), normal))
-        self._pulls = [list(pulls) for pulls in state["pulls"]]
-        self._best = [state["best"][bucket] for bucket in range(len(BUCKETS))]
-        self._step, self._hold_left, self._current, self._ran = state["place"]
-        self._tokens, self._seconds, self._regret_seconds = state["sums"]
-        self._switches, self._ignored, self._guarded = state["counts"]
 
     def _allow(self, batch_size: int) -> tuple[int, ...]:
         """Return the places of the arms within the guard."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
-from flashpatch import engine, user_directories
+from flashpatch import engine
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
@@ -105,8 +104,7 @@ def init_cuda_graphs(original, self, *args: Any, **kwargs: Any):
     _check(spec_controller.engine_arms(options["arms"], own))
     broadcast = RankBroadcast(get_tp_group().cpu_group) if get_parallel().tp_size > 1 else None
     policy = spec_controller.make_policy(options, own, broadcast)
-    state = Path(user_directories.expand(options["state"])) if options["state"] else None
-    controller = SpecController(policy, state)
+    controller = SpecController(policy)
     spec_controller.controllers[self] = controller
     _reserved = allocation_sizing.get_alloc_len_per_decode()
     if all(arm.topk <= 1 for arm in (own, *policy.arms)):

@@ -10,7 +10,6 @@ import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from flashpatch.errors import PatchError
@@ -26,12 +25,8 @@ class SpecController(Controller):
     Attributes:
         finished: the arm of the last batch that is done."""
 
-    save_seconds = 1.0  # SGLang ends its processes by SIGKILL
-
-    def __init__(
-        self, policy: Policy, state: Path | None = None, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
-        super().__init__(policy, state, clock)
+    def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
+        super().__init__(policy, clock)
         self.finished = Arm.DISABLE
         self._running: deque[tuple[int, Arm, float]] = deque()
         self._finished = 0.0  # when the batch before was done

@@ -6,10 +6,9 @@ it holds placeholders. The bandit is in `spec_controller`, drafts from history a
 from __future__ import annotations
 
 import weakref
-from pathlib import Path
 from typing import Any
 
-from flashpatch import engine, ledger, user_directories
+from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.patches.eagle.bandit.arm import Arm
@@ -219,8 +218,7 @@ def scheduler_init(original, self, *args: Any, **kwargs: Any):
     elif schedule != arms_schedule(policy):
         ledger.note(eagle_bandit_off="the method, data parallelism, or a schedule of the user's own")
         return
-    state = Path(user_directories.expand(options["state"])) if options["state"] and not fixed else None
-    controller = SpecController(policy, most, state)
+    controller = SpecController(policy, most)
     controller.check = AcceptanceCheck(most, options["rollback"])
     controller.on_drafts = controller.check.add
     controllers[self] = controller
@@ -258,18 +256,3 @@ def update_from_output(
         if controller.pending is not None and not self.has_unfinished_requests():
             controller.requests_finished()
     return result
-
-
-@patches.wrap(
-    f"{_SCHEDULER}.shutdown",
-    scope="engine-core",
-    evidence="optional",
-    why="What the bandit learned serves the next run too.",
-)
-def scheduler_shutdown(original, self, *args: Any, **kwargs: Any):
-    """Save what the bandit learned when the engine ends."""
-    controller = controller_of(self)
-    if controller is not None:
-        controller.note()
-        controller.save()
-    return original(self, *args, **kwargs)

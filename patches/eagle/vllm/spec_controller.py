@@ -15,7 +15,6 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
-from pathlib import Path
 from typing import Any
 
 from flashpatch import ledger
@@ -72,7 +71,6 @@ class SpecController(Controller):
     Args:
         policy: the bandit.
         max_drafts: speculative tokens the engine has room for.
-        state: file that keeps what the policy learned, or None.
         clock: seconds.
 
     Attributes:
@@ -84,13 +82,9 @@ class SpecController(Controller):
         given_up: called when the pending call failed for the last time."""
 
     def __init__(
-        self,
-        policy: Policy,
-        max_drafts: int,
-        state: Path | None = None,
-        clock: Callable[[], float] = time.perf_counter,
+        self, policy: Policy, max_drafts: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        super().__init__(policy, state, clock)
+        super().__init__(policy, clock)
         self.max_drafts = max_drafts
         self.steps = self.counted = 0
         self.pending: Callable[[], None] | None = None

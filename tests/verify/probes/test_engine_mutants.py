@@ -40,7 +40,6 @@ ELSEWHERE: Mapping[str, Mapping[str, str]] = {
         "eagle.vllm.update_draft_token_ids": "on an engine that drafts from history, see tests/patches/eagle/vllm/test_history_drafts.py",
         "eagle.vllm.validate_spec_decode": "on an engine that drafts from history, see tests/patches/eagle/vllm/test_history_drafts.py",
         "eagle.vllm.build_logitsprocs": "on an engine that drafts from history, see tests/patches/eagle/vllm/test_history_drafts.py",
-        "eagle.vllm.scheduler_shutdown": "when the engine ends, which its probe does not wait for, see tests/patches/eagle/vllm/test_adapt.py",
         "eagle.vllm.create_speculative_config": "it acts before the engine's core has a process, where no count is due",
     },
 }

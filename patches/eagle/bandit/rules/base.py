@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from flashpatch.patches.eagle.bandit.arm import Arm
 
@@ -60,11 +59,3 @@ class Rule(ABC):
 
     def refresh(self) -> None:  # noqa: B027
         """Trust less what was seen of the drafter, which has changed. Does nothing unless a rule can use it."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Any]:
-        """Return all that was learned, fit for JSON."""
-
-    @abstractmethod
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state` of the same rule and setting."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from math import exp, sqrt
-from typing import Any
 
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Rule, Setting
@@ -95,16 +94,6 @@ class StepTimes:
         self.weight = [weight * self.keep for weight in self.weight]
         self.weight[arm] += share
         self.mean[arm] += (seconds - self.mean[arm]) * share / self.weight[arm]
-
-    def state(self) -> list[object]:
-        """Return all of it, fit for JSON."""
-        return [list(self.mean), list(self.weight), None if self.borrowed is None else list(self.borrowed)]
-
-    def restore(self, state: list) -> None:
-        """Restore a `state`."""
-        mean, weight, borrowed = state
-        self.mean, self.weight = list(mean), list(weight)
-        self.borrowed = None if borrowed is None else list(borrowed)
 
 
 UNKNOWN = 4.0
@@ -253,22 +242,3 @@ class Thompson(Rule):
         lender = None if nearest is None else self._times[nearest]
         self._times[bucket] = times = StepTimes(len(self._shape), self._keep, lender)
         return times
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "level": [self._level, self._variance, self._dispersion, self._surprise],
-            "shape": list(self._shape),
-            "rows": list(self._rows),
-            "times": {str(bucket): seen.state() for bucket, seen in enumerate(self._times) if seen},
-            "cost": self._cost,
-            "spread": self._spread,
-        }
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._level, self._variance, self._dispersion, self._surprise = state["level"]
-        self._shape, self._rows = list(state["shape"]), list(state["rows"])
-        self._cost, self._spread = state["cost"], state["spread"]
-        self._times = [None] * len(BUCKETS)
-        for bucket, seen in state["times"].items():
-            self._times[int(bucket)] = times = StepTimes(len(self._shape), self._keep)
-            times.restore(seen)

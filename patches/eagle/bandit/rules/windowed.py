@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from math import log, sqrt
-from typing import Any
 
 from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Rule, Setting
 
@@ -39,18 +38,6 @@ class Window:
         for arm, pulls in enumerate(self.pulls):
             if pulls:
                 self.rate[arm] = self.tokens[arm] / self.seconds[arm]
-
-    def state(self) -> dict[str, Any]:
-        """Return all of it, fit for JSON."""
-        return {"rate": list(self.rate), "steps": [list(step) for step in self.steps]}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Restore a `state`."""
-        self.rate = list(state["rate"])
-        self.steps.extend((int(arm), tokens, seconds) for arm, tokens, seconds in state["steps"])
-        if any(arm < 0 or not seconds > 0.0 for arm, _, seconds in self.steps):
-            raise ValueError("a step has no arm, or took no time")
-        self._sum()
 
 
 class Windowed(Rule):
@@ -96,17 +83,6 @@ class Windowed(Rule):
                     seconds = source.seconds[arm] / source.pulls[arm] if source.pulls[arm] else 1.0 / rate
                     window.add(arm, rate * scale * seconds, seconds)
         return window
-
-    def state(self) -> dict[str, Any]:
-        windows = {str(bucket): window.state() for bucket, window in enumerate(self._windows) if window}
-        return {"windows": windows, "run": list(self._run)}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        self._run = list(state["run"])
-        self._windows = [None] * len(BUCKETS)
-        for bucket, saved in state["windows"].items():
-            self._windows[int(bucket)] = window = Window(len(self.setting.arms), self.setting.window)
-            window.restore(saved)
 
 
 class Greedy(Windowed):

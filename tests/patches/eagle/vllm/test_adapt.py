@@ -1,7 +1,5 @@
 """The real bandit in a real engine, on a clock that makes drafts cost what we say."""
 
-import json
-
 import pytest
 
 pytestmark = [pytest.mark.vllm, pytest.mark.full]
@@ -19,13 +17,11 @@ def test_it_speculates_while_it_pays_and_ends_up_disabled_when_it_does_not(run):
     assert sum(number == 0 for number in late["noise still"]) > 24
 
 
-def test_decisions_and_rewards_are_in_the_ledger_and_what_was_learned_is_saved(run):
+def test_decisions_and_rewards_are_in_the_ledger(run):
     seen, _ = run
     found = seen["notes"]["eagle_bandit"]
     assert found["steps"] > 100 and found["recent"][-1] in ("disable", "1_1_2", "3_1_4")
     assert any(name.endswith("/disable/pulls") and count > 20 for name, count in found.items())
-    _, at = run
-    assert json.loads((at / "bandit.json").read_text())["arms"] == ["disable", "1_1_2", "3_1_4"]
 
 
 def test_acceptance_and_choices_over_time_are_in_the_report(run):

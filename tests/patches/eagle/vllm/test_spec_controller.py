@@ -248,16 +248,6 @@ def _full_graphs(drafts: int, sizes: list[int], schedule: list | None):
     return manager
 
 
-def test_what_was_learned_comes_back(tmp_path):
-    path = tmp_path / "deep" / "bandit.json"
-    first = SpecController(make_policy(OPTIONS, 4), 4, path, Clock())
-    for _ in range(50):
-        step(first, 2, 1.0)
-    first.save()
-    second = SpecController(make_policy(OPTIONS, 4), 4, path, Clock())
-    assert second.policy.state() == first.policy.state()
-
-
 def test_what_is_refused_in_flight_is_retried_when_idle():
     controller, calls = SpecController(Fixed(1), 4, clock=Clock()), []
 
