@@ -142,7 +142,7 @@ def certify(
     begun = time.monotonic()
     from transformers import AutoConfig
 
-    from flashpatch.verify.exact.engine import STEPS
+    from flashpatch.verify.exact.engine import LONG, STEPS
     from flashpatch.verify.exact.trainer import certified
 
     try:
@@ -151,7 +151,9 @@ def certify(
         # As many as a layer has experts: each has its turn at one.
         experts = [getattr(config, name, None) or 0 for name in EXPERTS]
         more = at_random(config.vocab_size, max(RANDOM_TOKENS, *experts))
-        settings = {**rollout.defaults(model, max(len(more), len(ids)) + 2 * STEPS), **(engine or {})}
+        length = max(len(more), len(ids)) + STEPS + LONG
+        length = min(length, getattr(config, "max_position_embeddings", None) or length)
+        settings = {**rollout.defaults(model, length), **(engine or {})}
         problem = rollout.refusal(settings)
     except (OSError, ImportError):
         raise
@@ -164,7 +166,9 @@ def certify(
         if len(ids) > room:
             ids, compared = ids[:room], f"the first {room} of {compared}, as {rollout.LENGTH} is {most}"
     try:
-        seen, changes = _asked(rollout, model, settings, ids, more, syncs)
+        seen, changes = _asked(
+            rollout, model, settings, ids, more, min(LONG, (most or length) - 1 - len(ids)), syncs
+        )
         done = time.monotonic()
         asked = model, trusted, seen.ids, pickle.dumps(seen), trainer
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -176,7 +180,13 @@ def certify(
 
 
 def _asked(
-    rollout: Any, model: str, settings: dict[str, Any], ids: list[int], more: list[int], syncs: int
+    rollout: Any,
+    model: str,
+    settings: dict[str, Any],
+    ids: list[int],
+    more: list[int],
+    room: int,
+    syncs: int,
 ) -> tuple[Any, list[str]]:
     """What an engine with these arguments did with the tokens, and what each sync of the same weights changed first."""
     from flashpatch.verify.exact.engine import first_changed
@@ -184,7 +194,7 @@ def _asked(
 
     adapter, way, changes = settings.pop("adapter", ""), settings.pop("read", causes.ALONE), []
     with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
-        seen = rollout.Reader(llm, adapter).read(ids, way, more)
+        seen = rollout.Reader(llm, adapter).read(ids, way, more, room)
         for _ in range(syncs):
             rollout.reload(llm, model)
             again = rollout.Reader(llm, adapter).read(ids, way)
