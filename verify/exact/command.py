@@ -166,9 +166,7 @@ def certify(
         if len(ids) > room:
             ids, compared = ids[:room], f"the first {room} of {compared}, as {rollout.LENGTH} is {most}"
     try:
-        seen, changes = _asked(
-            rollout, model, settings, ids, more, min(LONG, (most or length) - 1 - len(ids)), syncs
-        )
+        seen, changes = _asked(rollout, model, settings, ids, more, syncs)
         done = time.monotonic()
         asked = model, trusted, seen.ids, pickle.dumps(seen), trainer
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
@@ -180,19 +178,14 @@ def certify(
 
 
 def _asked(
-    rollout: Any,
-    model: str,
-    settings: dict[str, Any],
-    ids: list[int],
-    more: list[int],
-    room: int,
-    syncs: int,
+    rollout: Any, model: str, settings: dict[str, Any], ids: list[int], more: list[int], syncs: int
 ) -> tuple[Any, list[str]]:
     """What an engine with these arguments did with the tokens, and what each sync of the same weights changed first."""
-    from flashpatch.verify.exact.engine import first_changed
+    from flashpatch.verify.exact.engine import LONG, first_changed
     from flashpatch.verify.exact.rows import changed
 
     adapter, way, changes = settings.pop("adapter", ""), settings.pop("read", causes.ALONE), []
+    room = min(LONG, (settings[rollout.LENGTH] or sys.maxsize) - 1 - len(ids))
     with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
         seen = rollout.Reader(llm, adapter).read(ids, way, more, room)
         for _ in range(syncs):

@@ -247,8 +247,6 @@ def sorted_out(
         heads = [call.returned for call in calls if call.returned.dim() == 2 and len(call.returned) > 1]
         whole = torch.cat(heads) if heads else torch.empty(0)
         return [([Call(HEAD, torch.empty(0), whole)], whole)] * len(sequences)
-    first = {call.name: call for call in calls[: (*starts, None)[1]] if call.name != HEAD}
-    calls = [_in_rows(call, first.get(call.name)) for call in calls]
     steps = [calls[begin:end] for begin, end in pairwise([*starts, len(calls)])]
     done = [_Sequence(ids) for ids in sequences]
     for step in steps:
@@ -298,8 +296,8 @@ def _share(step: list[Call], sequences: list[_Sequence], stride: int) -> None:
         if owner:
             owner.rows[place] = step, row
     ends = [at for at, (own, place) in enumerate(owners) if owners[at + 1 : at + 2] != [(own, place + 1)]]
-    heads = [call.returned for call in step if call.name == HEAD and call.returned.dim() == 2]
-    for head in heads:
+    heads = [call.returned for call in step if call.name == HEAD and call.returned.numel()]
+    for head in (one.reshape(-1, one.shape[-1]) for one in heads):  # of one token alone it is a row
         rows = [at for at, (own, _) in enumerate(owners) if own is sequences[0]][: len(head)]
         if len(head) == len(owners):
             rows = list(range(len(owners)))
@@ -321,24 +319,16 @@ def _rows_of(step: list[Call], rows: list[int]) -> list[Call]:
     return [replace(call, given=some(call.given), returned=some(call.returned)) for call in calls]
 
 
-def _in_rows(call: Call, like: Call | None) -> Call:
-    """A call whose tensors have a row per token, in a step of one token too, as in the step before, or as logits have."""
-
-    def rows(tensor: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
-        wanted = 2 if other is None else other.dim()
-        return tensor[None] if tensor.dim() == wanted - 1 and tensor.numel() else tensor
-
-    mine = replace(call, returned=rows(call.returned, like and like.returned))
-    return mine if like is None else replace(mine, given=rows(call.given, like.given))
-
-
 def _one(parts: list[Call]) -> Call:
-    """The calls of one module as one; the first alone if they do not go together."""
-    given, returned = ([getattr(part, what) for part in parts] for what in ("given", "returned"))
-    whole = all(len({tensor.shape[1:] for tensor in some if tensor.dim()}) == 1 for some in (given, returned))
-    if len(parts) == 1 or not whole or any(tensor.dim() == 0 for tensor in (*given, *returned)):
-        return parts[0]
-    return replace(parts[0], given=torch.cat(given), returned=torch.cat(returned))
+    """The calls of one module as one; the first alone if they do not go together. Of a step of one token a row may lack its dimension."""
+    found = {}
+    for what in ("given", "returned"):
+        tensors = [getattr(part, what) for part in parts]
+        shape = tensors[0].shape[1:]
+        if not (tensors[0].dim() and shape.numel()) or any(one.numel() % shape.numel() for one in tensors):
+            return parts[0]
+        found[what] = torch.cat([one.reshape(-1, *shape) for one in tensors])
+    return replace(parts[0], **found)
 
 
 def reload(llm: Any, checkpoint: str) -> None:
