@@ -17,7 +17,7 @@ class Call:
     """What one module was given and returned.
 
     Attributes:
-        name: of the module in its model.
+        name: of the module in its model, "" of that itself.
         given: first tensor of the arguments, [T, ...], of a norm summed with the residual if it is given one: float32 on the
             host, or ids.
         returned: first tensor of what was returned, a router's logits, [T, ...], float32 on the host.
@@ -58,7 +58,7 @@ def recorded(model: torch.nn.Module) -> Iterator[list[Call]]:
         if added and added[0].any() and _passed_on(added[1], returned):
             calls[place] = replace(calls[place], given=added[0])
 
-    modules = {name: module for name, module in model.named_modules() if name}
+    modules = dict(model.named_modules())
     names = {id(module): name for name, module in modules.items()}
     hooks = [one.register_forward_pre_hook(before, with_kwargs=True) for one in modules.values()]
     hooks += [one.register_forward_hook(after, with_kwargs=True) for one in modules.values()]

@@ -133,7 +133,7 @@ class Asker:
         also = [*self._far(more), *self._beside(ids, room)] if more else []
         # What fails after some calls shows, as these come last.
         calls, (drawn,) = self.calls([ids], (STEPS,))
-        is_compiled = all(call.name == HEAD for call in calls[0])
+        is_compiled = all(call.name in ("", HEAD) for call in calls[0])
         fed = [*ids, *drawn[: 0 if is_compiled else -1]]
         (found,) = self._passed(calls, [fed], [Part(steps=len(fed) - length)])
         return replace(found, also=() if is_compiled else tuple(one for one in also if one.calls))
@@ -315,7 +315,7 @@ def _rows_of(step: list[Call], rows: list[int]) -> list[Call]:
     def some(tensor: torch.Tensor) -> torch.Tensor:
         return tensor[rows] if tensor.dim() and tensor.shape[0] == of else tensor
 
-    calls = [call for call in step if call.name != HEAD]
+    calls = [call for call in step if call.name not in ("", HEAD)]
     return [replace(call, given=some(call.given), returned=some(call.returned)) for call in calls]
 
 

@@ -20,9 +20,11 @@ from flashpatch.verify.exact.calls import Call, first_tensor, given_to, hooked
 from flashpatch.verify.exact.routers import ROUTER, decided, following, is_router, logits_of, turns
 from flashpatch.verify.exact.shards import HEAD
 
-#: Modules that hold others and give back the stream in parts, take other arguments than their namesakes, have their
+#: The model, modules that hold others and give back the stream in parts, take other arguments than their namesakes, have their
 #: columns in another order (BLOOM's, head by head), or apply their gate themselves (Qwen's shared expert).
-_OTHERWISE = re.compile(r"(^|\.)(model|layers\.\d+|experts|shared_expert|act_fn|rotary_emb|query_key_value)$")
+_OTHERWISE = re.compile(
+    r"^$|(^|\.)(model|layers\.\d+|experts|shared_expert|act_fn|rotary_emb|query_key_value)$"
+)
 #: A mixer of vLLM's in a wrapper of the same name, which scales what it is given (Falcon-H1); Hugging Face's does that itself.
 _WRAPPED = re.compile(r"(?<=\.mamba)\.mamba(?=\.)")
 #: Modules of vLLM and SGLang that compute several of Hugging Face's at once.
