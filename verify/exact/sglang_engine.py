@@ -140,7 +140,7 @@ class Reader(Asker):
             answer = [drawn]
             for _ in range(max(steps)):
                 answer.append(self._runner.decode(answer[-1], batch)[0])
-        return [calls], [[int(one[at]) for one in answer[: 1 + own]] for at, own in enumerate(steps)]
+        return [calls], [[int(one[at]) for one in answer] for at in range(len(steps))]
 
     def cached(self, ids: list[int]) -> tuple[list[list[Call]], list[list[Call]]]:
         requests = self._asked(ids[:BLOCK])
