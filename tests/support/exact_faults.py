@@ -174,22 +174,25 @@ def some_full(names: Iterable[str], soon: Container[str]) -> list[Any]:
 
 
 def passed(engine: Any, ids: list[int], quantization: str = "", more: list[int] | None = None) -> Any:
-    """What a Hugging Face model does with these tokens, as an engine of this precision, and with as many, or ``more``, each expert in
-    turn; not if that is empty."""
+    """What a Hugging Face model, which then computes so for good, does with these tokens as an engine of this precision, and with as many,
+    or ``more``, each expert in turn; not if that is empty."""
+    import torch
+
     from flashpatch.verify.exact.calls import recorded
-    from flashpatch.verify.exact.compare import logits, rounded
+    from flashpatch.verify.exact.compare import as_served, logits
     from flashpatch.verify.exact.engine import Pass
     from flashpatch.verify.exact.forced import Part
     from flashpatch.verify.exact.routers import ROUTER, choosing, in_turn
     from flashpatch.verify.exact.rows import of_model
 
     def read(tokens: list[int], routers: dict[str, Any], **how: Any) -> Any:
-        with choosing(engine, routers, False), recorded(engine) as calls, rounded(engine, quantization):
+        with choosing(engine, routers, False), recorded(engine) as calls:
             return Pass(calls, logits(engine, tokens), quantization, ids=tokens, rows=of_model(engine), **how)
 
+    as_served(engine, Pass([], torch.empty(0), quantization))
     found, more = read(ids, {}), ids if more is None else more
     if not more:
         return found
     wide = {call.name: call.returned.shape[-1] for call in found.calls if ROUTER.search(call.name)}
     routers = {name: in_turn(len(more), 0, size) for name, size in wide.items()}
-    return dataclasses.replace(found, far=read(more, routers, part=Part(turns=True)))
+    return dataclasses.replace(found, also=(read(more, routers, part=Part(turns=True)),))

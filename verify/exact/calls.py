@@ -17,12 +17,13 @@ class Call:
     """What one module was given and returned.
 
     Attributes:
-        name: of the module in its model.
+        name: of the module in its model, "" of that itself.
         given: first tensor of the arguments, [T, ...], of a norm summed with the residual if it is given one: float32 on the
             host, or ids.
         returned: first tensor of what was returned, a router's logits, [T, ...], float32 on the host.
         parts: how many tensors of the first one's shape it was given, as values and a gate; a sum is one.
-        given_by, returned_by: the rank of each column, None if they are every rank's."""
+        given_by, returned_by: the rank of each column, None if they are every rank's.
+        tokens: what a module that no other called was given: ids and positions, or positions alone, [1 or 2, T]."""
 
     name: str
     given: torch.Tensor
@@ -30,6 +31,7 @@ class Call:
     parts: int = 1
     given_by: torch.Tensor | None = None
     returned_by: torch.Tensor | None = None
+    tokens: torch.Tensor | None = None
 
 
 @contextmanager
@@ -39,9 +41,14 @@ def recorded(model: torch.nn.Module) -> Iterator[list[Call]]:
     begun: list[tuple[int, list[torch.Tensor]]] = []  # places, and the two parts of a sum
 
     def before(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
+        whole = (
+            []
+            if begun
+            else [one for one in tensors_in((*args, *kwargs.values())) if not one.is_floating_point()]
+        )
         begun.append((len(calls), [_host(part) for part in _added(module, args, kwargs)]))
         given, parts = given_to(module, args, kwargs)
-        calls.append(Call(names[id(module)], _host(given), torch.empty(0), parts))
+        calls.append(Call(names[id(module)], _host(given), torch.empty(0), parts, tokens=_rows(whole)))
 
     def after(module: torch.nn.Module, args: tuple, kwargs: dict, returned: Any) -> None:
         place, added = begun.pop()
@@ -51,12 +58,18 @@ def recorded(model: torch.nn.Module) -> Iterator[list[Call]]:
         if added and added[0].any() and _passed_on(added[1], returned):
             calls[place] = replace(calls[place], given=added[0])
 
-    modules = {name: module for name, module in model.named_modules() if name}
+    modules = dict(model.named_modules())
     names = {id(module): name for name, module in modules.items()}
     hooks = [one.register_forward_pre_hook(before, with_kwargs=True) for one in modules.values()]
     hooks += [one.register_forward_hook(after, with_kwargs=True) for one in modules.values()]
     with hooked(hooks):
         yield calls
+
+
+def _rows(whole: list[torch.Tensor]) -> torch.Tensor | None:
+    """Ids and positions, of which a model with images may have several per token; None if there are none of as many tokens."""
+    rows = [one.reshape(-1, one.shape[-1])[:1].long().cpu() for one in whole[:2] if one.dim()]
+    return torch.cat(rows) if len({one.shape for one in rows}) == 1 else None
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:

@@ -142,7 +142,7 @@ def certify(
     begun = time.monotonic()
     from transformers import AutoConfig
 
-    from flashpatch.verify.exact.engine import STEPS
+    from flashpatch.verify.exact.engine import LONG, STEPS
     from flashpatch.verify.exact.trainer import certified
 
     try:
@@ -151,7 +151,9 @@ def certify(
         # As many as a layer has experts: each has its turn at one.
         experts = [getattr(config, name, None) or 0 for name in EXPERTS]
         more = at_random(config.vocab_size, max(RANDOM_TOKENS, *experts))
-        settings = {**rollout.defaults(model, max(len(more), len(ids)) + 2 * STEPS), **(engine or {})}
+        length = max(len(more), len(ids)) + STEPS + LONG
+        length = min(length, getattr(config, "max_position_embeddings", None) or length)
+        settings = {**rollout.defaults(model, length), **(engine or {})}
         problem = rollout.refusal(settings)
     except (OSError, ImportError):
         raise
@@ -179,12 +181,13 @@ def _asked(
     rollout: Any, model: str, settings: dict[str, Any], ids: list[int], more: list[int], syncs: int
 ) -> tuple[Any, list[str]]:
     """What an engine with these arguments did with the tokens, and what each sync of the same weights changed first."""
-    from flashpatch.verify.exact.engine import first_changed
+    from flashpatch.verify.exact.engine import LONG, first_changed
     from flashpatch.verify.exact.rows import changed
 
     adapter, way, changes = settings.pop("adapter", ""), settings.pop("read", causes.ALONE), []
+    room = min(LONG, (settings[rollout.LENGTH] or sys.maxsize) - 1 - len(ids))
     with rollout.opened(**({"enable_lora": True} if adapter else {}), **settings) as llm:
-        seen = rollout.Reader(llm, adapter).read(ids, way, more)
+        seen = rollout.Reader(llm, adapter).read(ids, way, more, room)
         for _ in range(syncs):
             rollout.reload(llm, model)
             again = rollout.Reader(llm, adapter).read(ids, way)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from flashpatch.verify.exact import forced
-from flashpatch.verify.exact.calls import Call, hooked, recorded
+from flashpatch.verify.exact.calls import Call, recorded
 from flashpatch.verify.exact.certificate import DISTRIBUTIONS, Certificate, Place
 from flashpatch.verify.exact.engine import Pass
 from flashpatch.verify.exact.forced import (
+    COLUMN,
     WHOLE,
     Gap,
     Part,
@@ -42,71 +46,83 @@ FP8_LARGEST = 448.0
 
 
 def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engine: Pass) -> Certificate:
-    """Compare one prefill of an engine, of the tokens ``ids``, and its `Pass.far` with the trainer's model.
+    """Compare one prefill of an engine, of the tokens ``ids``, and its `Pass.also` with the trainer's model.
 
     ``load`` returns the Hugging Face model in a dtype, on any device, in evaluation mode."""
     if engine.problem or not engine.logits.numel():
         problem = engine.problem or "the engine gave no logits of the prompt"
         return Certificate([], problem=f"cannot compare here: {problem}")
-    passes = [(ids, engine), *([(engine.far.ids, engine.far)] if engine.far else [])]
-    small = load(torch.bfloat16)
+    passes = [(ids, engine), *((one.ids, one) for one in engine.also)]
+    small = as_served(load(torch.bfloat16), engine)
     near = [_rounding(small, tokens, one) for tokens, one in passes]
     del small  # one model in memory at a time
     exact = load(torch.float32)
+    wanted = logits(exact, ids)
+    kl, kl_rounding = mean_kl(wanted, engine.logits), mean_kl(wanted, near[0][1])
+    bound = max(FACTOR**2 * kl_rounding, FLOOR**2)
+    bound += _by_choice(exact, ids, engine.calls, wanted) if kl > bound else 0.0
+    tables = [Place(name, gap, FLOOR, "", which) for name, which, gap in of_rows(exact, engine.rows, FLOOR)]
     is_compiled = len(engine.calls) == 1  # the head's
-    places, found, more = _places(exact, ids, engine, near[0]) if not is_compiled else ([], [], [])
-    if len(found) < 2 and not is_compiled:
-        return Certificate([], problem="cannot compare: no module of both models has the same name")
+    found = [_gaps(exact, *one, of_near) for one, of_near in zip(passes, near)] if not is_compiled else []
+    experts = [gap for own, _ in found for gap in own if gap.count]
+    left = tuple(_unreached(exact, len(ids), engine, experts, {table.name for table in tables}))
+    alike: list[Gap] = []
+    if (
+        engine.quantization and found and not engine.adapter
+    ):  # a merged model does not say which bits its base has
+        alike = gaps(as_served(exact, engine), ids, engine.calls, engine.logits, engine.part)
+    places: list[Place] = []
+    beside: list[Place] = []
+    for (_, one), (own, rounding) in zip(passes, found):
+        into = beside if one.part.beside else places
+        into += _places(one, own, rounding, alike if one is engine else (), places)
+        if len(own) < 2:
+            return Certificate([], problem="cannot compare: no module of both models has the same name")
+    beside.sort(key=lambda place: (place.differs, place.gap / place.bound))  # of one name the worst
+    places += {place.name: place for place in beside}.values()
     blind = [place.name for place in places if place.bound >= 1]
     if blind and not engine.quantization:
         problem = f"the trainer's own model in bf16 and in float32 have nothing in common at {blind[0]}"
         return Certificate(places, problem=f"cannot compare here: {problem}")
-    if engine.far:
-        also, more, _ = _places(exact, engine.far.ids, engine.far, near[1])
-        known = {place.name for place in places if place.differs}
-        end = [f"at positions up to {engine.far.part.stride * (len(engine.far.ids) - 1)}"] * (
-            engine.far.part.stride > 1
-        )
-        also = [one for one in also if one.name not in known]
-        places += [replace(one, kind=", ".join(filter(None, [one.kind, *end]))) for one in also]
     # Ranks that disagree come first, as what follows is compared with the first rank's.
-    tables = [Place(name, gap, FLOOR, "", which) for name, which, gap in of_rows(exact, engine.rows, FLOOR)]
     places = _ordered([*engine.apart, *places, *tables], engine.calls)
-    wanted = logits(exact, ids)
-    kl, kl_rounding = mean_kl(wanted, engine.logits), mean_kl(wanted, near[0][1])
-    bound = max(FACTOR**2 * kl_rounding, FLOOR**2)
-    if kl > bound and not any(place.differs for place in places):
-        bound += _by_choice(exact, ids, engine.calls, wanted)
     # The last place: a difference that no module has that is compared.
     places.append(Place(DISTRIBUTIONS, kl, bound))
-    left = tuple(_unreached(exact, len(ids), engine, more, {table.name for table in tables}))
     return Certificate(places, kl, kl_rounding, quantization=engine.quantization, not_compared=left)
 
 
 def _rounding(small: torch.nn.Module, ids: list[int], one: Pass) -> tuple[list[Call], torch.Tensor]:
     """The calls and logits of the model in bf16, rounded as the engine is, with the experts of the engine where it gave each a turn."""
     routers = router_logits(small, len(ids), one.calls) if one.part.turns else {}
-    # Recorded before it is rounded, so that a module is given what it then rounds, as an engine's is.
-    with choosing(small, routers, later=False), recorded(small) as calls, rounded(small, one.quantization):
+    with choosing(small, routers, later=False), recorded(small) as calls:
         return calls, logits(small, ids, one.part)
 
 
-def _places(
+def _gaps(
     exact: torch.nn.Module, ids: list[int], one: Pass, near: tuple[list[Call], torch.Tensor]
-) -> tuple[list[Place], list[Gap], list[Gap]]:
-    """The places of a pass, its gaps, and those of blocks of experts."""
-    found = gaps(exact, ids, one.calls, one.logits, one.part)
+) -> tuple[list[Gap], dict[str, Gap]]:
+    """The gaps of a pass, and those of rounding by place."""
     same = pairs(exact, len(ids), one.calls)[0]  # the same modules, so that the same lies between them
     calls = [call for call in near[0] if call.name in same]
-    rounding = {gap.place: gap for gap in gaps(exact, ids, calls, near[1], one.part)}
-    parts = {
-        call.name for call in one.calls if call.given_by is not None
-    }  # which each rank rounds before they are added
-    return (
-        [_place(gap, rounding, gap.place in parts) for gap in found],
-        found,
-        [gap for gap in found if gap.count],
-    )
+    rounding = gaps(exact, ids, calls, near[1][len(near[1]) - len(one.logits) :], one.part)
+    return gaps(exact, ids, one.calls, one.logits, one.part), {gap.place: gap for gap in rounding}
+
+
+def _places(
+    one: Pass, found: list[Gap], rounding: Mapping[str, Gap], alike: Collection[Gap], before: list[Place]
+) -> list[Place]:
+    """The places of a pass but those that ``before`` shows to differ; ``alike`` are its gaps to the trainer's model rounded as it is."""
+    # Which each rank rounds before they are added.
+    parts = {call.name for call in one.calls if call.given_by is not None}
+    known, same = {place.name for place in before if place.differs}, {gap.place: gap for gap in alike}
+    places = [_place(gap, rounding, gap.place in parts, same.get(gap.place)) for gap in found]
+    where = [f"at positions up to {one.part.stride * (len(one.ids) - 1)}"] * (one.part.stride > 1)
+    where += ["beside others"] * one.part.beside
+    return [
+        replace(place, kind=", ".join(filter(None, [place.kind, *where])))
+        for place in places
+        if place.name not in known
+    ]
 
 
 def _unreached(
@@ -130,8 +146,9 @@ def _unreached(
     )
     if not engine.part.steps:
         yield "decode steps"
-    is_far = engine.far and engine.far.part.stride > 1
-    if not is_far and any("rotary_emb" in name for name in known):
+    if not any(one.part.beside for one in engine.also):
+        yield "steps of several sequences"
+    if not any(one.part.stride > 1 for one in engine.also) and any("rotary_emb" in name for name in known):
         yield "rotary positions beyond the prompt, of which the engine has no table like the trainer's"
     compared = {name for table in tables for name in counterparts(table, known, tables)}
     for name, module in known.items():
@@ -153,20 +170,29 @@ def _by_choice(model: torch.nn.Module, ids: list[int], calls: list[Call], wanted
     return found
 
 
-def _place(gap: Gap, rounding: Mapping[str, Gap], by_parts: bool) -> Place:
+def _place(gap: Gap, rounding: Mapping[str, Gap], by_parts: bool, alike: Gap | None) -> Place:
+    """A place; ``alike`` is its gap to the trainer's model rounded as the engine is."""
     noise = _noise(gap.place, rounding)
-    bounds = [
-        max(FACTOR * size, FLOOR, noise[0] / FACTOR * bool(kind)) for kind, size in zip(forced.KINDS, noise)
+    least = [max(FLOOR, noise[0] / FACTOR * (kind not in ("", forced.STEPPED))) for kind in forced.KINDS]
+    # Of tokens that are all the same one rounding is a column's offset, and may be what another draw of it is not.
+    widest = [
+        FACTOR * (max(noise[0], size) if forced.OFFSET in kind else size)
+        for kind, size in zip(forced.KINDS, noise)
     ]
+    bounds = list(map(max, widest, least))
     differing = [rank for rank, size in enumerate(gap.ranks) if not size <= bounds[0]]
     whole = Place(gap.place, gap.size, bounds[0], some(differing, len(gap.ranks)))
     if whole.differs and not gap.experts:
         return whole
     of_kinds = [Place(gap.place, *each) for each in zip(gap.sizes, bounds, repeat(""), forced.KINDS)]
+    # An engine nearer to that model than rounding leaves two rounds as it does: what is left is less than rounding.
+    if alike and alike.size < gap.size / 2:
+        closer = map(max, noise, least)
+        of_kinds += [Place(gap.place, *each) for each in zip(alike.sizes, closer, repeat(""), forced.KINDS)]
     if gap.place.startswith("into "):
-        of_kinds = of_kinds[-1:]
+        of_kinds = [one for one in of_kinds if one.kind in ("", forced.STEPPED)]
     if by_parts:
-        of_kinds = [one for one in of_kinds if one.kind != forced.COLUMN]
+        of_kinds = [one for one in of_kinds if COLUMN not in one.kind]
     near = next((rounding[name].experts for name in spellings(gap.place) if name in rounding), {})
     most = [max(FACTOR * max(sizes), FLOOR) for sizes in zip(*near.values())] or [FLOOR] * len(forced.KINDS)
     of_experts = [
@@ -198,35 +224,56 @@ def _noise(place: str, rounding: Mapping[str, Gap]) -> tuple[float, ...]:
     return tuple(map(max, zip(*(gap.sizes for gap in known or rounding.values()))))
 
 
-@contextmanager
-def rounded(model: torch.nn.Module, quantization: str) -> Iterator[None]:
-    """Within, linear layers but the head compute on weights and inputs rounded to eight bits, as an engine's do; experts on
-    weights.
+def as_served(model: torch.nn.Module, engine: Pass) -> torch.nn.Module:
+    """Let the linear layers of a model compute as an engine's do, for good, and return it.
 
-    The model's weights are restored at the end. An engine without ``quantization`` rounds nothing."""
-    if not quantization:
-        yield
-        return
-    is_int = "int8" in quantization or "w8a8" in quantization or "compressed" in quantization
-    hooks, kept = [], []
-
-    def narrowed(_: torch.nn.Module, args: tuple) -> tuple:
-        return to_eight_bits(args[0], is_int), *args[1:]
-
+    Where the engine's are in eight bits they have weights and inputs rounded to these, all but the head, and experts their weights. Of
+    those with an adapter merged in, its product is taken out again, and added to what the base returns."""
+    is_int = any(word in engine.quantization for word in ("int8", "w8a8", "compressed"))
+    parts = adapted(engine.adapter) if engine.adapter else {}
     for name, module in model.named_modules():
-        for own in module.parameters(recurse=False) if name.endswith("experts") else ():
-            kept.append((own, own.data))
+        for own in (
+            module.parameters(recurse=False) if name.endswith("experts") and engine.quantization else ()
+        ):
             own.data = to_eight_bits(own.data, is_int) if own.dim() == 3 else own.data
-        if isinstance(module, torch.nn.Linear) and not name.endswith("lm_head"):
-            kept.append((module.weight, module.weight.data))
+        if not isinstance(module, torch.nn.Linear):
+            continue
+        a, b = parts.get(name, (None, None))
+        if a is not None:
+            module.weight.data = (module.weight.data - b @ a).to(module.weight)
+        if engine.quantization and not name.endswith("lm_head"):
             module.weight.data = to_eight_bits(module.weight.data, is_int)
-            hooks.append(module.register_forward_pre_hook(narrowed))
-    try:
-        with hooked(hooks):
-            yield
-    finally:
-        for weight, data in kept:
-            weight.data = data
+            module.forward = partial(_narrowed, module.forward, is_int)
+        if a is not None:
+            module.forward = partial(_beside, module.forward, a, b)
+    return model
+
+
+def _narrowed(forward: Callable[..., torch.Tensor], is_int: bool, given: torch.Tensor) -> torch.Tensor:
+    return forward(to_eight_bits(given, is_int))
+
+
+def _beside(
+    forward: Callable[..., torch.Tensor], a: torch.Tensor, b: torch.Tensor, given: torch.Tensor
+) -> Any:
+    """What a layer returns and the product of its adapter, as engines round it: A's in float32, B's and the sum to the model's dtype."""
+    return forward(given) + (given.float() @ a.T).to(given) @ b.T.to(given)
+
+
+def adapted(folder: str) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Return by the name of a linear layer A and B, scaled, of an adapter in PEFT's format, float32."""
+    from safetensors.torch import load_file
+
+    config = json.loads(Path(folder, "adapter_config.json").read_text())
+    scale = config["lora_alpha"] / config["r"] ** (0.5 if config.get("use_rslora") else 1)
+    tensors = load_file(Path(folder, "adapter_model.safetensors"))
+    names = {name.removeprefix("base_model.model.").removesuffix(".lora_A.weight"): name for name in tensors}
+    found = {}
+    for name, a in names.items():
+        if a.endswith(".lora_A.weight"):
+            b = a.replace(".lora_A.", ".lora_B.")
+            found[name] = tensors[a].float(), tensors[b].float() * scale
+    return found
 
 
 def to_eight_bits(values: torch.Tensor, is_int: bool) -> torch.Tensor:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ LENGTH = "max_model_len"
 PARALLEL = tuple(
     f"{kind}_parallel_size" for kind in ("pipeline", "data", "prefill_context", "decode_context")
 )
-STEPS = 8
-"""Decode steps after the prompt that are compared."""
+STEPS, LONG = 8, 64
+"""Decode steps after the prompt that are compared, alone and beside others."""
+LATE = 2
+"""Steps after which the last sequence of a batch comes."""
 _open = ExitStack()
 _calls: list[Call] = []
 
@@ -41,7 +43,8 @@ class Pass:
         apart: where ranks that hold the same disagree; ``left`` are modules that cannot be joined.
         rows: what is kept of its tables' rows.
         part: how the tokens were read, and ``ids`` which these are: with those that the engine answered in decode steps.
-        far: a second one, at positions far beyond the prompt, each expert in turn."""
+        also: those before it: at positions far beyond the prompt, each expert in turn; and of sequences beside each other.
+        adapter: the folder of the LoRA adapter that it serves, "" if none."""
 
     calls: list[Call]
     logits: torch.Tensor
@@ -53,7 +56,8 @@ class Pass:
     rows: Rows = field(default_factory=dict)
     part: Part = WHOLE
     ids: list[int] = field(default_factory=list)
-    far: Pass | None = None
+    also: tuple[Pass, ...] = ()
+    adapter: str = ""
 
 
 def defaults(model: str, length: int) -> dict[str, Any]:
@@ -98,20 +102,25 @@ def opened(**arguments: Any) -> Iterator[Any]:
 class Asker:
     """Let an engine read sequences, and return what the modules of its model did.
 
-    Each kind of engine has its ``calls(*prompts, part=None, steps=0)``: what each rank's modules did in one step and so many of decoding,
-    and what the first prompt was answered; and ``cached(ids)``: what they did with the first `BLOCK` tokens, and then with the others."""
+    Each kind of engine has its ``calls(prompts, steps=(0,), part=None)``: what each rank's modules did with these and so many steps of
+    decoding each, and what each was answered; and ``cached(ids)``: what they did with the first `BLOCK` tokens, and then with the others."""
 
-    def __init__(self, quantization: str | None, layouts: dict[str, Pair], last: int, rows: Rows) -> None:
+    def __init__(
+        self, quantization: str | None, layouts: dict[str, Pair], last: int, rows: Rows, adapter: str
+    ) -> None:
         self._how, self._layouts, self._last, self._rows = quantization or "", layouts, last, rows
+        self._adapter = adapter
 
-    def read(self, ids: list[int], way: str, more: list[int] | None = None) -> Pass:
-        """Return what modules did with the tokens ``ids``, read in one of `causes.WAYS`; and far apart with ``more``, if it is given."""
-        length, rows = len(ids), len(ids) * (1 + OTHERS)
+    def read(self, ids: list[int], way: str, more: list[int] | None = None, room: int = LONG) -> Pass:
+        """Return what modules did with the tokens ``ids``, read in one of `causes.WAYS`; and if ``more`` is given with these far apart,
+        and with several sequences at once, of up to ``room`` tokens more than ``ids``."""
+        length = len(ids)
         if way == BESIDE:
-            calls, _ = self.calls(ids, *[ids[at:] + ids[:at] for at in range(1, 1 + OTHERS)])
-            problem = f"the engine does not read {1 + OTHERS} sequences of {length} tokens in one step"
-            problem *= calls[0][0].returned.shape[0] != rows
-            return self._passed([rows_of(rank, rows, length) for rank in calls], ids, WHOLE, problem)
+            prompts = [ids, *(ids[at:] + ids[:at] for at in range(1, 1 + OTHERS))]
+            calls, _ = self.calls(prompts, (0,) * len(prompts))
+            problem = f"the engine does not read {len(prompts)} sequences of {length} tokens in one step"
+            problem *= calls[0][0].returned.shape[0] != len(prompts) * length
+            return self._passed(calls, prompts, [WHOLE], problem)[0]
         if way == CACHED and length <= BLOCK:
             problem = f"the prompt has {length} tokens, and {BLOCK} are to come before others"
             return Pass([], torch.empty(0), self._how, problem)
@@ -120,25 +129,41 @@ class Asker:
             problem = f"the engine does not read {BLOCK} tokens from its prefix cache"
             problem *= after[0][0].returned.shape[0] != length - BLOCK
             calls = [[*early, *late] for early, late in zip(before, after, strict=True)]
-            return self._passed(calls, ids, WHOLE, problem)
-        far = self._far(more) if more else None
+            return self._passed(calls, [ids], [WHOLE], problem)[0]
+        also = [*self._far(more), *self._beside(ids, room)] if more else []
         # What fails after some calls shows, as these come last.
-        calls, drawn = self.calls(ids, steps=STEPS)
-        is_compiled = all(call.name == HEAD for call in calls[0])
+        calls, (drawn,) = self.calls([ids], (STEPS,))
+        is_compiled = all(call.name in ("", HEAD) for call in calls[0])
         fed = [*ids, *drawn[: 0 if is_compiled else -1]]
-        found = self._passed(calls, fed, Part(steps=len(fed) - length))
-        return replace(found, far=None if is_compiled else far)
+        (found,) = self._passed(calls, [fed], [Part(steps=len(fed) - length)])
+        return replace(found, also=() if is_compiled else tuple(one for one in also if one.calls))
 
-    def _far(self, ids: list[int]) -> Pass:
+    def _far(self, ids: list[int]) -> list[Pass]:
         part = Part(max(self._last // max(len(ids) - 1, 1), 1), turns=True)
-        return self._passed(self.calls(ids, part=part)[0], ids, part)
+        return self._passed(self.calls([ids], part=part)[0], [ids], [part])
 
-    def _passed(self, calls: list[list[Call]], ids: list[int], part: Part, problem: str = "") -> Pass:
-        """Return what each rank's model did with these tokens, as one process would have done it."""
-        steps = [joined(rank) for rank in calls]
-        ranks, whole = [modules for modules, _ in steps], steps[0][1]
-        one, logits = join(ranks, self._layouts), whole if len(whole) == len(ids) - 1 else torch.empty(0)
-        return Pass(one.calls, logits, self._how, problem, ranks, one.apart, one.left, self._rows, part, ids)
+    def _beside(self, ids: list[int], room: int) -> list[Pass]:
+        """Sequences of several lengths, of which one comes while others are answered; they end one after the other."""
+        cut = max(len(ids) // (2 + OTHERS), 1)
+        prompts = [ids[cut * at :] for at in range(1 + OTHERS)]
+        steps = [room * (1 + OTHERS - at) // (1 + OTHERS) for at in range(1 + OTHERS)]
+        calls, drawn = self.calls(prompts, steps, late=LATE)
+        fed = [[*prompt, *own[:-1]] for prompt, own in zip(prompts, drawn, strict=True)]
+        return self._passed(calls, fed, [Part(steps=len(own) - 1, beside=True) for own in drawn])
+
+    def _passed(
+        self, calls: list[list[Call]], sequences: list[list[int]], parts: list[Part], problem: str = ""
+    ) -> list[Pass]:
+        """Return what each rank's model did with each sequence that has a part, as one process would have done it with that alone."""
+        ranks = [sorted_out(rank, sequences, parts[0].stride) for rank in calls]
+        found = []
+        for ids, part, *steps in zip(sequences, parts, *ranks):
+            modules, whole = [own for own, _ in steps], steps[0][1]
+            one = join(modules, self._layouts)
+            logits = whole if part.beside or len(whole) == len(ids) - 1 else torch.empty(0)
+            said = (logits, self._how, problem, modules, one.apart, one.left, self._rows, part, ids)
+            found.append(Pass(one.calls, *said, adapter=self._adapter))
+        return found
 
 
 class Reader(Asker):
@@ -149,27 +174,39 @@ class Reader(Asker):
 
         self._llm, self._under = llm, LoRARequest("exact", 1, adapter) if adapter else None
         quantization = llm.llm_engine.vllm_config.model_config.quantization
-        super().__init__(quantization, *llm.collective_rpc(_described)[0])
+        super().__init__(quantization, *llm.collective_rpc(_described)[0], adapter)
 
     def calls(
-        self, *prompts: list[int], part: Part | None = None, steps: int = 0, skips: bool = True
-    ) -> tuple[list[list[Call]], list[int]]:
+        self,
+        prompts: list[list[int]],
+        steps: Sequence[int] = (0,),
+        part: Part | None = None,
+        late: int = 0,
+        skips: bool = True,
+    ) -> tuple[list[list[Call]], list[list[int]]]:
+        """The last prompt comes after ``late`` steps."""
         from vllm import SamplingParams
 
-        plain = dict(temperature=0, detokenize=False, ignore_eos=True)
-        own = dict(skip_reading_prefix_cache=skips, prompt_logprobs=0, max_tokens=1 + steps)
+        engine, answers, asked = self._llm.llm_engine, {}, 0
         self._llm.collective_rpc(_start, args=(part, len(prompts[0])))
-        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        others = [SamplingParams(**plain, max_tokens=1)] * (len(prompts) - 1)
-        each = [SamplingParams(**plain, **own), *others]
-        answers = self._llm.generate(inputs, each, use_tqdm=False, lora_request=self._under)
-        return self._llm.collective_rpc(_stop), list(answers[0].outputs[0].token_ids)
+        while len(answers) < len(prompts):
+            for at in range(asked, len(prompts) - (late > 0)):
+                own = dict(prompt_logprobs=None if late or at else 0, max_tokens=1 + steps[at])
+                plain = dict(
+                    temperature=0, detokenize=False, ignore_eos=True, skip_reading_prefix_cache=skips
+                )
+                prompt = {"prompt_token_ids": prompts[at]}
+                engine.add_request(str(at), prompt, SamplingParams(**plain, **own), lora_request=self._under)
+                asked = at + 1
+            late -= 1
+            done = [answer for answer in engine.step() if answer.finished]
+            answers |= {int(answer.request_id): list(answer.outputs[0].token_ids) for answer in done}
+        return self._llm.collective_rpc(_stop), [answers[at] for at in range(len(prompts))]
 
     def cached(self, ids: list[int]) -> tuple[list[list[Call]], list[list[Call]]]:
         self._llm.reset_prefix_cache()
-        before, _ = self.calls(ids[: BLOCK + 1], skips=False)
-        after, _ = self.calls(ids, skips=False)
-        return [rows_of(rank, BLOCK + 1, BLOCK) for rank in before], after
+        before, _ = self.calls([ids[: BLOCK + 1]], skips=False)
+        return before, self.calls([ids], skips=False)[0]
 
 
 @contextmanager
@@ -200,64 +237,98 @@ def _described(worker: Any) -> tuple[dict[str, Pair], int, Rows]:
     return layouts_of(model), farthest(model), of_model(model)
 
 
-def rows_of(calls: list[Call], of: int, count: int) -> list[Call]:
-    """Return the calls with the first ``count`` rows of each tensor that has ``of``."""
-
-    def first(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[:count] if tensor.dim() and tensor.shape[0] == of else tensor
-
-    return [replace(call, given=first(call.given), returned=first(call.returned)) for call in calls]
-
-
-def joined(calls: list[Call]) -> tuple[list[Call], torch.Tensor]:
-    """Return the modules' calls and the logits, at each position but the last, of tokens that the engine read in one step or in several,
-    each of which begins with the same module."""
-    starts = [at for at, call in enumerate(calls) if call.name == calls[0].name]
-    first = {call.name: call for call in calls[: starts[1] if len(starts) > 1 else None] if call.name != HEAD}
-    calls = [_in_rows(call, first.get(call.name)) for call in calls]
-    steps = [calls[begin:end] for begin, end in pairwise([*starts, len(calls)])]
-    modules = [[call for call in step if call.name != HEAD] for step in steps]
-    if not any(modules):  # compiled: modules are called in no way that shows
+def sorted_out(
+    calls: list[Call], sequences: list[list[int]], stride: int = 1
+) -> list[tuple[list[Call], torch.Tensor]]:
+    """Return by sequence the modules' calls and the logits, of as many of its last positions but one as there are, where the engine read
+    them in steps, each of which may have tokens of several. Of one that was not read whole there are none."""
+    starts = [at for at, call in enumerate(calls) if call.tokens is not None and call.name != HEAD]
+    if not starts:  # compiled: modules are called in no way that shows
         heads = [call.returned for call in calls if call.returned.dim() == 2 and len(call.returned) > 1]
         whole = torch.cat(heads) if heads else torch.empty(0)
-        return [Call(HEAD, torch.empty(0), whole)], whole
-    logits = []
-    for step, own in zip(steps, modules, strict=True):
-        tokens = own[0].returned.shape[0]
-        heads = [call.returned for call in step if call.name == HEAD and call.returned.dim() == 2]
-        found = [head for head in heads if tokens - 1 <= len(head) <= tokens][-1:]
-        if (
-            found and len(found[0]) < tokens
-        ):  # those after its last token come from the call that draws the next
-            found += [head for head in heads if len(head) == 1][:1]
-        logits += found
-    if len({tuple(call.name for call in own) for own in modules}) > 1:
-        return calls, torch.empty(0)
-    whole = (
-        torch.cat(logits)[: sum(len(own[0].returned) for own in modules) - 1] if logits else torch.empty(0)
-    )
-    same = [_one(list(parts)) for parts in zip(*modules, strict=True)]
-    return [*same, Call(HEAD, torch.empty(0), whole)], whole
+        return [([Call(HEAD, torch.empty(0), whole)], whole)] * len(sequences)
+    steps = [calls[begin:end] for begin, end in pairwise([*starts, len(calls)])]
+    done = [_Sequence(ids) for ids in sequences]
+    for step in steps:
+        _share(step, done, stride)
+    return [own.joined() for own in done]
 
 
-def _in_rows(call: Call, like: Call | None) -> Call:
-    """A call whose tensors have a row per token, in a step of one token too, as in the step before, or as logits have."""
+@dataclass(eq=False)
+class _Sequence:
+    """A sequence, what was read of it by position, the step and its rows, and the logits there."""
 
-    def rows(tensor: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
-        wanted = 2 if other is None else other.dim()
-        return tensor[None] if tensor.dim() == wanted - 1 and tensor.numel() else tensor
+    ids: list[int]
+    rows: dict[int, tuple[list[Call], int]] = field(default_factory=dict)
+    logits: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    mine = replace(call, returned=rows(call.returned, like and like.returned))
-    return mine if like is None else replace(mine, given=rows(call.given, like.given))
+    def fits(self, token: int | None, place: int) -> bool:
+        """Whether this token can be its next, or one that is read again."""
+        return place < len(self.ids) and place <= len(self.rows) and token in (None, self.ids[place])
+
+    def joined(self) -> tuple[list[Call], torch.Tensor]:
+        if len(self.rows) < len(self.ids):
+            return [], torch.empty(0)
+        steps: dict[int, tuple[list[Call], list[int]]] = {}
+        for _, (step, row) in sorted(self.rows.items()):
+            steps.setdefault(id(step), (step, []))[1].append(row)
+        own = [_rows_of(*step) for step in steps.values()]
+        if len({tuple(call.name for call in step) for step in own}) > 1:
+            return [], torch.empty(0)
+        last = list(takewhile(self.logits.__contains__, range(len(self.ids) - 2, -1, -1)))
+        whole = torch.stack([self.logits[at] for at in reversed(last)]) if last else torch.empty(0)
+        same = [_one(list(parts)) for parts in zip(*own, strict=True)]
+        return [*same, Call(HEAD, torch.empty(0), whole)], whole
+
+
+def _share(step: list[Call], sequences: list[_Sequence], stride: int) -> None:
+    """Give each sequence its rows of a step, by the ids and positions that the first module was given, and its logits."""
+    *ids, places = step[0].tokens.tolist()
+    owners: list[tuple[_Sequence | None, int]] = []
+    for row, place in enumerate(at // stride for at in places):
+        before = owners[-1] if owners else (None, 0)
+        fitting = [own for own in sequences if own.fits(ids[0][row] if ids else None, place)]
+        # That of the row before, or one that goes on here, before one that is read again.
+        owner = min(
+            fitting, key=lambda own: ((own, place - 1) != before, len(own.rows) != place), default=None
+        )
+        owners.append((owner, place))
+        if owner:
+            owner.rows[place] = step, row
+    ends = [at for at, (own, place) in enumerate(owners) if owners[at + 1 : at + 2] != [(own, place + 1)]]
+    heads = [call.returned for call in step if call.name == HEAD and call.returned.numel()]
+    for head in (one.reshape(-1, one.shape[-1]) for one in heads):  # of one token alone it is a row
+        rows = [at for at, (own, _) in enumerate(owners) if own is sequences[0]][: len(head)]
+        if len(head) == len(owners):
+            rows = list(range(len(owners)))
+        elif len(head) == len(ends):  # for what is drawn next; those of a prompt come after it
+            rows, ends = ends, []
+        for row, logits in zip(rows, head):
+            if owner := owners[row][0]:
+                owner.logits[owners[row][1]] = logits
+
+
+def _rows_of(step: list[Call], rows: list[int]) -> list[Call]:
+    """The modules' calls of a step with some rows of each tensor that has a row per token."""
+    of = step[0].tokens.shape[-1]
+
+    def some(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor[rows] if tensor.dim() and tensor.shape[0] == of else tensor
+
+    calls = [call for call in step if call.name not in ("", HEAD)]
+    return [replace(call, given=some(call.given), returned=some(call.returned)) for call in calls]
 
 
 def _one(parts: list[Call]) -> Call:
-    """The calls of one module as one; the first alone if they do not go together."""
-    given, returned = ([getattr(part, what) for part in parts] for what in ("given", "returned"))
-    whole = all(len({tensor.shape[1:] for tensor in some if tensor.dim()}) == 1 for some in (given, returned))
-    if len(parts) == 1 or not whole or any(tensor.dim() == 0 for tensor in (*given, *returned)):
-        return parts[0]
-    return replace(parts[0], given=torch.cat(given), returned=torch.cat(returned))
+    """The calls of one module as one; the first alone if they do not go together. Of a step of one token a row may lack its dimension."""
+    found = {}
+    for what in ("given", "returned"):
+        tensors = [getattr(part, what) for part in parts]
+        shape = tensors[0].shape[1:]
+        if not (tensors[0].dim() and shape.numel()) or any(one.numel() % shape.numel() for one in tensors):
+            return parts[0]
+        found[what] = torch.cat([one.reshape(-1, *shape) for one in tensors])
+    return replace(parts[0], **found)
 
 
 def reload(llm: Any, checkpoint: str) -> None:

@@ -20,29 +20,35 @@ from flashpatch.verify.exact.calls import Call, first_tensor, given_to, hooked
 from flashpatch.verify.exact.routers import ROUTER, decided, following, is_router, logits_of, turns
 from flashpatch.verify.exact.shards import HEAD
 
-#: Modules that hold others and give back the stream in parts, take other arguments than their namesakes, have their
+#: The model, modules that hold others and give back the stream in parts, take other arguments than their namesakes, have their
 #: columns in another order (BLOOM's, head by head), or apply their gate themselves (Qwen's shared expert).
-_OTHERWISE = re.compile(r"(^|\.)(model|layers\.\d+|experts|shared_expert|act_fn|rotary_emb|query_key_value)$")
+_OTHERWISE = re.compile(
+    r"^$|(^|\.)(model|layers\.\d+|experts|shared_expert|act_fn|rotary_emb|query_key_value)$"
+)
 #: A mixer of vLLM's in a wrapper of the same name, which scales what it is given (Falcon-H1); Hugging Face's does that itself.
 _WRAPPED = re.compile(r"(?<=\.mamba)\.mamba(?=\.)")
 #: Modules of vLLM and SGLang that compute several of Hugging Face's at once.
 FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 #: Names that engines kept and transformers changed: of a block of experts, and of the router in it.
 _RENAMED = ((re.compile(r"\.block_sparse_moe\b"), ".mlp"), (re.compile(r"\.gate$"), ".router"))
-COLUMN = "a column's scale"
-KINDS = ("", "scale", "offset", COLUMN, "in decode steps")
+COLUMN = "a column's "
+OFFSET = f"{COLUMN}offset"
+_WAYS = ("", "scale", "offset", f"{COLUMN}scale", OFFSET)
+STEPPED = "in decode steps"
+KINDS = (*_WAYS, *(", ".join(filter(None, (way, STEPPED))) for way in _WAYS))
 """Ways in which values differ: by the norm of the difference as a part of theirs, or by what rounding, which knows no direction, does not
-do: all of one module's are larger, each column has a part that is the same for all tokens, one column is larger; or as the first, of
-tokens that had steps of their own."""
+do: all of one module's are larger, each column has a part that is the same for all tokens, one column is larger, or has a large such
+part; and the same of tokens that had steps of their own."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """How a sequence was read: so many positions apart, its last tokens in so many steps of their own, each expert in turn."""
+    """How a sequence was read: so many positions apart, its last tokens in so many steps of their own, each expert in turn, beside others."""
 
     stride: int = 1
     steps: int = 0
     turns: bool = False
+    beside: bool = False
 
 
 WHOLE = Part()
@@ -83,7 +89,8 @@ def gaps(
     with hooked(hooks):
         ours = forward(model, ids, part)
     owners = next((call.returned_by for call in engine if call.name == HEAD), None)
-    state.note("logits", ours, logits[:, : ours.shape[1]], owners)
+    last = slice(len(ours) - len(logits), len(ours))
+    state.note("logits", ours[last], logits[:, : ours.shape[1]], owners, state.stepped[last])
     return [found[place] for place in (*order, "logits") if place in found]
 
 
@@ -197,7 +204,7 @@ class _State:
             if name in self.turns and call.name in self.found:
                 count, whose = self.turns[name]
                 each = {one: whose == one for one in whose.unique().tolist() if one >= 0}
-                found = {one: tuple(_sizes(ours[own], theirs[own]).tolist()) for one, own in each.items()}
+                found = {one: _sizes(ours[own], theirs[own]) for one, own in each.items()}
                 self.found[call.name] = replace(self.found[call.name], experts=found, count=count)
             block, is_turn = name.rpartition(".")[0], self.part.turns and bool(ROUTER.search(name))
             if routes:
@@ -236,25 +243,28 @@ class _State:
         old = self.found.get(place, Gap(place))
         ranks = range(0 if owners is None else int(owners.max()) + 1)
         columns = [owners[: other.shape[1]] == rank for rank in ranks]
-        parts = [_sizes(mine[:, own], other[:, own])[0].item() for own in columns]
-        larger = tuple(max(pair) for pair in zip_longest(parts, old.ranks, fillvalue=0.0))
+        parts = [_sizes(mine[:, own], other[:, own])[0] for own in columns]
+        ranks_sizes = tuple(max(pair) for pair in zip_longest(parts, old.ranks, fillvalue=0.0))
         own = self.stepped[: len(other)] if stepped is None else stepped
         if len(own) != len(other) or (stepped is None and len(own) < len(self.stepped) - 1):  # heads first
             own = torch.zeros(len(other), dtype=torch.bool)
-        steps = _sizes(mine[own], other[own])[0].item() if own.any() else 0.0
-        first = _sizes(mine[~own], other[~own]).tolist() if not own.all() else [0.0] * 4
-        sizes = torch.maximum(torch.tensor([*first, steps]), torch.tensor(old.sizes))
-        self.found[place] = Gap(place, tuple(sizes.tolist()), larger)
+        sizes = torch.tensor(_sizes(mine[~own], other[~own]) + _sizes(mine[own], other[own]))
+        larger = torch.maximum(sizes, torch.tensor(old.sizes)).tolist()
+        self.found[place] = Gap(place, tuple(larger), ranks_sizes)
 
 
-def _sizes(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+def _sizes(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[float, ...]:
+    """Return by how much rows of values differ in each of `_WAYS`: not at all where there are none."""
+    if not ours.numel():
+        return (0.0,) * len(_WAYS)
     difference, whole = theirs - ours, ours.square().sum(0)
     energy = whole.sum().clamp(min=1e-30)
     along = (ours * difference).sum(0)
     least = energy / whole.numel() / 100  # columns of next to nothing are no reference
-    constant = difference.mean(0).norm() * (len(ours) / energy) ** 0.5
-    column = (along / whole.clamp(min=least)).abs().max()
-    return torch.stack([difference.norm() / energy**0.5, along.sum().abs() / energy, constant, column])
+    scale, offset = along.sum().abs() / energy, difference.mean(0) * (len(ours) / energy) ** 0.5
+    columns = (along / whole.clamp(min=least)).abs().max(), offset.abs().max() * whole.numel() ** 0.5
+    sizes = torch.stack([difference.norm() / energy**0.5, scale, offset.norm(), *columns])
+    return tuple(sizes.tolist())
 
 
 def _with(args: tuple, kwargs: dict, given: torch.Tensor) -> tuple[tuple, dict]:

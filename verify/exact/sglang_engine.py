@@ -9,7 +9,7 @@ import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import replace
 from typing import Any
@@ -122,30 +122,36 @@ class Reader(Asker):
         self._runner, self._bench = runner, _bench()
         self._under = _loaded(runner, adapter) if adapter else None
         self._inner, model = runner.torch_runner, runner.torch_runner.model
-        super().__init__(self._inner.model_config.quantization, {}, farthest(model), of_model(model))
+        super().__init__(self._inner.model_config.quantization, {}, farthest(model), of_model(model), adapter)
 
     def calls(
-        self, *prompts: list[int], part: Part | None = None, steps: int = 0, requests: Any = None
-    ) -> tuple[list[list[Call]], list[int]]:
+        self,
+        prompts: list[list[int]],
+        steps: Sequence[int] = (0,),
+        part: Part | None = None,
+        late: int = 0,
+        requests: Any = None,
+    ) -> tuple[list[list[Call]], list[list[int]]]:
+        """All begin and end together, whatever ``late`` says: there is no scheduler."""
         requests = requests or self._asked(*prompts)
         count = len(requests[0].origin_input_ids)
         with redirect_stdout(sys.stderr), _whole(self._inner.model, part, count) as calls:
             drawn, _, batch = self._runner.extend(requests)
             answer = [drawn]
-            for _ in range(steps):
+            for _ in range(max(steps)):
                 answer.append(self._runner.decode(answer[-1], batch)[0])
-        return [calls], [int(one[0]) for one in answer]
+        return [calls], [[int(one[at]) for one in answer] for at in range(len(steps))]
 
     def cached(self, ids: list[int]) -> tuple[list[list[Call]], list[list[Call]]]:
         requests = self._asked(ids[:BLOCK])
-        before, _ = self.calls(requests=requests)
+        before, _ = self.calls([], requests=requests)
         cut = self._bench.BenchArgs(cut_len=BLOCK)
         others = self._bench.prepare_extend_inputs_for_correctness_test(cut, [ids], requests, self._inner)
         row = getattr(others[0], "req_pool_idx", None)
         if row is not None:  # 0.5.12, which reads row 0 of its table
             slots = self._inner.req_to_token_pool.req_to_token[row, :BLOCK]
             others[0].prefix_indices = slots.to(others[0].prefix_indices.dtype)
-        return before, self.calls(requests=others)[0]
+        return before, self.calls([], requests=others)[0]
 
     def _asked(self, *prompts: list[int]) -> list[Any]:
         self._runner.clear()

@@ -97,7 +97,7 @@ def _columns(module: Any, parent: Any) -> Layout:
 
 def join(ranks: Sequence[Sequence[Call]], layouts: Mapping[str, Pair]) -> Joined:
     """Return what one process would have seen of the calls of each rank, which calls the same modules in the same order."""
-    if len(ranks) == 1:
+    if len(ranks) == 1 or not ranks[0]:
         return Joined(list(ranks[0]))
     found, tokens = Joined(), len(ranks[0][0].returned)
     for calls in zip(*ranks, strict=True):

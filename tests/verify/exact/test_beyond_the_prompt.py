@@ -65,11 +65,16 @@ def test_positions_that_the_prompt_does_not_reach_are_compared() -> None:
 
 def test_rows_that_an_engine_does_not_give_and_windows_that_are_not_filled_are_not_compared() -> None:
     model = model_of(LLAMA)
-    seen = dataclasses.replace(passed(model, IDS), rows={}, far=None)
+    seen = dataclasses.replace(passed(model, IDS), rows={}, also=())
     found = compare(lambda dtype: copy.deepcopy(model).to(dtype), IDS, seen)
     assert found.agrees and not found.ok
     far = "rotary positions beyond the prompt, of which the engine has no table like the trainer's"
-    assert found.not_compared == ("decode steps", far, "model.embed_tokens's rows that no token reads")
+    assert found.not_compared == (
+        "decode steps",
+        "steps of several sequences",
+        far,
+        "model.embed_tokens's rows that no token reads",
+    )
 
     def windows(window: int) -> list[str]:
         config = transformers.MistralConfig(**SMALL, **SIZES, sliding_window=window)

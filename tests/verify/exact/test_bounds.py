@@ -1,14 +1,18 @@
 """How large a fault is named in each precision; the engine is the trainer's model in bf16, rounded as that engine is."""
 
+from dataclasses import replace
 from pathlib import Path
 
+import lora_lab
 import pytest
 import torch
 from exact_faults import passed, some_full
 from vllm_lab import models
 
-from flashpatch.verify.exact.command import tokens
-from flashpatch.verify.exact.compare import compare
+from flashpatch.verify.exact.certificate import Certificate
+from flashpatch.verify.exact.command import TEXT, tokens
+from flashpatch.verify.exact.compare import adapted, compare
+from flashpatch.verify.exact.forced import COLUMN
 
 pytestmark = pytest.mark.slow
 
@@ -49,3 +53,34 @@ def test_a_fault_of_that_size_is_named(tmp_path: Path, fault: str) -> None:
         where = named(path, part, factor, quantization)
         assert any(one.startswith(("model.layers.", "model.norm", "lm_head")) for one in where), quantization
         assert not named(path, part, 1.0, quantization)
+
+
+@pytest.mark.parametrize("quantization", PRECISIONS)
+def test_an_adapter_beside_its_base_rounds_otherwise_than_one_merged_in(
+    tmp_path: Path, quantization: str
+) -> None:
+    """Its base has weights that the merged model rounded to bf16 once more, by as much for all tokens."""
+    from transformers import AutoModelForCausalLM
+
+    def certified(served: bool, factor: float = 1.0) -> Certificate:
+        engine = load(torch.bfloat16, base)
+        for name, (a, b) in adapted(adapter).items():
+            product = torch.nn.functional.linear
+            engine.get_submodule(name).register_forward_hook(
+                lambda _, given, own, a=a, b=b: (
+                    own + factor * product(product(given[0], a.bfloat16()), b.bfloat16())
+                )
+            )
+        seen = passed(engine, tokens(base, TEXT)[0], quantization)
+        also = tuple(replace(one, adapter=adapter * served) for one in seen.also)
+        return compare(load, seen.ids, replace(seen, adapter=adapter * served, also=also))
+
+    def load(dtype: torch.dtype, path: str = "") -> torch.nn.Module:
+        path = path or lora_lab.merged(base, 1)
+        return AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
+
+    base = str(models.checkpoint(tmp_path, "llama"))
+    adapter = lora_lab.write(tmp_path / "adapter", lora_lab.tensors(base, 1))
+    assert certified(served=True).agrees
+    assert quantization or certified(served=False).first.kind == COLUMN + "scale"
+    assert certified(served=True, factor=2.0).first.name == "model.layers.0.self_attn.q_proj"

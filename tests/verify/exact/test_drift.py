@@ -1,12 +1,14 @@
 """Which module a sync of the same weights changed first."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from flashpatch.verify.exact.calls import Call
 from flashpatch.verify.exact.certificate import Certificate, because
 from flashpatch.verify.exact.command import tables
-from flashpatch.verify.exact.engine import first_change, joined
+from flashpatch.verify.exact.engine import first_change, sorted_out
 from flashpatch.verify.exact.rows import changed as changed_rows
 
 NAMES = (
@@ -69,24 +71,37 @@ def test_a_sync_that_changed_something_is_shown_and_fails():
     assert shown.rows == [("1", "nothing"), ("2", "lm_head")]
 
 
-def test_a_prefill_in_two_steps_is_one() -> None:
-    def step(tokens: int, first: int, heads: list[int]) -> list[Call]:
-        rows = torch.arange(first, first + tokens, dtype=torch.float32)[:, None]
-        modules = [Call("model", rows[:, 0].long(), rows), Call("model.norm", rows, rows + 1)]
-        return modules + [
-            Call("logits_processor", rows[:0], rows[-1:] if n == 1 else rows[:n]) for n in heads
+def test_a_sequence_has_its_rows_of_all_steps() -> None:
+    """Of one that is read in two steps, the second beside the others; of one that is answered; and of one that was read before."""
+    sequences = [[5, 6, 7, 8], [5, 6, 9, 6], [4, 4, 4]]
+
+    def step(places: list[tuple[int, int]], heads: list[list[int]]) -> list[Call]:
+        values = torch.tensor([[100.0 * one + at] for one, at in places])
+        tokens = torch.tensor([[sequences[one][at] for one, at in places], [at for _, at in places]])
+        head = [Call("logits_processor", values[:0], values[rows]) for rows in heads]
+        return [
+            Call("model", tokens[0], values, tokens=tokens),
+            Call("model.norm", values, values + 1),
+            *head,
         ]
 
-    whole, logits = joined([*step(6, 0, [1, 6]), *step(4, 6, [1, 3])])
-    once, wanted = joined(step(10, 0, [1, 9]))
-    assert torch.equal(logits, wanted) and len(logits) == 9
-    assert [call.name for call in whole] == [call.name for call in once]
-    for one, other in zip(whole, once, strict=True):
-        assert torch.equal(one.given, other.given) and torch.equal(one.returned, other.returned)
-    assert not len(joined([*step(6, 0, [1, 6]), *step(4, 6, [1, 3])[1:]])[1]) == 9  # another order of modules
+    read = [
+        step([(0, 0), (0, 1), (1, 0), (1, 1), (1, 2)], [[1, 4], [0, 1]]),
+        step([(0, 2), (0, 3), (1, 3), (2, 0), (2, 1)], [[1, 2, 4], [0]]),
+        step([(2, 0), (2, 1)], [[1]]),
+        [replace(call, returned=call.returned[0]) for call in step([(2, 2)], [[0]])],
+    ]
+    found = sorted_out([call for calls in read for call in calls], sequences)
+    for one, (calls, logits) in enumerate(found):
+        rows = torch.arange(100.0 * one, 100 * one + len(sequences[one]))[:, None]
+        assert [call.name for call in calls] == ["model", "model.norm", "logits_processor"]
+        assert torch.equal(calls[0].returned, rows) and torch.equal(calls[1].given, rows)
+        first = (0, 2, 1)[one]  # the logits of the first prompt alone are asked for
+        assert torch.equal(logits, rows[first:-1])
+    assert sorted_out(read[0], sequences)[0][0] == []  # its last two were not read
 
 
 def test_of_a_compiled_engine_the_logits_are_had_alone() -> None:
     heads = [torch.empty(0), torch.zeros(1, 4), torch.arange(36.0).reshape(9, 4), torch.zeros(3)]
-    calls, logits = joined([Call("logits_processor", torch.empty(0), head) for head in heads])
+    ((calls, logits),) = sorted_out([Call("logits_processor", torch.empty(0), head) for head in heads], [[0]])
     assert torch.equal(logits, heads[2]) and [call.name for call in calls] == ["logits_processor"]

@@ -12,7 +12,7 @@ from vllm_lab import models, scenario
 pytestmark = pytest.mark.vllm
 
 L0, L1, ROPE = "model.layers.0", "model.layers.1", "model.layers.0.self_attn.rotary_emb"
-SOON = ("rotary positions beyond 200 are one less",)
+SOON = ("rotary positions beyond 200 are one less", "steps of two tokens are wrong")
 Change = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -41,10 +41,16 @@ FAULTS: dict[str, tuple[str, bool, Change, str]] = {
         _alone(lambda out: out * 0.9),
         "o_proj",
     ),
-    "a matrix is more after 20 calls": (
+    "a matrix is more after 40 calls": (
         f"{L1}.mlp.down_proj",
         False,
-        _after(20, lambda out: out * 1.2),
+        _after(40, lambda out: out * 1.2),
+        "down_proj",
+    ),
+    "steps of two tokens are wrong": (
+        f"{L0}.mlp.down_proj",
+        False,
+        lambda out: out * (1.5 if len(out) == 2 else 1.0),
         "down_proj",
     ),
 }
