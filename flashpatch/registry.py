@@ -26,10 +26,7 @@ GROUP = "flashpatch.patches"
 BUILT_IN = "flashpatch.patches"
 BUILT_IN_COMMANDS = {
     **{name: f"flashpatch.commands.{name}" for name in ("list", "show", "doctor")},
-    **{
-        name: f"flashpatch.verify.job.commands.{name}"
-        for name in ("runs", "report", "trace", "metrics", "watch")
-    },
+    **{name: f"flashpatch.verify.job.commands.{name}" for name in ("runs", "report", "metrics", "watch")},
 }
 """Name of every subcommand that no family brings, to its module."""
 REPLACED_COMMANDS = {
@@ -37,6 +34,7 @@ REPLACED_COMMANDS = {
     "env": "use flashpatch doctor; docs/reference/environment.md lists the variables",
     "migrate": "see docs/reference/forks.md",
     "new-patch": "see docs/develop/adding-a-patch.md",
+    "trace": "use flashpatch report, or report --json for a program",
 }
 """Name of every subcommand that there was, to what has taken its place."""
 

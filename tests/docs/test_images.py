@@ -10,7 +10,7 @@ from example_pictures import imported, png_text
 from tree import TREE
 
 IMAGES = TREE / "docs" / "images"
-SCREENSHOTS = {"perfetto", "report"}
+SCREENSHOTS = {"report"}
 PAGES = [page.read_text() for page in TREE.glob("docs/**/*.md")]
 SHOWN = sorted({name for page in PAGES for name in re.findall(r"images/(\w+)\.png", page)} - SCREENSHOTS)
 NUMBER = re.compile(r"[\N{MINUS SIGN}-]?[0-9.]+")

@@ -126,16 +126,15 @@ def write(home: Path, count: int, choose: random.Random) -> None:
 def outputs(home: Path, workdir: Path) -> dict[str, str]:
     """Return what each command prints or writes for that run; what one raises passes through."""
     ledger, found = ["--ledger", str(home)], {}
-    page, trace = workdir / "page.html", workdir / "trace.json"
+    page = workdir / "page.html"
     for name, command in {
         "report": ["report", RUN, *ledger, "-o", str(page)],
         "report --json": ["report", RUN, *ledger, "--json"],
-        "trace": ["trace", RUN, *ledger, "-o", str(trace)],
         "metrics": ["metrics", RUN, *ledger],
         "watch": ["watch", RUN, *ledger, "--once"],
     }.items():
         found[name] = _printed(cli.main, command)
-    found["page"], found["trace file"] = page.read_text(), trace.read_text()
+    found["page"] = page.read_text()
     for arguments in (["--live", str(home)], ["--live", str(home), "--json"]):
         found[" ".join(arguments[::2])] = _printed(verify_cli.main, arguments)
     tables = screen.view(collect.job(source.load(home / RUN), registry.patches()), 60)

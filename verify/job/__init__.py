@@ -1,1 +1,1 @@
-"""Show what one job did, from its ledger: a page, a live view, a trace, and metrics."""
+"""Show what one job did, from its ledger: a page, a live view, and metrics."""

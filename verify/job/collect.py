@@ -1,6 +1,6 @@
 """Gather one job's processes, updates, syncs, refusals and measurements into one dictionary, fit for JSON.
 
-The page, the live view, the trace and the metrics show this and nothing else."""
+The page, the live view and the metrics show this and nothing else."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def check(places, seed: int) -> None:
         unprintable = sorted({letter for letter in text if not (letter.isprintable() or letter == "\n")})
         assert not unprintable or name == "page", f"{name} prints {unprintable}"
         assert "Traceback" not in text, f"{name}: {text}"
-    for name in ("report --json", "trace file", "--live --json"):
+    for name in ("report --json", "--live --json"):
         json.loads(found[name], parse_constant=lambda word: pytest.fail(f"{name} holds {word}"))
     shown, own = (
         [tag for tag, _ in Reader(text).elements] for text in (found["page"], page.asset("page.html"))

@@ -1,4 +1,4 @@
-"""The trace, the metrics, and the view in a terminal, of a job of real processes."""
+"""The metrics, and the view in a terminal, of a job of real processes."""
 
 import contextlib
 import json
@@ -16,27 +16,6 @@ from machine import limit
 
 from flashpatch import registry
 from flashpatch.verify.job import collect, page, prometheus, source
-
-
-def test_the_trace_has_updates_phases_steps_and_refusals(flashpatch, tmp_path: Path) -> None:
-    flashpatch("trace", "-o", "trace.json")
-    trace = json.loads((tmp_path / "trace.json").read_text())
-    events = trace["traceEvents"]
-    assert {event["ph"] for event in events} == {"M", "X", "i", "C"}
-    for event in events:
-        assert {"ph", "pid", "tid", "name", "ts"} <= event.keys() and event["ts"] >= 0
-    names = {event["args"]["name"] for event in events if event["name"] == "process_name"}
-    assert len(names) == 3 and any(name.startswith("worker rank=0") for name in names)
-    slices = {event["name"]: event for event in events if event["ph"] == "X"}
-    wanted = {"update committed 3", "update abandoned", "sync 2", "gather", "process", "step 1"}
-    assert wanted <= slices.keys()
-    assert slices["update committed 3"]["dur"] == 200_000 and slices["commit"]["dur"] == 10_000
-    commit, update = slices["commit"], slices["update committed 3"]
-    assert abs(commit["ts"] + commit["dur"] - update["ts"] - update["dur"]) <= 2
-    instants = {event["name"] for event in events if event["ph"] == "i"}
-    assert instants == {"refused", "error", "audit", "drafter"}
-    tracks = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
-    assert "sync: gather (start not recorded)" in tracks
 
 
 def families(text: str) -> dict:
