@@ -167,14 +167,8 @@ def _live(options: argparse.Namespace) -> int:
     tables = [Table(_which(chosen), live.COLUMNS, rows, notes=notes)]
     if report.stated:
         said = [(report.typed[one.family], one.what, one.seen or live.NOT_SEEN) for one in report.stated]
-        tables.append(
-            Table(
-                "What each did",
-                ("name", "statement", "seen"),
-                said,
-                notes=[text for _, text in report.remarks],
-            )
-        )
+        remarks = [text for _, text in report.remarks]
+        tables.append(Table("What each did", ("name", "statement", "seen"), said, notes=remarks))
     if report.lines:
         tables.append(Table(report.verdict.capitalize(), ("problem",), [(line,) for line in report.lines]))
     if options.all:

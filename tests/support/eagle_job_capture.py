@@ -7,20 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from eagle_job_common import (
-    Cycle,
-    begin,
-    controller_of,
-    core_of,
-    flush,
-    generate,
-    leave,
-    opened,
-    prompts,
-    refusal,
-    row_of,
-    tokens_of,
-)
+import eagle_job_common as lab
 
 MOST = 4
 
@@ -33,9 +20,9 @@ def capture(at: Path) -> None:
     from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 
     chunked = dict(max_num_batched_tokens=48, block_size=32)
-    llm = opened(at / "target", at / "noisy", "draft_model", MOST, **chunked)
-    controller = controller_of(llm)
-    controller.policy = policy = Cycle([2, 4, 0, 1, 3])
+    llm = lab.opened(at / "target", at / "noisy", "draft_model", MOST, **chunked)
+    controller = lab.controller_of(llm)
+    controller.policy = policy = lab.Cycle([2, 4, 0, 1, 3])
     seen: dict[str, Any] = {"preempted": 0}
     preempt = Scheduler._preempt_request
 
@@ -47,11 +34,11 @@ def capture(at: Path) -> None:
 
     def ask(name: str, texts: list[list[int]], **how: Any) -> None:
         seen[name] = [
-            dict(row_of(one), cached=one.num_cached_tokens, reason=one.outputs[0].finish_reason)
-            for one in generate(llm, texts, **how)
+            dict(lab.row_of(one), cached=one.num_cached_tokens, reason=one.outputs[0].finish_reason)
+            for one in lab.generate(llm, texts, **how)
         ]
 
-    texts = prompts()
+    texts = lab.prompts()
     ask("greedy", texts, max_tokens=40, logprobs=0)
     ask("cached", [texts[5] + texts[0]], max_tokens=20, logprobs=0)
     ask("sampled", texts, temperature=1.0, max_tokens=30, logprobs=0)
@@ -59,33 +46,33 @@ def capture(at: Path) -> None:
     ask("stopped", texts, max_tokens=40, stop_token_ids=[eos])
     ask("long", [texts[0] + texts[2]], max_tokens=256 - 38, logprobs=0)
     one = llm.llm_engine
-    begin(llm, "again", texts[:4], 40, steps=9)
-    core_of(llm).scheduler.reset_prefix_cache(reset_running_requests=True)  # preempts all of them
+    lab.begin(llm, "again", texts[:4], 40, steps=9)
+    lab.core_of(llm).scheduler.reset_prefix_cache(reset_running_requests=True)  # preempts all of them
     done: dict[str, list[int]] = {}
     while one.has_unfinished_requests():
         done |= {
             output.request_id: list(output.outputs[0].token_ids) for output in one.step() if output.finished
         }
     seen["again"] = [done[f"again-{number}"] for number in range(4)]
-    begin(llm, "abort", texts[:3], 100, steps=8)
+    lab.begin(llm, "abort", texts[:3], 100, steps=8)
     one.abort_request([f"abort-{number}" for number in range(3)])
     seen["drafted"], seen["accepted"] = controller.drafted, controller.accepted
     seen["steps"], seen["recent"] = controller.steps, [arm.steps for arm in controller.recent]
     seen["updates"] = policy.updates
-    controller.policy = Cycle([0])
+    controller.policy = lab.Cycle([0])
     ask("plain", texts, max_tokens=40, logprobs=0)
-    seen["flush"] = flush(llm, at)
+    seen["flush"] = lab.flush(llm, at)
     samples = SampleReader(at / "queue").read_samples(10_000)
     for number, sample in enumerate(samples):
         sample.save(at / f"sample-{number}.safetensors")
-    controller.policy = Cycle([3, 1, 4, 0])
+    controller.policy = lab.Cycle([3, 1, 4, 0])
     seen["many"] = many(llm)
-    leave(at, seen)
+    lab.leave(at, seen)
 
 
 def many(llm: Any) -> list[list[int]]:
     """Return short sampled answers to one prompt."""
-    return tokens_of(generate(llm, [[7, 11, 5]] * 500, temperature=1.0, max_tokens=3))
+    return lab.tokens_of(lab.generate(llm, [[7, 11, 5]] * 500, temperature=1.0, max_tokens=3))
 
 
 def parallel(at: Path) -> None:
@@ -126,54 +113,54 @@ def parallel(at: Path) -> None:
         )
         left = config.num_speculative_tokens_per_batch_size is not None
         seen["graphs"][case] = [graphs.cudagraph_mode.name, left, graphs.cudagraph_capture_sizes]
-    leave(at, seen)
+    lab.leave(at, seen)
 
 
 def stock(at: Path) -> None:
     """Run vLLM without patches, with a fixed number of tokens."""
-    llm = opened(at / "target", at / "noisy", "draft_model", max_num_batched_tokens=48)
-    leave(at, {"many": many(llm)})
+    llm = lab.opened(at / "target", at / "noisy", "draft_model", max_num_batched_tokens=48)
+    lab.leave(at, {"many": many(llm)})
 
 
 def ranks(at: Path) -> None:
     """Run two tensor-parallel ranks and an engine core, each in a process of its own, as a server does."""
-    llm = opened(at / "chain", at / "exact", tensor_parallel_size=2)
+    llm = lab.opened(at / "chain", at / "exact", tensor_parallel_size=2)
     seen: dict[str, Any] = {"tokens": []}
     for version in (None, 1):
         if version:
             seen["update"] = llm.collective_rpc("eagle_update_drafter", args=(str(at / "exact2"), version))
-            seen["refused"] = refusal(
+            seen["refused"] = lab.refusal(
                 lambda: llm.collective_rpc("eagle_update_drafter", args=(str(at / "chain"), 2))
             )
-        seen["tokens"].append(tokens_of(generate(llm, prompts(), max_tokens=90)))
+        seen["tokens"].append(lab.tokens_of(lab.generate(llm, lab.prompts(), max_tokens=90)))
     seen["flush"] = llm.collective_rpc("eagle_flush")
     time.sleep(2.5)  # rows of the ledger are written once a second
-    leave(at, seen)
+    lab.leave(at, seen)
 
 
 def layers(at: Path) -> None:
     """Capture, under EAGLE-3, the states of three layers beside the last."""
-    llm = opened(at / "deep", at / "eagle3", "eagle3", max_num_batched_tokens=48)
+    llm = lab.opened(at / "deep", at / "eagle3", "eagle3", max_num_batched_tokens=48)
     for tokens in (30, 1):  # the second carries the final tokens of the first
-        generate(llm, prompts(), max_tokens=tokens)
-    flush(llm, at)
-    runner = core_of(llm).model_executor.driver_worker.worker.model_runner
-    leave(at, {"layers": list(runner.model.model.aux_hidden_state_layers)})
+        lab.generate(llm, lab.prompts(), max_tokens=tokens)
+    lab.flush(llm, at)
+    runner = lab.core_of(llm).model_executor.driver_worker.worker.model_runner
+    lab.leave(at, {"layers": list(runner.model.model.aux_hidden_state_layers)})
 
 
 def plain(at: Path) -> None:
     """Capture from an engine that does not speculate, from which a first drafter can be trained."""
-    llm = opened(at / "target")
+    llm = lab.opened(at / "target")
     for tokens in (20, 1):
-        generate(llm, prompts(), max_tokens=tokens)
-    flush(llm, at)
-    leave(at, {"refused": refusal(lambda: llm.collective_rpc("eagle_update_drafter", args=("x", 1)))})
+        lab.generate(llm, lab.prompts(), max_tokens=tokens)
+    lab.flush(llm, at)
+    lab.leave(at, {"refused": lab.refusal(lambda: llm.collective_rpc("eagle_update_drafter", args=("x", 1)))})
 
 
 def acceptance(at: Path) -> None:
     """Measure the acceptance length of a given drafter (environment: DRAFTER) for the chain target."""
-    llm = opened(at / "chain", Path(os.environ["DRAFTER"]))
-    controller = controller_of(llm)
-    controller.policy = Cycle([3])
-    generate(llm, prompts(), max_tokens=60)
-    leave(at, {"length": controller.acceptance_length})
+    llm = lab.opened(at / "chain", Path(os.environ["DRAFTER"]))
+    controller = lab.controller_of(llm)
+    controller.policy = lab.Cycle([3])
+    lab.generate(llm, lab.prompts(), max_tokens=60)
+    lab.leave(at, {"length": controller.acceptance_length})

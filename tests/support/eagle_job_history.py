@@ -3,20 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+import eagle_job_common as lab
 from eagle_job_capture import many
-from eagle_job_common import (
-    begin,
-    controller_of,
-    core_of,
-    generate,
-    leave,
-    opened,
-    prompts,
-    refusal,
-    row_of,
-    sampling,
-    tokens_of,
-)
 
 
 class Everything:
@@ -32,10 +20,10 @@ class Everything:
 def _steps(llm: Any, texts: list[list[int]], **changed: Any) -> tuple[list[dict[str, Any]], int]:
     """Return what was answered, and the steps that it took."""
     llm.reset_prefix_cache()
-    scheduler = core_of(llm).scheduler
+    scheduler = lab.core_of(llm).scheduler
     original, steps = scheduler.schedule, []
     scheduler.schedule = lambda *args, **kwargs: steps.append(1) or original(*args, **kwargs)
-    rows = [row_of(one) for one in generate(llm, texts, logprobs=0, **changed)]
+    rows = [lab.row_of(one) for one in lab.generate(llm, texts, logprobs=0, **changed)]
     del scheduler.schedule
     return rows, len(steps)
 
@@ -44,8 +32,10 @@ def _undrafted(llm: Any, known: list[dict[str, Any]]) -> list[list[int]]:
     """Return answers to one prompt with parameters that no draft is verified for, beside answers that are drafted."""
     asked = [{}, dict(min_p=1.0, temperature=1.0), dict(logit_bias={5: 100.0}), dict(seed=3, temperature=1.0)]
     text = dict(prompt_token_ids=known[0]["prompt"])
-    return tokens_of(
-        llm.generate([text] * len(asked), [sampling(max_tokens=40, **one) for one in asked], use_tqdm=False)
+    return lab.tokens_of(
+        llm.generate(
+            [text] * len(asked), [lab.sampling(max_tokens=40, **one) for one in asked], use_tqdm=False
+        )
     )
 
 
@@ -57,17 +47,17 @@ def history(at: Path) -> None:
     from flashpatch.patches.eagle.vllm import history_drafts
 
     chunked = dict(max_num_batched_tokens=48, block_size=32)
-    ahead = refusal(lambda: opened(at / "target", **chunked, async_scheduling=True))
+    ahead = lab.refusal(lambda: lab.opened(at / "target", **chunked, async_scheduling=True))
     seen: dict[str, Any] = {"refused": ahead}
-    llm = opened(at / "target", **chunked)
-    core = core_of(llm)
+    llm = lab.opened(at / "target", **chunked)
+    core = lab.core_of(llm)
     drafts = history_drafts.history_of(core.scheduler).drafts
     seen["capacity"] = drafts.capacity
     for name in ("first", "again"):
-        seen[name], seen[f"{name}_steps"] = _steps(llm, prompts(), temperature=0, max_tokens=40)
+        seen[name], seen[f"{name}_steps"] = _steps(llm, lab.prompts(), temperature=0, max_tokens=40)
         drafts._cost = Everything()
     one = llm.llm_engine
-    begin(llm, "abort", prompts()[:3], 100, steps=4)
+    lab.begin(llm, "abort", lab.prompts()[:3], 100, steps=4)
     abort = core._process_aborts_queue  # what vLLM calls between the model's step and the scheduler's update
     [inside] = [name for name in core.scheduler.requests if name.startswith("abort-0")]
 
@@ -80,8 +70,8 @@ def history(at: Path) -> None:
     seen["aborted_in_step"] = inside not in core.scheduler.requests
     one.abort_request([f"abort-{number}" for number in range(3)])
     core.scheduler.reset_prefix_cache(reset_running_requests=True)
-    seen["after"], _ = _steps(llm, prompts(), temperature=0, max_tokens=40)
-    seen["sampled"], _ = _steps(llm, prompts(), temperature=1.0, max_tokens=30)
+    seen["after"], _ = _steps(llm, lab.prompts(), temperature=0, max_tokens=40)
+    seen["sampled"], _ = _steps(llm, lab.prompts(), temperature=1.0, max_tokens=30)
     seen["undrafted"] = [_undrafted(llm, seen["first"]) for _ in range(2)]
     before = dict(drafts.metrics())
     seen["many"] = many(llm)
@@ -89,9 +79,9 @@ def history(at: Path) -> None:
     seen["accepted_by_many"] = drafts.accepted - before["accepted"]
     seen["metrics"] = drafts.metrics()
     drafts.propose = None  # a fault
-    seen["faulty"], _ = _steps(llm, prompts(), temperature=0, max_tokens=40)
+    seen["faulty"], _ = _steps(llm, lab.prompts(), temperature=0, max_tokens=40)
     seen["notes"] = ledger.notes()
-    leave(at, seen)
+    lab.leave(at, seen)
 
 
 def history_beside(at: Path) -> None:
@@ -99,15 +89,15 @@ def history_beside(at: Path) -> None:
     from flashpatch import ledger
     from flashpatch.patches.eagle.vllm import history_drafts
 
-    llm = opened(at / "target", at / "noise", drafts=4, max_num_batched_tokens=48)
-    found = history_drafts.history_of(core_of(llm).scheduler)
-    controller = controller_of(llm)
+    llm = lab.opened(at / "target", at / "noise", drafts=4, max_num_batched_tokens=48)
+    found = history_drafts.history_of(lab.core_of(llm).scheduler)
+    controller = lab.controller_of(llm)
     seen: dict[str, Any] = {}
     for name in ("first", "again"):
         before = (controller.counted, controller.drafted, found.drafts.drafted, found.drafts.accepted)
-        seen[name], seen[f"{name}_steps"] = _steps(llm, prompts(), temperature=0, max_tokens=40)
+        seen[name], seen[f"{name}_steps"] = _steps(llm, lab.prompts(), temperature=0, max_tokens=40)
         after = (controller.counted, controller.drafted, found.drafts.drafted, found.drafts.accepted)
         seen[f"{name}_counts"] = [now - then for now, then in zip(after, before)]
         found.drafts._cost = Everything()
     seen["captured"] = "eagle_capture" in ledger.notes()
-    leave(at, seen)
+    lab.leave(at, seen)

@@ -4,17 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eagle_job_common import (
-    Cycle,
-    controller_of,
-    core_of,
-    generate,
-    leave,
-    opened,
-    prompts,
-    refusal,
-    tokens_of,
-)
+import eagle_job_common as lab
 
 
 def refit(at: Path) -> None:
@@ -26,14 +16,14 @@ def refit(at: Path) -> None:
     from flashpatch.verify.probes.eagle import tiny
 
     dtype = "bfloat16" if "fp8" in sys.argv[3] else "float32"  # which vLLM's fp8 does not take
-    llm = opened(at / "chain", at / "exact", enable_prefix_caching=False, dtype=dtype)
-    core, controller = core_of(llm), controller_of(llm)
-    real, controller.policy = controller.policy, Cycle([3])
+    llm = lab.opened(at / "chain", at / "exact", enable_prefix_caching=False, dtype=dtype)
+    core, controller = lab.core_of(llm), lab.controller_of(llm)
+    real, controller.policy = controller.policy, lab.Cycle([3])
     seen: dict[str, Any] = {"arms": list(map(str, real.arms)), "acceptance": {}, "tokens": {}, "refused": {}}
 
     def ask(name: str, tokens: int = 60) -> None:
         drafts, accepted = controller.drafts, controller.accepted
-        seen["tokens"][name] = tokens_of(generate(llm, prompts()[:4], max_tokens=tokens))
+        seen["tokens"][name] = lab.tokens_of(lab.generate(llm, lab.prompts()[:4], max_tokens=tokens))
         seen["acceptance"][name] = 1 + (controller.accepted - accepted) / max(1, controller.drafts - drafts)
 
     def update(path: Path, version: int) -> Any:
@@ -61,10 +51,10 @@ def refit(at: Path) -> None:
     }
     for name, wrong in bad.items():
         save_file(wrong, at / "bad.safetensors")
-        seen["refused"][name] = refusal(lambda: update(at / "bad.safetensors", 9))
+        seen["refused"][name] = lab.refusal(lambda: update(at / "bad.safetensors", 9))
     (at / "cut.safetensors").write_bytes((at / "bad.safetensors").read_bytes()[:-9])
-    seen["refused"]["cut"] = refusal(lambda: update(at / "cut.safetensors", 9))
-    seen["refused"]["gone"] = refusal(lambda: update(at / "gone", 9))
+    seen["refused"]["cut"] = lab.refusal(lambda: update(at / "cut.safetensors", 9))
+    seen["refused"]["gone"] = lab.refusal(lambda: update(at / "gone", 9))
     ask("after refusals")
     seen["shared"] = [drafter()]
     update(at / "noise", 3)
@@ -86,11 +76,11 @@ def refit(at: Path) -> None:
     seen["wrapped"] = [name for name, found in targets().items() if found is STOCK[name]]
     flashpatch.disable()
     seen["left behind"] = [name for name, found in targets().items() if found is not STOCK[name]]
-    seen["unknown then"] = refusal(lambda: update(at / "exact", 5))
-    controller.policy = Cycle([0])  # which is not called any more
+    seen["unknown then"] = lab.refusal(lambda: update(at / "exact", 5))
+    controller.policy = lab.Cycle([0])  # which is not called any more
     ask("after disable")
     seen["lookup"] = core.scheduler.dynamic_sd_lookup
-    leave(at, seen)
+    lab.leave(at, seen)
 
 
 STOCK: dict[str, Any] = {}
@@ -117,8 +107,8 @@ def targets() -> dict[str, Any]:
 
 def adapt(at: Path) -> None:
     """Run the real bandit on a simulated clock: drafts pay while they are exact, and not once they are noise."""
-    llm = opened(at / "chain", at / "exact")
-    controller = controller_of(llm)
+    llm = lab.opened(at / "chain", at / "exact")
+    controller = lab.controller_of(llm)
     now = 0.0
 
     def clock() -> float:
@@ -130,7 +120,7 @@ def adapt(at: Path) -> None:
     seen: dict[str, Any] = {"recent": {}}
 
     def ask(name: str) -> None:
-        generate(llm, prompts()[:2] * 3, max_tokens=150)
+        lab.generate(llm, lab.prompts()[:2] * 3, max_tokens=150)
         seen["recent"][name] = [arm.steps for arm in controller.recent]
 
     ask("exact")
@@ -141,4 +131,4 @@ def adapt(at: Path) -> None:
     from flashpatch import ledger
 
     seen["notes"] = ledger.notes()
-    leave(at, seen)
+    lab.leave(at, seen)

@@ -41,11 +41,8 @@ def recorded(model: torch.nn.Module) -> Iterator[list[Call]]:
     begun: list[tuple[int, list[torch.Tensor]]] = []  # places, and the two parts of a sum
 
     def before(module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-        whole = (
-            []
-            if begun
-            else [one for one in tensors_in((*args, *kwargs.values())) if not one.is_floating_point()]
-        )
+        every = () if begun else tensors_in((*args, *kwargs.values()))
+        whole = [one for one in every if not one.is_floating_point()]
         begun.append((len(calls), [_host(part) for part in _added(module, args, kwargs)]))
         given, parts = given_to(module, args, kwargs)
         calls.append(Call(names[id(module)], _host(given), torch.empty(0), parts, tokens=_rows(whole)))

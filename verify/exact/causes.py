@@ -18,8 +18,8 @@ RESOLVED = "FLASHPATCH_RESOLVED"  # goes with another FLASHPATCH
 STEP = 16
 """Tokens of a step where a prefill is cut."""
 EIGHT_BITS = ("fp8", "int8")
-ALONE, BESIDE, CACHED = WAYS = ("alone", "beside", "cached")
-"""Ways to read a prompt: in a step of its own, in one with others, or after what the prefix cache has of it."""
+ALONE, CACHED = WAYS = ("alone", "cached")
+"""Ways to read a prompt: in a step of its own, or after what the prefix cache has of it."""
 OTHERS = 3
 """Sequences beside it."""
 BLOCK = 32
@@ -70,7 +70,6 @@ def switches(engine: Mapping[str, Any], quantization: str, kind: str = "") -> It
     cut = {"enable_chunked_prefill": True, "max_num_batched_tokens": STEP, "max_num_seqs": 1}
     if is_vllm and (engine.get("max_num_batched_tokens") or STEP + 1) > STEP:
         yield Switch("chunked prefill", f"steps of {STEP} tokens", cut)
-    yield Switch("batch", f"{OTHERS} others in its step", {"read": BESIDE})
     if not is_vllm:
         yield Switch("cached prefix", f"{BLOCK} tokens read before", {"read": CACHED})
         return

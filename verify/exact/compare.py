@@ -67,9 +67,8 @@ def compare(load: Callable[[torch.dtype], torch.nn.Module], ids: list[int], engi
     experts = [gap for own, _ in found for gap in own if gap.count]
     left = tuple(_unreached(exact, len(ids), engine, experts, {table.name for table in tables}))
     alike: list[Gap] = []
-    if (
-        engine.quantization and found and not engine.adapter
-    ):  # a merged model does not say which bits its base has
+    # A merged model does not say which bits its base has.
+    if engine.quantization and found and not engine.adapter:
         alike = gaps(as_served(exact, engine), ids, engine.calls, engine.logits, engine.part)
     places: list[Place] = []
     beside: list[Place] = []
@@ -232,9 +231,8 @@ def as_served(model: torch.nn.Module, engine: Pass) -> torch.nn.Module:
     is_int = any(word in engine.quantization for word in ("int8", "w8a8", "compressed"))
     parts = adapted(engine.adapter) if engine.adapter else {}
     for name, module in model.named_modules():
-        for own in (
-            module.parameters(recurse=False) if name.endswith("experts") and engine.quantization else ()
-        ):
+        rounds = engine.quantization and name.endswith("experts")
+        for own in module.parameters(recurse=False) if rounds else ():
             own.data = to_eight_bits(own.data, is_int) if own.dim() == 3 else own.data
         if not isinstance(module, torch.nn.Linear):
             continue

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from flashpatch.verify.exact.calls import Call, recorded
-from flashpatch.verify.exact.causes import BESIDE, BLOCK, CACHED, OTHERS
+from flashpatch.verify.exact.causes import BLOCK, CACHED, OTHERS
 from flashpatch.verify.exact.certificate import Place
 from flashpatch.verify.exact.forced import WHOLE, Part
 from flashpatch.verify.exact.routers import taking_turns
@@ -115,12 +115,6 @@ class Asker:
         """Return what modules did with the tokens ``ids``, read in one of `causes.WAYS`; and if ``more`` is given with these far apart,
         and with several sequences at once, of up to ``room`` tokens more than ``ids``."""
         length = len(ids)
-        if way == BESIDE:
-            prompts = [ids, *(ids[at:] + ids[:at] for at in range(1, 1 + OTHERS))]
-            calls, _ = self.calls(prompts, (0,) * len(prompts))
-            problem = f"the engine does not read {len(prompts)} sequences of {length} tokens in one step"
-            problem *= calls[0][0].returned.shape[0] != len(prompts) * length
-            return self._passed(calls, prompts, [WHOLE], problem)[0]
         if way == CACHED and length <= BLOCK:
             problem = f"the prompt has {length} tokens, and {BLOCK} are to come before others"
             return Pass([], torch.empty(0), self._how, problem)
@@ -130,17 +124,16 @@ class Asker:
             problem *= after[0][0].returned.shape[0] != length - BLOCK
             calls = [[*early, *late] for early, late in zip(before, after, strict=True)]
             return self._passed(calls, [ids], [WHOLE], problem)[0]
-        also = [*self._far(more), *self._beside(ids, room)] if more else []
+        also = self._beside(ids, room) if more else []
+        if more:
+            part = Part(max(self._last // max(len(more) - 1, 1), 1), turns=True)
+            also = [*self._passed(self.calls([more], part=part)[0], [more], [part]), *also]
         # What fails after some calls shows, as these come last.
         calls, (drawn,) = self.calls([ids], (STEPS,))
         is_compiled = all(call.name in ("", HEAD) for call in calls[0])
         fed = [*ids, *drawn[: 0 if is_compiled else -1]]
         (found,) = self._passed(calls, [fed], [Part(steps=len(fed) - length)])
         return replace(found, also=() if is_compiled else tuple(one for one in also if one.calls))
-
-    def _far(self, ids: list[int]) -> list[Pass]:
-        part = Part(max(self._last // max(len(ids) - 1, 1), 1), turns=True)
-        return self._passed(self.calls([ids], part=part)[0], [ids], [part])
 
     def _beside(self, ids: list[int], room: int) -> list[Pass]:
         """Sequences of several lengths, of which one comes while others are answered; they end one after the other."""

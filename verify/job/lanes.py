@@ -48,7 +48,6 @@ def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) 
             {
                 "process": names[row.host, row.pid, row.start],
                 "core": _core(row, known),
-                "label": _label(row),
                 "segments": _segments(begin, end, changes, int(row.notes.get("policy_version", 0))),
                 "marks": _marks(events),
                 "timed": bool(changes) or not row.notes.get("policy_version"),
@@ -58,14 +57,8 @@ def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) 
     cores = {core: number for number, core in enumerate(dict.fromkeys(lane["core"] for lane in found), 1)}
     for lane in found:
         lane["replica"] = cores[lane.pop("core")]
-        lane["label"] = f"replica {lane['replica']}: {lane['label']}"
+        lane["label"] = f"replica {lane['replica']}: {lane['process']}"
     return found
-
-
-def _label(row: Row) -> str:
-    role = next((role for role in ("worker", "engine-core") if role in row.roles), "process")
-    rank = next((f" {row.rank[name]}" for name in ("rank", "tp") if name in row.rank), "")
-    return f"{role}{rank}, {row.host}:{row.pid}"
 
 
 def _changes(events: Iterable[dict[str, Any]]) -> list[tuple[float, int]]:

@@ -46,8 +46,7 @@ def test_it_is_the_papers_network(layers):
     head = PartitionFunction(8, layers, 0.5).double().eval()
     x = torch.randn(2, 8, dtype=torch.float64)
     linear = [part for part in head.net if isinstance(part, nn.Linear)]
-    plain = [(part.weight.tolist(), part.bias.tolist()) for part in linear]
-    wanted = [paper.partition(row.tolist(), plain) for row in x]
+    wanted = [paper.partition(row, [(part.weight, part.bias) for part in linear]) for row in x]
     assert head(x).tolist() == pytest.approx(wanted, rel=1e-9)
 
 

@@ -8,7 +8,7 @@ import pytest
 from flashpatch.verify.exact import causes, command
 from flashpatch.verify.exact.certificate import Certificate
 
-ALWAYS = ["chunked prefill", "batch", "prefix cache", "kernels"]
+ALWAYS = ["chunked prefill", "prefix cache", "kernels"]
 SHOW = "import json, sys; print(json.dumps(dict(problem='', kl=0.5, said=sys.argv)))"
 
 
@@ -54,7 +54,7 @@ def test_each_is_asked_about_the_same_prompt_and_has_its_share(monkeypatch, tmp_
     assert [(one.kl, one.share, one.problem) for one in found] == [(0.5, 0.75, "")] * len(ALWAYS)
     said = [json.loads(line) for line in seen.read_text().splitlines()]
     assert all({"--prompt=of all", "--seconds=5.0", "policy"} <= set(line) for line in said)
-    assert [line for line in said if '"read": "beside"' in line[-1]] == [said[1]]
+    assert [line for line in said if '"read": "cached"' in line[-1]] == [said[1]]
 
 
 def test_an_adapter_is_merged(monkeypatch, tmp_path) -> None:

@@ -127,7 +127,7 @@ CACHE = dict(enable_prefix_caching=True, block_size=32)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("read", "engine"), [("alone", CUT), ("beside", {}), ("cached", CACHE)])
+@pytest.mark.parametrize(("read", "engine"), [("alone", CUT), ("cached", CACHE)])
 def test_however_the_prompt_is_read_it_agrees(certify, tmp_path, read: str, engine: dict) -> None:
     found = certify(models.checkpoint(tmp_path, "llama"), syncs=1, read=read, **engine)
     assert found.agrees and len(found.places) >= 15 and found.syncs == [""], (found.first, found.problem)
@@ -135,13 +135,9 @@ def test_however_the_prompt_is_read_it_agrees(certify, tmp_path, read: str, engi
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("read", "engine", "said"), [("beside", CUT, "4 sequences of"), ("cached", {}, "32 tokens from")]
-)
-def test_a_prompt_that_is_not_read_so_is_not_compared(certify, tmp_path, read, engine, said: str) -> None:
-    found = certify(models.checkpoint(tmp_path, "llama"), read=read, **engine)
-    assert found.problem.startswith("cannot compare here: the engine does not read ")
-    assert said in found.problem
+def test_a_prompt_that_is_not_read_so_is_not_compared(certify, tmp_path) -> None:
+    found = certify(models.checkpoint(tmp_path, "llama"), read="cached")
+    assert found.problem.startswith("cannot compare here: the engine does not read 32 tokens from")
 
 
 @pytest.mark.full

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-import flashpatch
 from flashpatch.verify.probes import jobs, verl_actor
 from flashpatch.verify.probes.flowrl import tiny
 from flashpatch.verify.probes.flowrl.paper import group_log_z, partition, response_loss
@@ -55,9 +54,6 @@ def alone(workdir: Path, seen: dict[str, Any]) -> None:
     lora = (f"{tiny.MODEL}.lora_rank=4", f"{tiny.MODEL}.lora.merge=True")  # merged for the rollout
     adapted = tiny.worker(tiny.recipe(model, *lora))
     seen["adapters"] = {**update(adapted, rows)[1], **rollout(adapted)}
-    flashpatch.disable("cpu")  # which refuses Megatron as well
-    megatron = {"actor_rollout_ref": {"actor": {"strategy": "megatron"}}}
-    seen["refused"] = verl_actor.refusal({**megatron, "algorithm": {"adv_estimator": "grpo"}})
     torch.distributed.destroy_process_group()
 
 
@@ -101,7 +97,7 @@ def paper(
     policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float64, attn_implementation="eager")
     learned = chosen.log_z == "learned"
     layers = [
-        (weights[f"proj_z.net.{4 * at}.weight"].tolist(), weights[f"proj_z.net.{4 * at}.bias"].tolist())
+        (weights[f"proj_z.net.{4 * at}.weight"].double(), weights[f"proj_z.net.{4 * at}.bias"].double())
         for at in range(chosen.num_layers if learned else 0)
     ]
     losses, log_zs = [], []
@@ -109,7 +105,7 @@ def paper(
         ids = torch.tensor([[*row.prompt, *row.answer]])
         with torch.no_grad():
             output = policy(ids, output_hidden_states=True)
-        means = output.hidden_states[-1][0, : len(row.prompt)].mean(0).tolist()
+        means = output.hidden_states[-1][0, : len(row.prompt)].mean(0)
         log_zs.append(partition(means, layers) if learned else 0.0)
         table = output.logits[0].log_softmax(-1)
         log_p = [float(table[len(row.prompt) - 1 + at, token]) for at, token in enumerate(row.answer)]

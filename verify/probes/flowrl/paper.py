@@ -1,4 +1,4 @@
-"""Compute FlowRL's loss in plain floating-point numbers, without tensors, as a reference that shares no code with what it checks.
+"""Compute FlowRL's loss in float64, as a reference that shares no code with what it checks.
 
 Source: FlowRL (arXiv 2509.15207), its final objective."""
 
@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
 
 
 def response_loss(
@@ -50,22 +53,14 @@ def group_log_z(alone: Sequence[float], lengths: Sequence[int]) -> float:
     return low
 
 
-def partition(
-    mean_hidden: Sequence[float], layers: Sequence[tuple[Sequence[Sequence[float]], Sequence[float]]]
-) -> float:
-    """Return log Z from the mean hidden state of a prompt's tokens, and weight rows and bias of each linear layer.
+def partition(mean_hidden: torch.Tensor, layers: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> float:
+    """Return log Z from the mean hidden state of a prompt's tokens, and weight and bias of each linear layer, all float64.
 
     Between two of them is GELU, then a LayerNorm whose scale is 1 and whose shift is 0, as initialized."""
-    values = list(mean_hidden)
+    values = mean_hidden
     for at, (weight, bias) in enumerate(layers):
-        values = [
-            math.fsum(w * v for w, v in zip(row, values, strict=True)) + b
-            for row, b in zip(weight, bias, strict=True)
-        ]
-        if at < len(layers) - 1:
-            values = [0.5 * v * (1 + math.erf(v / math.sqrt(2))) for v in values]
-            centre = math.fsum(values) / len(values)
-            spread = math.fsum((v - centre) ** 2 for v in values) / len(values)
-            values = [(v - centre) / math.sqrt(spread + 1e-5) for v in values]
-    (log_z,) = values
-    return log_z
+        if at:
+            values = functional.gelu(values)
+            values = functional.layer_norm(values, values.shape)
+        values = weight @ values + bias
+    return values.item()

@@ -60,17 +60,7 @@ def _weigh(seen: Mapping[str, Any], seconds: float) -> Iterator[Proof]:
         f"{len(seen['exported'])} names of {len(seen['policy'])}, "
         f"{sum('proj_z' in name for name in seen['exported'])} of proj_z",
     )
-    yield _proof(
-        "the optimizer has a parameter group for each rate: the policy's, and that of proj_z if there is one",
-        seen["groups"] == seen["adapters"]["groups"] == 1 + learned,
-        f"{seen['groups']}, with LoRA {seen['adapters']['groups']}",
-    )
     yield _adapters(seen, head)
-    yield _proof(
-        "a Megatron recipe is refused by name",
-        seen["refused"][0] == "flowrl.verl.validate_config" and "strategy=megatron" in seen["refused"][1],
-        "PatchError before anything started" if seen["refused"][1] else "it was accepted",
-    )
 
 
 def _adapters(seen: Mapping[str, Any], head: Mapping[str, float]) -> Proof:
