@@ -21,7 +21,7 @@ def test_what_an_engine_has_is_switched(monkeypatch) -> None:
     assert switched() == ["dtype", "head", *ALWAYS]
     assert switched(dtype="float32") == ALWAYS
     found = switched(max_num_batched_tokens=16, enforce_eager=False)
-    assert found == ["dtype", "head", "batch", "prefix cache"]
+    assert found == ["dtype", "head", "prefix cache"]
     weights, *others = causes.switches({}, "int8")
     assert weights.variables == {"FLASHPATCH": "cpu,bf16"}
     assert [one.name for one in others] == ["head", *ALWAYS]
