@@ -23,10 +23,6 @@ STEPS = [
 ]
 
 
-def test_there_are_three() -> None:
-    assert sorted(WORKFLOWS) == ["check", "drift", "test"]
-
-
 @pytest.mark.parametrize("name", sorted(WORKFLOWS))
 def test_a_workflow_may_only_read(name: str) -> None:
     assert WORKFLOWS[name]["permissions"] == {"contents": "read"}
