@@ -112,15 +112,16 @@ class Boundaries:
         """Note that the open update is committed; ``by_name``: its sender has said that it ends."""
         if by_name:
             self._values.clear()
-            if not self.named:
-                self.ends |= not self.one_call
-                self.end_by_name()
             return
         self._values = {name: self._values[name] for name in self.came}
 
-    def end_by_name(self) -> None:
-        """Note that somebody says where updates end: no name has to tell where one begins."""
-        self._anchor = None
+    def end_by_name(self, is_open: bool) -> None:
+        """Note that somebody says where updates end, if their begin is not named: no name has to tell where one begins.
+
+        ``is_open``: one is, which may have taken several calls."""
+        if not (is_open and self.named):
+            self.ends |= is_open and len({*self.came.values()}) > 1
+            self._anchor = None
 
     def fail(self) -> None:
         """Note that the values in place are not those that came."""

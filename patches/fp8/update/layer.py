@@ -34,7 +34,7 @@ class Came:
         processed: number of the call that completed it; 0: it is not complete yet.
         queued: it is complete, and waits to be processed.
         later: writes of the present call, if an earlier one opened the layer: what is written, and by which name.
-        unexpected: parameters and buffers of which nothing had shown that they come.
+        unexpected: parameters and buffers of which nothing had shown that they come; again: those that have to come once more.
         scales: each scale that was written, and its values if they are small.
         shared: shared storage -> the new values for it, and their name.
         plan: the way of the processed values into the live layer, until the commit."""
@@ -44,6 +44,7 @@ class Came:
     queued: bool = False
     later: list[tuple[PristineParam, torch.Tensor, str]] = field(default_factory=list)
     unexpected: list[PristineParam] = field(default_factory=list)
+    again: list[PristineParam] = field(default_factory=list)
     scales: list[tuple[PristineParam, torch.Tensor | None]] = field(default_factory=list)
     shared: dict[int, tuple[torch.Tensor, str]] = field(default_factory=dict)
     plan: Plan | None = None
@@ -148,6 +149,7 @@ class Layer:
     def missing(self, named: bool) -> list[str]:
         """Return the names that the open update still has to bring for this layer; ``named``: it has an end of its own."""
         names = [name for param in self.params if not param.complete for name in param.missing()]
+        names += [param.name for param in self.came.again if not param.written]
         undecided = () if named or self.came.processed else self.params
         return names + [one.name for one in undecided if one.is_buffer and one.undecided and not one.written]
 

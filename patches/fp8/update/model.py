@@ -264,6 +264,7 @@ class ManagedModel:
         self.inside_load = False
         self._constants: list[weakref.ref[torch.Tensor]] = []
         self._left_out = False  # whether the sender of the open update allows layers to be left out
+        self._named_failed = False  # an update that was opened by name has failed, and its sender may go on
         self._model = model
         install_part_loads(model, self)
         self._hooks = ModelHooks(model, adapter.deferred)
@@ -344,6 +345,7 @@ class ManagedModel:
             PatchError: this model, or this engine as it is now, cannot be updated."""
         with self._alone():
             self._begin(named=True)
+            self._named_failed = False
 
     def finish(self, partial: bool | None = None) -> None:
         """End an update by name: commit it; nothing if none is open.
@@ -548,14 +550,12 @@ class ManagedModel:
 
     def _finish(self, partial: bool | None = None, by_name: bool = False) -> None:
         update = self._update
+        if by_name:
+            update.boundaries.end_by_name(self.state == "open")
         by_name |= update.boundaries.named
         if self.state == "broken" and self.error:
-            if not update.boundaries.named:
-                update.boundaries.end_by_name()
             raise self._error(self.error, "Send a complete update.")
         if self.state != "open":
-            if by_name:
-                update.boundaries.end_by_name()
             return
         if isinstance(self.adapter.consensus, SingleRank) and self._close_if_empty():
             return
@@ -568,7 +568,7 @@ class ManagedModel:
         update.discarded = update.mixed = False
         update.preserve(())
         self.version = self.adapter.consensus.update or self.version + 1
-        self.error, self.state = "", "ready"
+        self.error, self.state, self._named_failed = "", "ready", False
         self._events.committed(self.version)
 
     def _close_if_empty(self) -> bool:
@@ -590,6 +590,8 @@ class ManagedModel:
         return self._update.missing(self._allows_partial(partial), by_name)
 
     def _allows_partial(self, partial: bool | None) -> bool:
+        if self.error or self._named_failed:  # only a whole update ends that
+            return False
         return (self._left_out or self.options["partial"]) if partial is None else partial
 
     @contextmanager
@@ -619,6 +621,8 @@ class ManagedModel:
         known_to_all, update.verdict = error is update.verdict, None
         doubted = update.doubted
         update.note_mixture()
+        self._named_failed |= update.boundaries.named
+        update.boundaries.keep_anchor()
         update.boundaries.fail()
         update.drop()
         at = f" at {names.current}" if names is not None and names.current else ""

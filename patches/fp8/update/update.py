@@ -258,7 +258,9 @@ class Update:
             if names.over and view.numel():
                 self._refuse_overwriting(param, view)
             if layer.came.processed:
+                again = layer.came.unexpected
                 self._forget(layer)  # so a tensor of it comes again in a session: this layer begins anew
+                layer.came.again = again
             came = layer.came
             came.opened = came.opened or self._call
             if came.opened != self._call:

@@ -1,0 +1,79 @@
+"""What a sender may do that goes on after one of its calls has failed, or sends a tensor again."""
+
+import random
+
+import fp8_toys as toys
+import pytest
+
+from flashpatch.errors import PatchError
+
+BIAS = "layers.1.norm.bias"
+
+
+def fails(engine, bucket):
+    with pytest.raises(ConnectionError):
+        engine.load(toys.broken_off(bucket, 1))
+
+
+def answers(engine, weights):
+    return engine.managed.may_generate and toys.same_answers(engine.model, toys.fresh("transposed", weights))
+
+
+def test_a_bucket_sent_again_after_a_session_has_failed_is_no_partial_update(atomic):
+    engine, weights = toys.engine(atomic=atomic), toys.checkpoint(1)
+    engine.managed.begin()
+    engine.load(weights[:1])
+    fails(engine, weights[7:8] * 2)
+    with pytest.raises(PatchError):
+        engine.load(weights[7:])
+        engine.managed.finish(partial=True)
+    assert engine.takes(toys.checkpoint(2))
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_first_sync_that_fails_within_its_first_call_has_an_anchor(atomic, after):
+    engine, first, second = toys.engine(atomic=atomic), toys.checkpoint(1), toys.checkpoint(2)
+    with pytest.raises(ConnectionError):
+        engine.load(toys.broken_off(first[:6], after))
+    with pytest.raises(PatchError):
+        engine.load(first[6:])
+    engine.load(second[:6])
+    engine.managed.before_request()
+    assert not engine.managed.may_generate
+    engine.load(second[6:])
+    engine.managed.before_request()
+    assert answers(engine, second)
+
+
+def test_a_tensor_sent_again_asks_for_the_buffer_that_came_with_it(atomic):
+    engine, weights = toys.engine(seed=None, atomic=atomic), toys.checkpoint(1)
+    engine.managed.begin()
+    engine.load(weights)
+    engine.load([item for item in weights if item[0] == "layers.1.norm.weight"])
+    with pytest.raises(PatchError, match=f"{BIAS} did not come"):
+        engine.managed.finish()
+
+
+def test_a_sender_of_ends_may_begin_anywhere_after_a_sync_that_lacked_a_tensor(atomic):
+    engine = toys.engine(atomic=atomic)
+    for seed, lacks in (1, 1), (2, 0), (3, 0):
+        weights = toys.checkpoint(seed)
+        random.Random(seed).shuffle(weights)
+        for bucket in toys.cut(weights[lacks:], 4, 9):
+            engine.load(bucket)
+        if lacks:
+            with pytest.raises(PatchError, match="did not come"):
+                engine.managed.finish()
+        else:
+            engine.managed.finish()
+            assert answers(engine, weights)
+
+
+def test_a_doubt_is_not_ended_by_a_part(atomic):
+    engine, weights = toys.engine(atomic=atomic), toys.checkpoint(1)
+    engine.load(weights[:1])
+    engine.managed.begin()  # gives up what nobody had named
+    engine.load(weights[1:5])
+    with pytest.raises(PatchError, match="did not come"):
+        engine.managed.finish(partial=True)
+    assert engine.takes(toys.checkpoint(2))
