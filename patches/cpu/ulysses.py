@@ -63,7 +63,9 @@ def attention(
         return original(module, query, key, value, attention_mask, **named, **kwargs)
     if positions is None:
         raise _refusal(f"{type(module).__name__} attends without the positions of its row's tokens")
-    window = kwargs.get("sliding_window") or getattr(attention_mask, WINDOW, None)
+    if not causal:
+        raise _refusal(f"{type(module).__name__} is not causal")
+    window = kwargs.get("sliding_window") if attention_mask is None else getattr(attention_mask, WINDOW, -1)
     if attention_mask is not None and not _is_of(attention_mask, positions[0], window):
         raise _refusal(f"{type(module).__name__} has a mask of its own")
     engine.record_call(Patches.of(ulysses_flash_attention_forward).id)
@@ -122,9 +124,7 @@ def _is_of(mask: Any, positions: Any, window: int | None) -> bool:
     import torch
 
     rows = (positions, torch.arange(len(positions), device=positions.device))
-    return getattr(mask, WINDOW, -1) in (None, window) and any(
-        torch.equal(mask[0, 0], causal_mask(row, window)) for row in rows
-    )
+    return window != -1 and any(torch.equal(mask[0, 0], causal_mask(row, window)) for row in rows)
 
 
 @patches.wrap(
@@ -154,6 +154,8 @@ def _alone(layers: list[Any], kinds: Iterable[str] = ()) -> str:
 
     if getattr(layers[0], "_is_stateful", False) or any(isinstance(one, Conv1d) for one in layers):
         return "has a state or a convolution over the row"
+    if any(getattr(one, "rope_type", "") in ("dynamic", "longrope") for one in layers):
+        return "turns positions by the row's length"
     if others := sorted({*kinds} - {"full_attention", "sliding_attention"}):
         return f"has layers of kind {', '.join(others)}"
     shared = any(hasattr(sys.modules[type(one).__module__], "ALL_ATTENTION_FUNCTIONS") for one in layers)

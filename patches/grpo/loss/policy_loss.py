@@ -187,7 +187,14 @@ def fused_linear_for_ppo_forward(
     """Keep verl's fused log-probabilities by default. With the option logprobs, compute them in blocks with float32 sums."""
     from flashpatch.patches.grpo.loss.logprobs import token_logprobs
 
-    weights = vocab_weights.full_tensor() if hasattr(vocab_weights, "full_tensor") else vocab_weights
+    weights = vocab_weights
+    if hasattr(weights, "full_tensor"):  # FSDP2 reduces no gradient of a unit whose forward is not called
+        from torch.distributed.tensor import Partial
+
+        ranks = weights.device_mesh.size()
+        weights = weights.full_tensor(grad_placements=[Partial()] * weights.device_mesh.ndim)
+        if weights.requires_grad:
+            weights.register_hook(lambda gradient: gradient / ranks)
     found = token_logprobs(
         hidden_states.to(weights.dtype), weights, input_ids.long(), temperature=temperature, entropy=True
     )

@@ -55,3 +55,31 @@ def test_the_option_takes_a_head_that_is_sharded(tmp_path):
     config = "[grpo]\nlogprobs = true\n"
     done = grpo_lab.python(STEP, tmp_path, arguments=["own"], FLASHPATCH="grpo", config=config)
     assert "GOT (1, 8)" in done.stdout, grpo_lab.tail(done)
+
+
+RANKS = """
+    import copy
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+    from torch.distributed.device_mesh import init_device_mesh
+    import flashpatch
+    flashpatch.enable("grpo", logprobs=True)
+    from verl.models.transformers.monkey_patch import patch_forward_with_backends
+    from verl.utils.fsdp_utils import apply_fsdp2
+    small = dict(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**small, num_key_value_heads=2, tie_word_embeddings=False))
+    plain, ids = copy.deepcopy(model), [torch.arange(8)[None] + 9 * one for one in range(world)]
+    for one in ids:
+        logits = plain(input_ids=one).logits[:, :-1].log_softmax(-1)
+        (logits.gather(-1, one[:, 1:, None]).sum() / world).backward()
+    patch_forward_with_backends(model, use_fused_kernels=True, fused_kernels_backend="torch")
+    apply_fsdp2(model, {"mesh": init_device_mesh("cpu", (world,))}, {})
+    model(input_ids=ids[rank], labels=ids[rank], return_dict=True).log_probs[:, :-1].sum().backward()
+    found = {name: one.grad.full_tensor() for name, one in model.named_parameters()}
+    print(max(float((found[name] - one.grad).norm() / one.grad.norm()) for name, one in plain.named_parameters()))
+"""
+
+
+def test_its_gradient_is_averaged_over_ranks(tmp_path):
+    for said in grpo_lab.ranks(RANKS, tmp_path, 2):
+        assert float(said.strip().splitlines()[-1]) < 1e-5
