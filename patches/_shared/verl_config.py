@@ -136,18 +136,22 @@ def saved_model(get: Get) -> Path | None:
 
 
 def replaced_losses(get: Get) -> Iterator[str]:
-    """Yield the settings with which verl trains its actor by another loss than its loss_mode names, or by that of a rank's own
-    samples, each with the reason; no others do, such as QAT, fsdp_turbo, delta_sharded, critics, or distillation beside the
-    task's rewards."""
+    """Yield the settings with which verl trains its actor by another loss than its loss_mode names, each with the reason; no
+    others do, such as QAT, fsdp_turbo, delta_sharded, critics, or distillation beside the task's rewards."""
     if get("algorithm.rollout_correction.bypass_mode"):
         yield "algorithm.rollout_correction.bypass_mode=True (verl has a loss of its own for it)"
     path = "distillation.distillation_loss.use_task_rewards"
     if get("distillation.enabled") and not get(path, True):
         yield f"{path}=False (verl drops the policy's loss for that of distillation)"
-    actor, ranks = "actor_rollout_ref.actor", get("trainer.n_gpus_per_node", 1) * get("trainer.nnodes", 1)
-    if get(f"{actor}.strategy") == "fsdp" and get(f"{actor}.fsdp_config.fsdp_size") == 1 < ranks:
-        if not engine.enabled("fsdp"):
-            yield f"{actor}.fsdp_config.fsdp_size=1 (FSDP1 then averages no gradients over its {ranks} ranks; the name fsdp, or strategy=fsdp2, does)"
+
+
+def parted_replicas(get: Get) -> Iterator[str]:
+    """Yield the settings with which each rank trains a model of its own, unless the name fsdp couples them."""
+    ranks = get("trainer.n_gpus_per_node", 1) * get("trainer.nnodes", 1)
+    for of, sizes in (("actor_rollout_ref.actor", "fsdp_config"), ("critic", "fsdp")):
+        parted = get(f"{of}.strategy") == "fsdp" and get(f"{of}.{sizes}.fsdp_size") == 1 < ranks
+        if parted and not engine.enabled("fsdp"):
+            yield f"{of}.{sizes}.fsdp_size=1 (FSDP1 then averages no gradients over its {ranks} ranks; the name fsdp, or strategy=fsdp2, does)"
 
 
 def door(patches: Patches) -> None:

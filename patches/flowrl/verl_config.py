@@ -13,6 +13,7 @@ from flashpatch.patches._shared.verl_config import (
     JobConfig,
     door,
     is_chosen,
+    parted_replicas,
     replaced_losses,
 )
 from flashpatch.patches.flowrl import options
@@ -88,6 +89,7 @@ def refusals(get: Get, overridden: Collection[str] = ()) -> Iterator[str]:
         yield "algorithm.use_kl_in_reward=True (FlowRL's loss has the reference already)"
     if get("algorithm.adv_estimator") in (None, "gae"):
         yield "algorithm.adv_estimator=gae (FlowRL needs one reward per response: grpo, for example)"
+    yield from parted_replicas(get)
     yield from (replaced := list(replaced_losses(get)))
     if get("distillation.enabled") and not replaced:
         yield "distillation.enabled=True (FlowRL's loss was never run beside another)"

@@ -12,7 +12,14 @@ from packaging.version import Version
 
 from flashpatch import engine, user_directories
 from flashpatch.decorate import Patches
-from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door, replaced_losses
+from flashpatch.patches._shared.verl_config import (
+    TARGET,
+    Get,
+    JobConfig,
+    door,
+    parted_replicas,
+    replaced_losses,
+)
 from flashpatch.patches.grpo import streaming
 from flashpatch.patches.grpo.loss.policy_loss import MODE
 from flashpatch.patches.grpo.streaming import divisor
@@ -85,6 +92,7 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     if get(REPLAY) and get(f"{ROLLOUT}.name") == "sglang" and Version(version("sglang")) < FIRST_SGLANG:
         yield f"{REPLAY}=True (SGLang {version('sglang')}; its record of experts was found true from {FIRST_SGLANG} on)"
     yield from _fused_refusal(get, options)
+    yield from parted_replicas(get)
     mode = get(LOSS, _DEFAULT)
     if not options["loss"]:
         if mode == MODE:

@@ -102,9 +102,13 @@ def test_replicas_that_fsdp1_does_not_couple_are_refused_unless_the_name_fsdp_co
 
     def found(**others):
         settings = {**apart, **{name.replace("__", "."): value for name, value in others.items()}}
-        return [*verl_config.replaced_losses(lambda path, default=None: settings.get(path, default))]
+        return [*verl_config.parted_replicas(lambda path, default=None: settings.get(path, default))]
 
     assert found()[0].startswith(f"{actor}.fsdp_config.fsdp_size=1 (FSDP1 then averages no gradients")
+    critic = found(
+        actor_rollout_ref__actor__strategy="fsdp2", critic__strategy="fsdp", critic__fsdp__fsdp_size=1
+    )
+    assert critic[0].startswith("critic.fsdp.fsdp_size=1")
     assert not found(trainer__n_gpus_per_node=1) and not found(actor_rollout_ref__actor__strategy="fsdp2")
     monkeypatch.setattr(verl_config.engine, "enabled", lambda name: name == "fsdp")
     assert not found()
