@@ -50,6 +50,8 @@ def step(
 
 
 class Fixed:
+    arms, rule_name = (), "fixed"
+
     def __init__(self, *steps: int) -> None:
         self.queue, self.seen = list(steps), []
 
