@@ -154,7 +154,8 @@ def _alone(layers: list[Any], kinds: Iterable[str] = ()) -> str:
 
     if getattr(layers[0], "_is_stateful", False) or any(isinstance(one, Conv1d) for one in layers):
         return "has a state or a convolution over the row"
-    if any(getattr(one, "rope_type", "") in ("dynamic", "longrope") for one in layers):
+    kinds_of_positions = " ".join(str(getattr(one, "rope_type", "")) for one in layers)
+    if "dynamic" in kinds_of_positions or "longrope" in kinds_of_positions:
         return "turns positions by the row's length"
     if others := sorted({*kinds} - {"full_attention", "sliding_attention"}):
         return f"has layers of kind {', '.join(others)}"

@@ -19,8 +19,6 @@ from private_modes import loose
 
 from flashpatch import registry
 from flashpatch.contracts import contract, verdict_cache
-from flashpatch.patches.eagle.bandit import controller
-from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
 from flashpatch.patches.eagle.drafter_refit.embeddings_and_head import save_embeddings_and_head
 from flashpatch.patches.eagle.train.kept_samples import KeptSamples
@@ -59,10 +57,6 @@ def _kept(at: Path) -> None:
     assert len(kept.read_samples(9)) == 1 and not kept.counts["unkept"]
 
 
-def _bandit(at: Path) -> None:
-    controller.save(Policy(["3_1_4", "disable"]), at / "bandit" / "state.json")
-
-
 def _embeddings(at: Path) -> None:
     inner, head = torch.nn.Module(), torch.nn.Linear(4, 8, bias=False)
     inner.embed_tokens = torch.nn.Embedding(8, 4)
@@ -90,7 +84,7 @@ def _drafter(at: Path) -> None:
         save_drafter(at / "eagle" / "first", make_drafter(config).state_dict(), config, "sglang", None, model)
 
 
-@pytest.mark.parametrize("write", [_ledger, _verdicts, _samples, _bandit, _embeddings, _drafter])
+@pytest.mark.parametrize("write", [_ledger, _verdicts, _samples, _embeddings, _drafter])
 def test_what_is_written_is_private(write, tmp_path, monkeypatch):
     monkeypatch.setenv("FLASHPATCH_LEDGER", str(tmp_path / "ledger"))
     monkeypatch.setenv("FLASHPATCH_CACHE", str(tmp_path / "cache"))

@@ -26,6 +26,10 @@ KEYS = dict(linear_num_key_heads=2, linear_num_value_heads=2, linear_key_head_di
 LAYERS = dict(layer_types=["linear_attention", "full_attention"], mlp_only_layers=[0, 1])
 SHORT = dict(conv_L_cache=3, block_auto_adjust_ff_dim=False, layer_types=["conv", "full_attention"])
 STATE = dict(mamba_d_ssm=32, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_chunk_size=8, head_dim=8)
+BY_KIND = {
+    "sliding_attention": dict(rope_type="default", rope_theta=1e4),
+    "full_attention": dict(rope_type="dynamic", factor=4.0, rope_theta=1e4),
+}
 LONG = dict(rope_type="longrope", short_factor=[1.0] * 4, long_factor=[2.0] * 4)
 KINDS = {
     "attention": ("qwen2", {}),
@@ -41,6 +45,7 @@ KINDS = {
     ),
     "lightning": ("minimax", dict(num_local_experts=4, num_experts_per_tok=2, head_dim=8, block_size=8)),
     "longrope": ("phi3", dict(rope_scaling=LONG, pad_token_id=0, original_max_position_embeddings=16)),
+    "dynamic": ("gemma3_text", dict(head_dim=8, rope_parameters=BY_KIND, layer_types=[*BY_KIND])),
     "own mask": ("doge", dict(keep_window_size=4)),
     "persimmon": ("persimmon", dict(num_key_value_heads=4, qk_layernorm=False)),
 }
