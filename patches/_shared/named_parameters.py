@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
+
+LISTING = "named_parameters"
+
+
+@contextmanager
+def listed_at_once(modules: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Within, list the parameters of these modules in one walk; torch's compiler wants a module's own afterwards."""
+    stock = torch.nn.Module.named_parameters
+    own = [one for one in modules if type(one).named_parameters is stock and LISTING not in one.__dict__]
+    for one in own:
+        one.__dict__[LISTING] = NamedParameters(one)
+    try:
+        yield
+    finally:
+        for one in own:
+            one.__dict__.pop(LISTING, None)
 
 
 class NamedParameters:

@@ -22,7 +22,6 @@ import torch
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.checkpoint_shapes import shapes
-from flashpatch.patches._shared.named_parameters import NamedParameters
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
 from flashpatch.patches.fp8.precision.readings import Readings
 from flashpatch.patches.fp8.update import events
@@ -193,30 +192,21 @@ class PartLoad:
         return result
 
 
-LISTING = "named_parameters"
-
-
 def install_part_loads(model: torch.nn.Module, managed: ManagedModel) -> None:
-    """Let every part of ``model`` that has ``load_weights`` load through ``managed``, and list its parameters at once."""
+    """Let every part of ``model`` that has ``load_weights`` load through ``managed``."""
     for path, module in _parts(model):
-        if path:
-            module.load_weights = PartLoad(managed, path, module.load_weights)
-        if type(module).named_parameters is torch.nn.Module.named_parameters:
-            module.named_parameters = NamedParameters(module)
+        module.load_weights = PartLoad(managed, path, module.load_weights)
 
 
 def remove_part_loads(model: torch.nn.Module) -> None:
-    """Give the parts their own ``load_weights`` and ``named_parameters`` back."""
+    """Give the parts their own ``load_weights`` back."""
     for _, module in _parts(model):
-        for key in (LOAD, LISTING):
-            if isinstance(vars(module).get(key), (PartLoad, NamedParameters)):
-                del vars(module)[key]
+        if isinstance(vars(module).get(LOAD), PartLoad):
+            del vars(module)[LOAD]
 
 
 def _parts(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module]]:
-    return (
-        (path, one) for path, one in model.named_modules() if callable(getattr(one, LOAD, None)) or not path
-    )
+    return ((path, one) for path, one in model.named_modules() if path and callable(getattr(one, LOAD, None)))
 
 
 _changes = itertools.count(1)  # of state, of all models: no number comes twice

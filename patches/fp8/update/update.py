@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import fingerprint, streams
+from flashpatch.patches._shared.named_parameters import listed_at_once
 from flashpatch.patches.fp8.precision.readings import Readings
 from flashpatch.patches.fp8.update.boundaries import Boundaries, Step
 from flashpatch.patches.fp8.update.checks import CachedScales, Check, JoinedLayers, TiedHead, WideWeights
@@ -71,6 +72,8 @@ class Update:
         wide: WideWeights,
     ) -> None:
         self._model = model
+        # whose load_weights lists parameters
+        self._loading = {model, *(one for one in model.modules() if hasattr(one, "load_weights"))}
         self._layers = layers
         self._layer_state = layer_state
         self._adapter = adapter
@@ -207,6 +210,7 @@ class Update:
         touched: dict[Layer, None] = {}  # layers written since they were last looked at, in order
         with ExitStack() as stack:
             stack.callback(show_live, self._layers)
+            stack.enter_context(listed_at_once(self._loading))
             self._stage()
             show_staged(self._layers)
             stack.enter_context(self._tracker(names, touched))
