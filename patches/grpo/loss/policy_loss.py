@@ -193,6 +193,7 @@ def fused_linear_for_ppo_forward(
 
         ranks = weights.device_mesh.size()
         weights = weights.full_tensor(grad_placements=[Partial()] * weights.device_mesh.ndim)
+        weights = weights.to(hidden_states.device)  # with CPU offload it is on the host
         if weights.requires_grad:
             weights.register_hook(lambda gradient: gradient / ranks)
     found = token_logprobs(

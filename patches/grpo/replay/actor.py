@@ -56,12 +56,12 @@ def actor_rollout_ref_worker_init(original, self, config: Any, role: str, *args:
 def forward_backward_batch(original, self, data: Any, *args: Any, **kwargs: Any) -> Any:
     """Hook the model's routers while a marked batch runs, its backward pass included, and take the hooks off.
 
-    The reference is left to its own routing: verl marks its batches so, but not those that the actor computes without
-    its adapter."""
+    The reference is left to its own routing: verl marks its batches so, but not those that the actor computes while its adapter
+    is off."""
     from verl.utils import tensordict_utils as tu
 
     asked = self.engine_config.strategy in STRATEGIES and tu.get_non_tensor_data(data, FLAG, default=False)
-    if not asked or tu.get_non_tensor_data(data, "no_lora_adapter", default=False):
+    if not asked or any(getattr(one, "disable_adapters", None) is True for one in self.module.modules()):
         return original(self, data, *args, **kwargs)
     replay = Replay(self.module)
     logger.info("replaying the engine's experts in %d routers", len(replay.layers))

@@ -51,6 +51,15 @@ def test_a_head_of_its_own_is_refused_by_name_without_the_option(tmp_path, tied,
     assert refused or said not in done.stderr, done.stderr[-3000:]
 
 
+def test_a_model_that_scales_its_logits_is_refused_by_name(tmp_path):
+    from transformers import GraniteConfig
+
+    GraniteConfig(logits_scaling=4.0).save_pretrained(tmp_path / "model")
+    arguments = [json.dumps([FUSED[0], f"actor_rollout_ref.model.path={tmp_path}/model"]), "[]"]
+    done = grpo_lab.python(verl_driver.DRIVER, tmp_path, arguments=arguments, FLASHPATCH="grpo")
+    assert "it leaves out this model's logits_scaling=4.0" in done.stderr, done.stderr[-3000:]
+
+
 def test_the_option_takes_a_head_that_is_sharded(tmp_path):
     config = "[grpo]\nlogprobs = true\n"
     done = grpo_lab.python(STEP, tmp_path, arguments=["own"], FLASHPATCH="grpo", config=config)
