@@ -18,7 +18,6 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared.context import having
 from flashpatch.patches.fp8.precision import loader_call, quantize
 from flashpatch.patches.fp8.precision.loader_call import LoaderCall
 from flashpatch.patches.fp8.precision.readings import Readings
@@ -129,9 +128,12 @@ class Rounding:
         weight_name = call.get("weight_name")  # by which loaders of experts tell scales from weights
         renamed = {} if weight_name is None else {"weight_name": f"{weight_name}_scale"}
         given = scale if granularity == "channel" else scale.reshape(1)
-        with having(self, "from_bf16", self._dtype == torch.bfloat16):
+        self.from_bf16 = self._dtype == torch.bfloat16
+        try:
             result = call.repeat(original, parameter, q)
             call.repeat(scales.weight_loader, scales, given, **renamed)
+        finally:
+            self.from_bf16 = False
         return result
 
     def _note_error(self, label: str, expert: int | None, error: float) -> None:

@@ -237,8 +237,7 @@ class Layer:
             return
         adopted = {id(tensor) for tensor in [*self._kept_alive, *[param.live() for param in self.params]]}
         for storage, tensors in staged.items():
-            if not tensors & (adopted | needed):
-                storage.free(held_by=len(tensors))
+            storage.release(held_by=0 if tensors & (adopted | needed) else len(tensors))
         for param in self.params:
             param.reset()
 

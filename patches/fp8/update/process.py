@@ -167,9 +167,7 @@ class Snapshot:
 
     def restore(self) -> None:
         """Write every container's contents back, in place."""
-        for container, contents in self.contents.values():
-            if contents or container or container.__class__ not in _DICTIONARIES:
-                write_container(container, contents)
+        write_containers(self.contents.values())
 
 
 def read_container(container: Any) -> Any:
@@ -203,39 +201,41 @@ def _same(now: Any, before: Any, is_module: bool = False, is_free: bool = False)
     return True
 
 
-def write_container(container: Any, contents: Any) -> None:
-    """Write what `read_container` returned back; the container, and a module's own tables, keep their identity."""
-    cls = type(container)
-    kind = _known[cls] if cls in _known else _find_kind(container)
-    if kind in (dict, set):
-        container.clear()
-        container.update(contents)
-    elif kind is types.FunctionType:
-        cells, defaults = container.__closure__ or (), container.__defaults__ or ()
-        values = iter(contents)
-        for cell in cells:
-            if (value := next(values)) is not _EMPTY:
-                cell.cell_contents = value
-        if defaults:
-            container.__defaults__ = tuple(next(values) for _ in defaults)
-        for key in container.__kwdefaults__ or ():
-            container.__kwdefaults__[key] = next(values)
-    elif kind is list:
-        container[:] = contents
-    elif kind is torch.nn.Module:
-        state = vars(container)
-        kept = {table: state[table] for table in TABLES}
-        for key, live in kept.items():
-            if live or contents[key]:
-                live.clear()
-                live.update(contents[key])
-        state.clear()
-        state.update(contents)
-        state.update(kept)
-    else:
-        state = vars(container)
-        state.clear()
-        state.update(contents)
+def write_containers(held: Iterable[tuple[Any, Any]]) -> None:
+    """Write what `read_container` returned of each back; a container, and a module's own tables, keep their identity."""
+    for container, contents in held:
+        cls = type(container)
+        if cls in _DICTIONARIES and not (contents or container):
+            continue
+        kind = _known[cls] if cls in _known else _find_kind(container)
+        if kind in (dict, set):
+            container.clear()
+            container.update(contents)
+        elif kind is types.FunctionType:
+            _write_function(container, contents)
+        elif kind is list:
+            container[:] = contents
+        else:
+            state = container.__dict__
+            kept = {table: state[table] for table in TABLES} if kind is torch.nn.Module else {}
+            for key, live in kept.items():
+                if live or contents[key]:
+                    live.clear()
+                    live.update(contents[key])
+            state.clear()
+            state.update(contents)
+            state.update(kept)
+
+
+def _write_function(function: types.FunctionType, contents: Iterable[Any]) -> None:
+    values = iter(contents)
+    for cell in function.__closure__ or ():
+        if (value := next(values)) is not _EMPTY:
+            cell.cell_contents = value
+    if function.__defaults__:
+        function.__defaults__ = tuple(next(values) for _ in function.__defaults__)
+    for key in function.__kwdefaults__ or ():
+        function.__kwdefaults__[key] = next(values)
 
 
 _EMPTY = object()
@@ -289,14 +289,14 @@ def held_containers(
     """Return modules and the containers that they hold, at any depth, but for those of identities ``fixed`` or ``shared``."""
     found: list[Any] = []
     known = _known  # the innermost loop of an update: no call for a value that holds nothing
-    stack = [(module, 0) for module in modules]
-    seen = {id(module) for module, _ in stack}
+    stack = [(module, torch.nn.Module, 0) for module in modules]
+    seen = {id(module) for module, _, _ in stack}
     while stack:
-        container, depth = stack.pop()
+        container, kind, depth = stack.pop()
         found.append(container)
         if depth == _DEPTH:
             continue
-        for value in children(container):
+        for value in container.__dict__.values() if kind is object else children(container):
             kind = known[type(value)] if type(value) in known else _find_kind(value)
             if kind is _NOTHING:
                 continue
@@ -308,7 +308,7 @@ def held_containers(
                 found.append(value)
             elif kind is not types.FunctionType or holds_state(value):
                 seen.add(identity)
-                stack.append((value, depth + 1))
+                stack.append((value, kind, depth + 1))
     return found
 
 
@@ -348,6 +348,8 @@ class LayerState:
         for container in held_containers(modules, self._fixed, self._shared):
             if container.__class__ in _DICTIONARIES and not container:
                 snapshot.contents[id(container)] = (container, {})
+            elif _known.get(container.__class__) is object:
+                snapshot.contents[id(container)] = (container, container.__dict__.copy())
             elif not isinstance(container, _IMMUTABLE):
                 snapshot.contents[id(container)] = (container, read_container(container))
         return snapshot
@@ -561,8 +563,8 @@ class Plan:
 
         def carry_out() -> Undo:
             before = read_container(container)
-            write_container(container, merged)
-            return lambda: write_container(container, before)
+            write_containers([(container, merged)])
+            return lambda: write_containers([(container, before)])
 
         self._steps.append(carry_out)
 
@@ -585,13 +587,7 @@ class Plan:
 
     def assign(self, state: dict, key: str, value: Any) -> None:
         """Plan ``state[key] = value``; `ABSENT` removes the key."""
-
-        def assign() -> Undo:
-            before = state.get(key, ABSENT)
-            put(state, key, value)
-            return functools.partial(put, state, key, before)
-
-        self._steps.append(assign)
+        self._steps.append(functools.partial(_put, state, key, value))
 
     def drop(self, state: dict, key: str, where: str) -> None:
         """Plan to remove what the last post-processing had set and this one has not."""
@@ -716,6 +712,15 @@ class Plan:
         return live._make(kept) if hasattr(live, "_make") else type(live)(kept)
 
 
+def _put(state: dict, key: str, value: Any) -> Undo:
+    before = state.get(key, ABSENT)
+    if value is ABSENT:
+        state.pop(key, None)
+    else:
+        state[key] = value
+    return functools.partial(_put, state, key, before)
+
+
 def _swap(live: Any, fresh: Any, keys: Collection[str]) -> Undo:
     """Exchange what two objects hold. What it returns is no closure: one that held itself would keep both alive."""
     for key in keys:
@@ -792,7 +797,8 @@ def compare(
 
     def pair_into(container: Any, key_table: str, old: dict, fresh: dict, running: dict) -> None:
         """Plan a container's attributes, or one of its tables: what has changed, and what is gone."""
-        state = getattr(container, key_table) if key_table else table(container)
+        attributes = container if isinstance(container, dict) else container.__dict__
+        state = attributes[key_table] if key_table else attributes
         last = plan.known.keys(container, key_table)
         if key_table:
             changed = {k: v for k, v in fresh.items() if v is not running.get(k) and not unwritten(v)}
@@ -807,7 +813,8 @@ def compare(
             else:
                 plan.come_or_go(value, f"{where}.{key}")
             plan.assign(state, key, value)
-        plan.derived.note(container, [k for k, v in fresh.items() if v is not old.get(k, ABSENT)], key_table)
+        if derived := [k for k, v in fresh.items() if v is not old.get(k, ABSENT)]:
+            plan.derived.note(container, derived, key_table)
         for key in running.keys() & (old.keys() | last) - fresh.keys() - TABLES:
             plan.drop(state, key, f"{where}.{key}")
         for key, value in fresh.items():

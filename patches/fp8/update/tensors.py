@@ -266,11 +266,10 @@ class PristineParam:
         self.largest = None
 
     def reset(self) -> None:
-        """Forget what was written, and free the staged tensor."""
+        """Forget what was written, and the staged tensor."""
         if self.coverage.boxes or self.coverage.mask is not None:
             self.forget()
         self.tensor = None
-        self.storage.release()
 
     def stage(self) -> torch.Tensor:
         """Return the empty tensor to load into; the same object until `reset`."""
@@ -410,19 +409,14 @@ class SharedStorage:
         raw.set_(storage, 0, (self.nbytes,), (1,)).fill_(byte)
         return True
 
-    def free(self, held_by: int) -> None:
-        """Give the memory back now, if nothing but ``held_by`` staged tensors uses it."""
-        storage = self._storage
-        if storage is None or not storage.resizable():  # what a view of numpy's has is not
+    def release(self, held_by: int) -> None:
+        """Let go of the storage: the next tensor is staged in another. Its memory goes now, if nothing but ``held_by`` staged
+        tensors uses it."""
+        storage, self._storage, self.allocated = self._storage, None, False
+        if storage is None or not held_by or not storage.resizable():  # what a view of numpy's has is not
             return
         if torch._C._storage_Use_Count(storage._cdata) == held_by + 1:
             storage.resize_(0)
-            self.allocated = False
-
-    def release(self) -> None:
-        """Let go of the storage: the next tensor is staged in another."""
-        self._storage = None
-        self.allocated = False
 
 
 def record(modules: dict[str, torch.nn.Module], device: torch.device) -> list[PristineParam]:
