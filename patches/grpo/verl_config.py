@@ -32,8 +32,6 @@ MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
 REPLAY = f"{ROLLOUT}.enable_rollout_routing_replay"
 FIRST_SGLANG = Version("0.5.23")
-SCALES = ("logits_scaling", "logit_scale", "final_logit_softcapping")
-"""What models of transformers do to logits behind the head."""
 _DEFAULT = "vanilla"  # verl's; the same whether the user wrote it or not
 _ADVICE = "Change these settings, or choose another trainer.v1.trainer_mode."
 _IN_THAT_MODE = f"cannot train in mode {streaming.MODE} with", _ADVICE
@@ -106,8 +104,8 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fused_refusal(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why verl's fused log-probabilities would be of another model, as they take the head's weight and nothing else, or fail
-    in the first step: FSDP2 shards a head that is not tied as a unit of its own. Says nothing of a model that is no folder here."""
+    """Yield why verl's fused log-probabilities would fail in the first step: FSDP2 shards a head that is not tied as a unit of its
+    own. Says nothing of a model that is no folder here."""
     backend = get(f"{MODEL}.fused_kernel_options.impl_backend")
     folder = Path(user_directories.expand(str(get(f"{MODEL}.path"))))
     if not (backend and get(f"{MODEL}.use_fused_kernels") and (folder / "config.json").exists()):
@@ -115,9 +113,6 @@ def _fused_refusal(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     from transformers import AutoConfig
 
     model = AutoConfig.from_pretrained(folder, trust_remote_code=bool(get(f"{MODEL}.trust_remote_code")))
-    for name in SCALES:
-        if (factor := getattr(model, name, None)) not in (None, 1):
-            yield f"{MODEL}.use_fused_kernels=True (it leaves out this model's {name}={factor})"
     is_sharded = get(f"{ACTOR}.strategy") == "fsdp2" and not getattr(model, "tie_word_embeddings", False)
     if is_sharded and not (options["logprobs"] and backend != "triton"):
         yield (

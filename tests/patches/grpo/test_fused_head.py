@@ -51,13 +51,36 @@ def test_a_head_of_its_own_is_refused_by_name_without_the_option(tmp_path, tied,
     assert refused or said not in done.stderr, done.stderr[-3000:]
 
 
-def test_a_model_that_scales_its_logits_is_refused_by_name(tmp_path):
-    from transformers import GraniteConfig
+LOGITS = """
+import sys, torch, transformers
+from verl.models.transformers.monkey_patch import patch_forward_with_backends
+small = dict(vocab_size=71, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+caps = dict(head_dim=8, sliding_window=4, final_logit_softcapping=30.0)
+KINDS = {
+    "qwen2": {}, "granite": dict(logits_scaling=1.0), "granite scaled": dict(logits_scaling=4.0), "phi": {},
+    "gemma2": dict(caps, final_logit_softcapping=None), "gemma2 capped": caps, "cohere": {}, "mixtral": dict(output_router_logits=True),
+}
+for kind, own in KINDS.items():
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind.split()[0], **small, **own))
+    if getattr(model.lm_head, "bias", None) is not None:
+        torch.nn.init.normal_(model.lm_head.bias)
+    forward = type(model).forward
+    try:
+        for _ in range(2):  # a reference has the same class
+            patch_forward_with_backends(model.bfloat16(), use_fused_kernels=True, fused_kernels_backend="torch")
+        print("TAKEN", kind)
+    except Exception as error:
+        print("REFUSED", kind, error)
+    type(model).forward = forward
+"""
 
-    GraniteConfig(logits_scaling=4.0).save_pretrained(tmp_path / "model")
-    arguments = [json.dumps([FUSED[0], f"actor_rollout_ref.model.path={tmp_path}/model"]), "[]"]
-    done = grpo_lab.python(verl_driver.DRIVER, tmp_path, arguments=arguments, FLASHPATCH="grpo")
-    assert "it leaves out this model's logits_scaling=4.0" in done.stderr, done.stderr[-3000:]
+
+def test_a_model_is_asked_for_its_own_logits_and_refused_if_they_are_others(tmp_path):
+    done = grpo_lab.python(LOGITS, tmp_path, FLASHPATCH="grpo")
+    said = [line for line in done.stdout.splitlines() if line.startswith(("TAKEN", "REFUSED"))]
+    taken = [line.removeprefix("TAKEN ") for line in said if line.startswith("TAKEN")]
+    assert taken == ["qwen2", "granite", "gemma2", "mixtral"], grpo_lab.tail(done)
+    assert len(said) == 8 and all("use_fused_kernels=False" in line for line in said if "REFUSED" in line)
 
 
 def test_the_option_takes_a_head_that_is_sharded(tmp_path):

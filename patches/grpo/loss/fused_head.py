@@ -1,0 +1,72 @@
+"""Ask a model whether its logits are its states times its head's weight, as verl's fused log-probabilities take them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flashpatch.decorate import Patches
+from flashpatch.errors import PatchError
+from flashpatch.patches._shared.context import having
+
+patches = Patches("grpo", "verl>=0.9", scope="trainer", evidence="optional")
+
+
+@patches.wrap(
+    "verl.models.transformers.monkey_patch:patch_forward_with_backends",
+    why="Models that scale, cap or shift their logits get another model's log-probabilities from verl's fused kernels.",
+    remove_when="verl refuses such models itself.",
+)
+def patch_forward_with_backends(original, model: Any, *args: Any, **kwargs: Any) -> None:
+    """Let verl take the forward over, and raise PatchError if the model's own makes other logits."""
+    own = type(model).forward
+    original(model, *args, **kwargs)
+    # another model of the class has been asked; one on meta holds no values here, but does on rank 0
+    if type(model).forward is own or model.lm_head.weight.is_meta:
+        return
+    if (why := _unlike(model, own)) is not None:
+        raise PatchError(
+            f"use_fused_kernels=True takes the states times the head's weight for the logits of {type(model).__name__}, {why}",
+            patch=patches.of(patch_forward_with_backends).id,
+            advice="Set actor_rollout_ref.model.use_fused_kernels=False.",
+        )
+
+
+def _unlike(model: Any, own: Callable) -> str | None:
+    """Return what the model's own forward makes of states instead; None if it is just that product."""
+    import torch
+
+    weight = model.lm_head.weight.detach()
+    states = torch.sin(torch.arange(1.0, 1 + weight.shape[1], device=weight.device))
+    largest = (weight.float() @ states).abs().max()
+    states = torch.stack([states * (1000 / largest), 0 * states])[None].to(
+        weight.dtype
+    )  # a cap shows far out, a bias at 0
+    plain = (states @ weight.T).float()
+    ids = torch.zeros(1, 2, dtype=torch.long, device=weight.device)
+    try:
+        with torch.no_grad(), having(model.model, "forward", lambda *args, **kwargs: _Outputs(states)):
+            logits = own(model, input_ids=ids, use_cache=False, return_dict=True).logits.float()
+    except Exception as error:
+        return f"which cannot be asked for them ({type(error).__name__}: {error})"
+    if logits.shape != plain.shape:
+        return f"which makes {logits.shape[-1]} of {plain.shape[-1]}"
+    far, at_zero = (logits - plain).abs().amax((0, 2)).tolist()
+    return (
+        f"which makes them {far:.3g} off where they reach 1000, {at_zero:.3g} at 0"
+        if far > 10 or at_zero
+        else None
+    )
+
+
+class _Outputs:
+    """What a base model returns: its last states, and nothing else."""
+
+    def __init__(self, states: Any) -> None:
+        self.last_hidden_state = states
+
+    def __getitem__(self, key: Any) -> Any:
+        return (self.last_hidden_state,)[key]
+
+    def __getattr__(self, name: str) -> None:
+        return None
