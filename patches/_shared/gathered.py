@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from flashpatch.decorate import Patches
+
+WORKER = "verl.experimental.separation.engine_workers:DetachActorWorker"
 
 
 def free(module: Any) -> None:
@@ -16,3 +21,36 @@ def free(module: Any) -> None:
             unit.reshard()
         elif isinstance(unit, FullyShardedDataParallel) and hasattr(unit._flat_param, "_full_param_padded"):
             unit._handle.reshard(free_unsharded_flat_param=True)
+
+
+def before_exchange(patches: Patches) -> None:
+    """Add a patch that frees them where verl's asynchronous trainers put another policy's shards in place."""
+
+    def get_strategy_handlers(original: Any, self: Any) -> Any:
+        """Free gathered weights before verl saves a policy's shards, and before it puts saved ones in place."""
+        handlers = original(self)
+        if self.config.actor.strategy not in ("fsdp", "fsdp2"):
+            return handlers
+
+        def fresh(handle: Callable[..., Any]) -> Callable[..., Any]:
+            def call(model: Any, *saved: Any) -> Any:
+                free(model)
+                return handle(model, *saved)
+
+            return call
+
+        return tuple(map(fresh, handlers))
+
+    patches.wrap(
+        f"{WORKER}._get_strategy_handlers",
+        requires="verl>=0.9",
+        relies_on=(
+            f"{WORKER}.save_model_to_cpu",
+            f"{WORKER}.restore_model_from_cpu",
+            "self.config.actor.strategy",
+        ),
+        evidence="optional",  # of trainer modes with rollouts apart, and several updates between two syncs, alone
+        why="FSDP keeps gathered weights after a forward. With those the next one computes, and trains, though verl has "
+        "put other shards in place; FSDP2 then has no shards to save.",
+        remove_when="verl reshards a model before it saves and restores its shards.",
+    )(get_strategy_handlers)

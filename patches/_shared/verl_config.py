@@ -148,7 +148,9 @@ def replaced_losses(get: Get) -> Iterator[str]:
 def parted_replicas(get: Get) -> Iterator[str]:
     """Yield the settings with which each rank trains a model of its own, unless the name fsdp couples them."""
     ranks = get("trainer.n_gpus_per_node", 1) * get("trainer.nnodes", 1)
-    for of, sizes in (("actor_rollout_ref.actor", "fsdp_config"), ("critic", "fsdp")):
+    has_critic = get("critic.enable")
+    has_critic = get("algorithm.adv_estimator") == "gae" if has_critic is None else has_critic
+    for of, sizes in (("actor_rollout_ref.actor", "fsdp_config"), ("critic", "fsdp"))[: 1 + has_critic]:
         parted = get(f"{of}.strategy") == "fsdp" and get(f"{of}.{sizes}.fsdp_size") == 1 < ranks
         if parted and not engine.enabled("fsdp"):
             yield f"{of}.{sizes}.fsdp_size=1 (FSDP1 then averages no gradients over its {ranks} ranks; the name fsdp, or strategy=fsdp2, does)"

@@ -16,8 +16,8 @@ from flashpatch.patches.cpu.platform import IMPL
 MONKEY_PATCH = "verl.models.transformers.monkey_patch"
 IMPLEMENTATION = "sdpa"
 """The name under which transformers finds the attention that this exchanges."""
-POSITIONS = "_flashpatch_positions"
-"""Attribute of a layer that takes ``position_ids`` as an argument of its own, and need not pass it on: what it got last."""
+ROW = "_flashpatch_row"
+"""Attribute of a layer of a model whose rows verl packs: the positions that the model got last."""
 WINDOW = "_flashpatch_window"
 """Attribute of a mask that transformers made: the window that it was made for, None for all earlier tokens."""
 
@@ -42,23 +42,33 @@ def attention(
     of the heads, after it all heads for its share of the tokens. verl does so around flash-attn only.
 
     Args:
-        original: transformers' attention, called if nothing is shared: without a group, or, without positions, in a layer
-            that is not causal, as of a vision tower, which every rank computes whole.
+        original: transformers' attention, called if nothing is shared: without a group, where a packed row's sequences are kept
+            apart first, or, without positions, in a layer that is not causal, as of a vision tower, which every rank computes whole.
         query, key, value: ``(1, heads, tokens / ranks, head_dim)``; key and value may have fewer heads.
         attention_mask: of the rank's own tokens. It says nothing of the others, but for its window (`stated_mask`).
-        kwargs: ``position_ids``, ``(1, tokens / ranks)``, from 0 in every sequence, if not those that the layer was given itself
+        kwargs: ``position_ids``, ``(1, tokens / ranks)``, from 0 in every sequence, unless the model got those of as many tokens
             (`build_module`), and ``sliding_window``, in tokens.
 
     Returns ``(1, tokens / ranks, heads, head_dim)``, and no attention weights. Raises PatchError in a causal layer without positions,
-    or with another mask than of earlier tokens in a window.
+    or with another mask than of earlier tokens in a window, and for what flash-attn, verl's default, would do and this cannot.
     """
     import torch
     from verl.utils import ulysses
 
+    if lost := [name for name in _flash_alone(original) if kwargs.get(name) is not None]:
+        raise PatchError(
+            f"{type(module).__name__} attends with {lost[0]}, which torch's attention leaves out.",
+            **patches.at(build_module),
+            advice="Set +actor_rollout_ref.model.override_config.attn_implementation=eager.",
+        )
     ranks = ulysses.get_ulysses_sequence_parallel_world_size()
-    positions = kwargs.get("position_ids", getattr(module, POSITIONS, None))
+    row = getattr(module, ROW, None)
+    row = row if row is not None and row.shape == (1, query.shape[2]) else None
+    positions = kwargs.get("position_ids") if row is None else row
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if ranks == 1 or (positions is None and not causal):
+        if causal and row is not None:
+            attention_mask = apart(attention_mask, row[0], kwargs.get("sliding_window"))
         named = dict(dropout=dropout, scaling=scaling, is_causal=is_causal)
         return original(module, query, key, value, attention_mask, **named, **kwargs)
     if positions is None:
@@ -80,6 +90,29 @@ def attention(
     how = dict(attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=True)
     out = torch.nn.functional.scaled_dot_product_attention(query, key, value, **how)
     return exchange(out, 2, 1, group).transpose(1, 2).contiguous(), None
+
+
+@functools.cache
+def _flash_alone(sdpa: Callable) -> set[str]:
+    """Return what changes the result of transformers' flash attention, by keyword, and torch's does not know."""
+    from transformers.integrations.flash_attention import flash_attention_forward
+
+    known = inspect.signature(sdpa).parameters.keys() | {"sliding_window"}  # which is in the mask
+    return inspect.signature(flash_attention_forward).parameters.keys() - known
+
+
+def apart(mask: Any, positions: Any, window: int | None) -> Any:
+    """Return the mask of a row, ``(1, 1, tokens, tokens)`` or None for all earlier tokens, in which no token sees another
+    sequence's: not all models say where sequences begin, which is where ``positions``, ``(tokens,)``, are 0."""
+    import torch
+
+    if torch.count_nonzero(positions) >= len(positions) - 1:
+        return mask
+    if mask is None:
+        return causal_mask(positions, window)[None, None]
+    sequence = (positions == 0).cumsum(0)
+    same = sequence.unsqueeze(1) == sequence
+    return mask & same if mask.dtype == torch.bool else mask.masked_fill(~same, torch.finfo(mask.dtype).min)
 
 
 def exchange(part: Any, scatter: int, gather: int, group: Any) -> Any:
@@ -129,22 +162,44 @@ def _is_of(mask: Any, positions: Any, window: int | None) -> bool:
 
 @patches.wrap(
     f"{IMPL}:FSDPEngine._build_module",
-    relies_on="self.ulysses_sequence_parallel_size",
-    why="Some attention takes position_ids as an argument of its own and passes it to nothing; some models attend by functions "
-    "of their own, or have layers that see a rank's part of the row alone.",
-    remove_when="verl's Ulysses covers these, or refuses them.",
+    relies_on=("self.ulysses_sequence_parallel_size", "self.use_remove_padding"),
+    why="Some models do not tell their attention where the sequences of a packed row begin; some attend by functions of their own, "
+    "or have layers that see a rank's part of the row alone.",
+    remove_when="verl's Ulysses covers these, or refuses them, and transformers' torch attention asks for positions.",
 )
 def build_module(original, self) -> Any:
-    """With Ulysses, keep for each layer the positions that it takes as an argument of its own; refuse a model whose layers
-    would see a rank's part of the row alone."""
+    """Keep for each layer the positions of a packed row. With Ulysses, refuse a model whose layers would see a rank's part of the
+    row alone."""
     module = original(self)
+    layers = list(module.modules())
+    if self.use_remove_padding:  # LoRA calls the base alone
+        for one in {module, getattr(module, "base_model", module)}:
+            one.register_forward_pre_hook(functools.partial(_note, layers), with_kwargs=True)
+        if self.ulysses_sequence_parallel_size == 1 and module.device.type != "meta":  # rank 0 holds values
+            _refuse_mixing(module)
     if self.ulysses_sequence_parallel_size > 1:
-        if why := _alone(layers := list(module.modules()), getattr(module.config, "layer_types", None) or ()):
+        if why := _alone(layers, getattr(module.config, "layer_types", None) or ()):
             raise _refusal(f"{type(module).__name__} {why}")
-        for one in layers:
-            if "position_ids" in inspect.signature(one.forward).parameters:
-                one.register_forward_pre_hook(_note, with_kwargs=True)
     return module
+
+
+def _refuse_mixing(model: Any) -> None:
+    """Raise PatchError if the second of two sequences comes out otherwise behind the first than alone."""
+    import torch
+
+    base, ids = getattr(model, "base_model", model), torch.arange(12)[None]
+    positions = torch.cat([torch.arange(7), torch.arange(5)])[None]
+    with torch.no_grad():
+        packed = base(input_ids=ids, position_ids=positions, use_cache=False)[0][:, 7:]
+        alone = base(input_ids=ids[:, 7:], position_ids=positions[:, 7:], use_cache=False)[0]
+    if (
+        packed - alone
+    ).abs().max() > 0.1 * alone.std():  # rounding is far less, another sequence's tokens far more
+        raise PatchError(
+            f"{type(model).__name__} mixes the sequences that verl packs into one row.",
+            **patches.at(build_module),
+            advice="Set actor_rollout_ref.model.use_remove_padding=False.",
+        )
 
 
 def _alone(layers: list[Any], kinds: Iterable[str] = ()) -> str:
@@ -163,8 +218,13 @@ def _alone(layers: list[Any], kinds: Iterable[str] = ()) -> str:
     return "" if shared else "attends by functions of its own"
 
 
-def _note(module: Any, args: Any, kwargs: dict[str, Any]) -> None:
-    setattr(module, POSITIONS, kwargs.get("position_ids"))
+def _note(layers: list[Any], module: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Note a packed row's positions: of several kinds, for images, the first of four are the tokens'."""
+    row = kwargs.get("position_ids")
+    if row is not None:
+        row = row if row.dim() == 2 else row[0] if len(row) == 4 else None
+        for one in layers:
+            setattr(one, ROW, row)
 
 
 def _refusal(why: str) -> PatchError:

@@ -13,6 +13,7 @@ from typing import Any
 from flashpatch import engine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared import fused_head, gathered
 from flashpatch.patches._shared.context import holding
 from flashpatch.patches._shared.flow_names import MODE
 from flashpatch.patches.flowrl import options
@@ -22,6 +23,8 @@ ALGOS = "verl.trainer.ppo.core_algos"
 NEEDED = ("old_log_probs", "ref_log_prob", "token_level_rewards", "response_mask")
 
 patches = Patches("flowrl", "verl>=0.9", scope="trainer", remove_when="verl has the trajectory-balance loss.")
+gathered.before_exchange(patches)
+fused_head.ask_the_model(patches)
 
 
 @dataclass(eq=False)

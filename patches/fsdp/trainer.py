@@ -277,32 +277,4 @@ def get_sharding_strategy(original, device_mesh: Any, *args: Any, **kwargs: Any)
     return original(device_mesh, *args, **kwargs)
 
 
-WORKER = "verl.experimental.separation.engine_workers:DetachActorWorker"
-
-
-@Patches("fsdp", "verl>=0.9", framework="verl_0_9", scope="trainer").wrap(
-    f"{WORKER}._get_strategy_handlers",
-    relies_on=(
-        f"{WORKER}.save_model_to_cpu",
-        f"{WORKER}.restore_model_from_cpu",
-        "self.config.actor.strategy",
-    ),
-    evidence="optional",  # of trainer modes with rollouts apart, and several updates between two syncs, alone
-    why="FSDP keeps gathered weights after a forward. With those the next one computes old log-probabilities, though verl has "
-    "put other shards in place; FSDP2 then has no shards to save.",
-    remove_when="verl reshards a model before it saves and restores its shards.",
-)
-def get_strategy_handlers(original, self) -> Any:
-    """Free gathered weights before verl saves a policy's shards, and before it puts saved ones in place."""
-    handlers = original(self)
-    if self.config.actor.strategy not in ("fsdp", "fsdp2"):
-        return handlers
-
-    def fresh(handle: Callable[..., Any]) -> Callable[..., Any]:
-        def call(model: Any, *saved: Any) -> Any:
-            gathered.free(model)
-            return handle(model, *saved)
-
-        return call
-
-    return tuple(map(fresh, handlers))
+gathered.before_exchange(patches)

@@ -6,7 +6,7 @@ from functools import partial
 
 from flashpatch.decorate import collected
 from flashpatch.patches.grpo import verl_config
-from flashpatch.patches.grpo.loss import fused_head, policy_loss
+from flashpatch.patches.grpo.loss import policy_loss
 from flashpatch.patches.grpo.replay import actor
 from flashpatch.patches.grpo.routing import resubmit, router
 from flashpatch.patches.grpo.streaming import mode, staleness
@@ -18,7 +18,7 @@ _number = partial(Option, kind=int, least=0)
 FAMILY = Family(
     name="grpo",
     summary="GRPO loss that no split of the batch changes; routing by tokens; retries on lost servers; experts as the engine chose them",
-    patches=collected(verl_config, policy_loss, fused_head, router, resubmit, mode, staleness, actor),
+    patches=collected(verl_config, policy_loss, router, resubmit, mode, staleness, actor),
     options={
         "loss": _switch(True, "set the loss mode grpo_exact if the configuration has verl's default"),
         "logprobs": _switch(

@@ -47,6 +47,15 @@ KINDS = {
     "longrope": ("phi3", dict(rope_scaling=LONG, pad_token_id=0, original_max_position_embeddings=16)),
     "dynamic": ("gemma3_text", dict(head_dim=8, rope_parameters=BY_KIND, layer_types=[*BY_KIND])),
     "own mask": ("doge", dict(keep_window_size=4)),
+    "opt": ("opt", dict(ffn_dim=48, word_embed_proj_dim=32, dropout=0.0, max_position_embeddings=256)),
+    "falcon": ("falcon", dict(alibi=False, new_decoder_architecture=False)),
+    "granite": (
+        "granitemoehybrid",
+        dict(
+            num_local_experts=0, shared_intermediate_size=48, mamba_n_heads=4, layer_types=["attention"] * 2
+        ),
+    ),
+    "softcap": ("gemma2", dict(head_dim=8)),
     "persimmon": ("persimmon", dict(num_key_value_heads=4, qk_layernorm=False)),
 }
 FULL = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
@@ -124,9 +133,9 @@ def step(model: Path, batch: Any, wanted: torch.Tensor, packed: bool, fused: boo
     return {**away, "gradient": float((gradient - wanted).norm() / wanted.norm())}
 
 
-def shared(model: Path, batch: Any, wanted: torch.Tensor) -> float:
-    """Return how far the gradient of verl's update is whose ranks share each row (Ulysses)."""
-    made = training(model, packed=True, ulysses_sequence_parallel_size=2)
+def shared(model: Path, batch: Any, wanted: torch.Tensor, ranks: int = 2) -> float:
+    """Return how far the gradient of verl's update is whose ranks share each packed row (Ulysses)."""
+    made = training(model, packed=True, ulysses_sequence_parallel_size=ranks)
     data = job.share(batch, len(batch), {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": len(batch)})
     tu.assign_non_tensor(data, use_remove_padding=True)
     found = job.gradient(made.engine, data, made.loss_fn)

@@ -9,6 +9,7 @@ from typing import Any
 from flashpatch import engine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared import fused_head, gathered
 
 MODE = "grpo_exact"
 ALGOS = "verl.trainer.ppo.core_algos"
@@ -17,6 +18,8 @@ _last: Any = None
 """The `Counts` last written into a batch of this process; None before the first."""
 
 patches = Patches("grpo", "verl>=0.9", scope="trainer", evidence="step")
+gathered.before_exchange(patches)
+fused_head.ask_the_model(patches)
 
 
 def last() -> Any:

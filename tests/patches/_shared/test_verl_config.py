@@ -105,9 +105,11 @@ def test_replicas_that_fsdp1_does_not_couple_are_refused_unless_the_name_fsdp_co
         return [*verl_config.parted_replicas(lambda path, default=None: settings.get(path, default))]
 
     assert found()[0].startswith(f"{actor}.fsdp_config.fsdp_size=1 (FSDP1 then averages no gradients")
-    critic = found(
+    of_critic = dict(
         actor_rollout_ref__actor__strategy="fsdp2", critic__strategy="fsdp", critic__fsdp__fsdp_size=1
     )
+    assert not found(**of_critic) and not found(**of_critic, algorithm__adv_estimator="grpo")
+    critic = found(**of_critic, algorithm__adv_estimator="gae")
     assert critic[0].startswith("critic.fsdp.fsdp_size=1")
     assert not found(trainer__n_gpus_per_node=1) and not found(actor_rollout_ref__actor__strategy="fsdp2")
     monkeypatch.setattr(verl_config.engine, "enabled", lambda name: name == "fsdp")

@@ -37,9 +37,7 @@ def test_attention_of_several_ranks_is_that_of_one(tmp_path, ranks):
         assert max(max(one[name]["stock"]) for one in found) > 1e-2, name
 
 
-@pytest.mark.verl
-def test_a_model_whose_ranks_share_a_row_is_right_or_refused_by_name(tmp_path):
-    code = """
+MODELS = """
     import json, sys
     from pathlib import Path
     sys.path.append(os.environ["SUPPORT"])
@@ -48,14 +46,32 @@ def test_a_model_whose_ranks_share_a_row_is_right_or_refused_by_name(tmp_path):
     import stream_kinds as lab
     from flashpatch.patches.cpu.ulysses import _alone
     folder, seen = Path(str(rank)), [_alone([torch.nn.Linear(1, 1)])]
-    for kind in ("attention", "ministral", "persimmon", "window in the mask", "convolution", "lightning", "own mask", "longrope", "dynamic"):
+    for kind in {kinds}:
         batch, wanted = lab.write(folder, kind)
         try:
-            seen.append(lab.shared(folder / kind, batch, wanted))
+            seen.append(lab.shared(folder / kind, batch, wanted, {ranks}))
         except flashpatch.PatchError as error:
             seen.append(str(error))
     print(json.dumps(seen))
-    """
+"""
+
+
+@pytest.mark.verl
+def test_sequences_of_a_packed_row_do_not_see_each_other_on_one_rank(tmp_path):
+    kinds = ("attention", "window", "opt", "granite", "falcon", "convolution", "softcap")
+    (said,) = grpo_lab.ranks(MODELS.format(kinds=kinds, ranks=1), tmp_path, 1, SUPPORT=str(SUPPORT))
+    _, *right, falcon, convolution, softcap = json.loads(said.strip().splitlines()[-1])
+    assert max(right) < 1e-5
+    assert "FalconForCausalLM mixes the sequences" in falcon and "use_remove_padding=False" in falcon
+    assert "Lfm2ForCausalLM mixes the sequences" in convolution
+    assert "Gemma2Attention attends with softcap" in softcap and "attn_implementation=eager" in softcap
+
+
+@pytest.mark.verl
+def test_a_model_whose_ranks_share_a_row_is_right_or_refused_by_name(tmp_path):
+    kinds = ("attention", "ministral", "persimmon", "window in the mask", "convolution", "lightning")
+    kinds += ("own mask", "longrope", "dynamic")
+    code = MODELS.format(kinds=kinds, ranks=2)
     for said in grpo_lab.ranks(code, tmp_path, 2, SUPPORT=str(SUPPORT)):
         linear, *right, convolution, lightning, mask, first, second = json.loads(
             said.strip().splitlines()[-1]

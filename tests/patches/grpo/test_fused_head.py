@@ -75,8 +75,9 @@ for kind, own in KINDS.items():
 """
 
 
-def test_a_model_is_asked_for_its_own_logits_and_refused_if_they_are_others(tmp_path):
-    done = grpo_lab.python(LOGITS, tmp_path, FLASHPATCH="grpo")
+@pytest.mark.parametrize("name", ["grpo", "flowrl"])
+def test_a_model_is_asked_for_its_own_logits_and_refused_if_they_are_others(tmp_path, name):
+    done = grpo_lab.python(LOGITS, tmp_path, FLASHPATCH=name)
     said = [line for line in done.stdout.splitlines() if line.startswith(("TAKEN", "REFUSED"))]
     taken = [line.removeprefix("TAKEN ") for line in said if line.startswith("TAKEN")]
     assert taken == ["qwen2", "granite", "gemma2", "mixtral"], grpo_lab.tail(done)

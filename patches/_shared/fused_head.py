@@ -9,27 +9,30 @@ from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import having
 
-patches = Patches("grpo", "verl>=0.9", scope="trainer", evidence="optional")
 
+def ask_the_model(patches: Patches) -> None:
+    """Add a patch that asks each model of which verl's fused kernels take the forward over."""
 
-@patches.wrap(
-    "verl.models.transformers.monkey_patch:patch_forward_with_backends",
-    why="Models that scale, cap or shift their logits get another model's log-probabilities from verl's fused kernels.",
-    remove_when="verl refuses such models itself.",
-)
-def patch_forward_with_backends(original, model: Any, *args: Any, **kwargs: Any) -> None:
-    """Let verl take the forward over, and raise PatchError if the model's own makes other logits."""
-    own = type(model).forward
-    original(model, *args, **kwargs)
-    # another model of the class has been asked; one on meta holds no values here, but does on rank 0
-    if type(model).forward is own or model.lm_head.weight.is_meta:
-        return
-    if (why := _unlike(model, own)) is not None:
-        raise PatchError(
-            f"use_fused_kernels=True takes the states times the head's weight for the logits of {type(model).__name__}, {why}",
-            patch=patches.of(patch_forward_with_backends).id,
-            advice="Set actor_rollout_ref.model.use_fused_kernels=False.",
-        )
+    def patch_forward_with_backends(original: Any, model: Any, *args: Any, **kwargs: Any) -> None:
+        """Let verl take the forward over, and raise PatchError if the model's own makes other logits."""
+        own = type(model).forward
+        original(model, *args, **kwargs)
+        # another model of the class has been asked; one on meta holds no values here, but does on rank 0
+        if type(model).forward is own or model.lm_head.weight.is_meta:
+            return
+        if (why := _unlike(model, own)) is not None:
+            raise PatchError(
+                f"use_fused_kernels=True takes the states times the head's weight for the logits of {type(model).__name__}, {why}",
+                patch=patches.of(patch_forward_with_backends).id,
+                advice="Set actor_rollout_ref.model.use_fused_kernels=False.",
+            )
+
+    patches.wrap(
+        "verl.models.transformers.monkey_patch:patch_forward_with_backends",
+        evidence="optional",
+        why="Models that scale, cap or shift their logits get another model's log-probabilities from verl's fused kernels.",
+        remove_when="verl refuses such models itself.",
+    )(patch_forward_with_backends)
 
 
 def _unlike(model: Any, own: Callable) -> str | None:
