@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -33,6 +34,9 @@ _BETWEEN_LOOKS = 5.0  # seconds, for the ranks of an engine to commit
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # which would leave engines running
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     if given[:1] == ["exact"]:
         from flashpatch.verify.exact import command
 

@@ -98,3 +98,12 @@ def test_where_no_engine_is_installed_it_says_so(given, wanted: str, monkeypatch
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     assert command.main(["policy", *given]) == command.DIFFER
     assert f"cannot compare here: {wanted} is not installed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("model", "wrong"), [("{}/absent", "there is no folder {}/absent"), ("{}", "{} has no config.json")]
+)
+def test_a_folder_that_holds_no_checkpoint_is_named(model: str, wrong: str, tmp_path, capsys) -> None:
+    assert command.main([model.format(tmp_path)]) == command.USAGE
+    said = f"flashpatch-verify exact: {wrong.format(tmp_path)}. Give the folder of a checkpoint that transformers "
+    assert capsys.readouterr().err.startswith(said)
