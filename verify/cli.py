@@ -228,11 +228,11 @@ def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
 def _processes(report: LiveReport) -> Table:
     rows = []
     for process in report.processes:
-        rank = ", ".join(f"{key}={value}" for key, value in process.rank.items())
-        patches = ", ".join(f"{count} {word}" for word, count in process.states.items())
-        told = process.ended or process.lives, ", ".join(process.names), patches, str(process.calls)
-        rows.append((process.name, rank, *told, process.verdict))
-    return Table("Processes", ("process", "rank", "ended", "names", "patches", "calls", "verdict"), rows)
+        rank = "".join(f" {key}={value}" for key, value in process.rank.items())
+        live = f"{process.states.get('live', 0)} of {sum(process.states.values())}"
+        told = process.ended or process.lives, live, str(process.calls)
+        rows.append((process.name.replace("+", " + ") + rank, *told, process.verdict))
+    return Table("Processes", ("process", "ended", "patches live", "calls", "verdict"), rows)
 
 
 def _against(options: argparse.Namespace) -> int:

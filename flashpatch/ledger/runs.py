@@ -132,7 +132,7 @@ def choose(directory: Path, wanted: str | None = None) -> Path | None:
         living_first = sorted(found, key=_lives, reverse=True)
         return next((folder for folder in living_first if read_run(folder) is not None), None)
     if directory / wanted not in found:
-        known = ", ".join(folder.name for folder in found[4::-1])
+        known = ", ".join(folder.name for folder in found[:5])
         raise PatchError(
             f"there is no run {wanted} in {directory}.", advice=f"The newest runs there are: {known}."
         )

@@ -217,7 +217,8 @@ def test_live_judges_a_finished_job(run, verify):
     )
     assert lines[3] == told
     assert lines[7].split() == ["toy", *"the patches that were due were called 1 of 1".split()]
-    assert len(lines) == 8 and "Processes" in verify("--live", "--all").stdout
+    title, _, process = verify("--live", "--all").stdout.splitlines()[-3:]
+    assert len(lines) == 8 and title == "Processes" and process.endswith("2 of 2        2      ok")
 
 
 def test_live_names_what_a_job_left_behind(run, verify):
