@@ -100,10 +100,11 @@ def test_where_no_engine_is_installed_it_says_so(given, wanted: str, monkeypatch
     assert f"cannot compare here: {wanted} is not installed" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("model", "wrong"), [("{}/absent", "there is no folder {}/absent"), ("{}", "{} has no config.json")]
-)
-def test_a_folder_that_holds_no_checkpoint_is_named(model: str, wrong: str, tmp_path, capsys) -> None:
-    assert command.main([model.format(tmp_path)]) == command.USAGE
-    said = f"flashpatch-verify exact: {wrong.format(tmp_path)}. Give the folder of a checkpoint that transformers "
-    assert capsys.readouterr().err.startswith(said)
+def test_a_folder_that_holds_no_checkpoint_is_named(tmp_path, capsys) -> None:
+    absent = tmp_path / "absent"
+    for model, wrong in (
+        (absent, f"there is no folder {absent}"),
+        (tmp_path, f"{tmp_path} has no config.json"),
+    ):
+        assert command.main([str(model)]) == command.USAGE
+        assert capsys.readouterr().err.startswith(f"flashpatch-verify exact: {wrong}. Give the folder of a ")
