@@ -101,10 +101,7 @@ def test_where_no_engine_is_installed_it_says_so(given, wanted: str, monkeypatch
 
 
 def test_a_folder_that_holds_no_checkpoint_is_named(tmp_path, capsys) -> None:
-    absent = tmp_path / "absent"
-    for model, wrong in (
-        (absent, f"there is no folder {absent}"),
-        (tmp_path, f"{tmp_path} has no config.json"),
-    ):
+    for model, wrong in (tmp_path / "absent", "there is no folder {}"), (tmp_path, "{} has no config.json"):
         assert command.main([str(model)]) == command.USAGE
-        assert capsys.readouterr().err.startswith(f"flashpatch-verify exact: {wrong}. Give the folder of a ")
+        said = f"flashpatch-verify exact: {wrong.format(model)}. Give the folder of a checkpoint"
+        assert capsys.readouterr().err.startswith(said)
