@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections import Counter
@@ -33,6 +34,9 @@ _BETWEEN_LOOKS = 5.0  # seconds, for the ranks of an engine to commit
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # which would leave engines running
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
     if given[:1] == ["exact"]:
         from flashpatch.verify.exact import command
 
@@ -224,11 +228,11 @@ def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
 def _processes(report: LiveReport) -> Table:
     rows = []
     for process in report.processes:
-        rank = ", ".join(f"{key}={value}" for key, value in process.rank.items())
-        patches = ", ".join(f"{count} {word}" for word, count in process.states.items())
-        told = process.ended or process.lives, ", ".join(process.names), patches, str(process.calls)
-        rows.append((process.name, rank, *told, process.verdict))
-    return Table("Processes", ("process", "rank", "ended", "names", "patches", "calls", "verdict"), rows)
+        rank = "".join(f" {key}={value}" for key, value in process.rank.items())
+        live = f"{process.states.get('live', 0)} of {sum(process.states.values())}"
+        told = process.ended or process.lives, live, str(process.calls)
+        rows.append((process.name.replace("+", " + ") + rank, *told, process.verdict))
+    return Table("Processes", ("process", "ended", "patches live", "calls", "verdict"), rows)
 
 
 def _against(options: argparse.Namespace) -> int:

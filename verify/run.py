@@ -10,6 +10,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
@@ -87,10 +88,12 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
     workdir, nonce = Path(tempfile.mkdtemp(prefix="flashpatch-verify-")), f"verify-{secrets.token_hex(8)}"
     # The probe's processes inherit this: the one family, a new ledger and run.
     own = {"FLASHPATCH_LEDGER": str(workdir / "ledger"), "FLASHPATCH_RUN": nonce}
-    with mock.patch.dict(os.environ, own):
+    with mock.patch.dict(os.environ, own), ExitStack() as if_ended:
+        if_ended.callback(shutil.rmtree, workdir)
         selections.export(selection)
         proofs = list(_observe(family, name, nonce, workdir, progress))
         written = {run.id: run for run in ledger.read(workdir / "ledger")}
+        if_ended.pop_all()
     run = written.get(nonce, Run(nonce))
     rows = [row for row in run.rows if row.pid != os.getpid()]
     reports = tuple(

@@ -129,7 +129,7 @@ def _help(command: str) -> str:
     program, *arguments = shlex.split(command)
     done = subprocess.run(
         [Path(sys.executable).parent / program, *arguments, "--help"],
-        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
+        env={**os.environ, "COLUMNS": "90", "NO_COLOR": "1"},
         capture_output=True,
         text=True,
     )

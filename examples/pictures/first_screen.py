@@ -56,15 +56,15 @@ def charts(numbers: dict[str, Any]) -> dict[str, str]:
 def speed(measured: dict[str, list[int]], colours: dict[str, str]) -> str:
     """Draw tokens per second by batch, each pair of bars relative to stock's."""
     rows = list(zip(measured["batch"], measured["stock"], measured["flashpatch"], strict=True))
-    unit = 205 / max(ours / stock for _, stock, ours in rows)
+    unit = 200 / max(ours / stock for _, stock, ours in rows)
     parts, y = [], 78
     for batch, stock, ours in rows:
         parts.append(_text(LEFT, y + 22, f"batch {batch}", colours["text"]))
         for at, (value, colour) in enumerate(((stock, "stock"), (ours, "ours"))):
             length, top = value / stock * unit, y + at * (BAR + 2)
-            parts.append(_bar(90, top, length, colours[colour]))
+            parts.append(_bar(96, top, length, colours[colour]))
             times = f" ({value / stock:.2f} x)" if at else ""
-            parts.append(_text(96 + length, top + 14, f"{value:,}{times}", colours["text"]))
+            parts.append(_text(102 + length, top + 14, f"{value:,}{times}", colours["text"]))
         y += 2 * BAR + 20
     said = "Tokens per second on one H200, Qwen2.5-7B's shapes: " + "; ".join(
         f"batch {batch}: stock bf16 {stock:,}, FlashPatch fp8 {ours:,}" for batch, stock, ours in rows
@@ -75,7 +75,7 @@ def speed(measured: dict[str, list[int]], colours: dict[str, str]) -> str:
 
 def error(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
     """Draw how far answers are off after a sync, and say what an error or a refusal was."""
-    unit = 150 / max(row.get("stock", 0) for row in rows)
+    unit = 145 / max(row.get("stock", 0) for row in rows)
     parts, y = [], 74
     for row in rows:
         parts.append(_text(LEFT, y, row["what"], colours["soft"], 13))
@@ -85,8 +85,8 @@ def error(rows: list[dict[str, Any]], colours: dict[str, str]) -> str:
         parts.append(
             _text(LEFT + max(length, 3) + 6, y + 20, row["stock_says"], colours["bad" if wrong else "text"])
         )
-        parts.append(_bar(285, y + 6, 3, colours["ours"]))
-        parts.append(_text(294, y + 20, row["flashpatch_says"], colours["text"]))
+        parts.append(_bar(276, y + 6, 3, colours["ours"]))
+        parts.append(_text(285, y + 20, row["flashpatch_says"], colours["text"]))
         y += 42
     said = "Largest error of a log-probability after a weight sync, in nats: " + "; ".join(
         f"{row['what']}: stock {row['stock_says']}, FlashPatch {row['flashpatch_says']}" for row in rows

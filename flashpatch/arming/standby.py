@@ -51,6 +51,12 @@ def start(take_over: Callable[[tuple[str | None, str | None]], Callable[[], None
             return False
         if any(import_hooks.is_ready(name) for name in _watched(_pending)):  # imported past our finder
             wake()
+        elif {"vllm", "sglang"} & sys.modules.keys():  # an engine asks its plugins
+            from importlib.util import find_spec
+
+            if not any(find_spec(name.partition(".")[0]) for name in _watched(_pending)):
+                said = f"{', '.join(_pending.names)} changes nothing here: what it acts on is not installed"
+                print(f"flashpatch: {said} (flashpatch doctor)", file=sys.stderr)
         return True
     if "flashpatch.api" in sys.modules or "flashpatch.engine" in sys.modules:
         return False

@@ -70,7 +70,11 @@ def run(args: argparse.Namespace) -> int:
     asked, here = {*args.names} or names, Installation()
     outlooks = [one for family in registry.families().values() for one in outlook(family, asked, here)]
     conflicts += [one for one in surroundings.conflicts() if one not in conflicts]
-    rows = [_framework_row(name) for name in FRAMEWORKS]
+    unowned = "no distribution owns it, so its version is unknown"
+    found = {
+        name: str(versions.owner(name) or unowned) for name in FRAMEWORKS if contract.installed_root(name)
+    }
+    rows = [(name, found.get(name, "not installed")) for name in FRAMEWORKS]
     python = f"{platform.python_version()} ({sys.prefix})"
     data = {
         "flashpatch": __version__,
@@ -200,12 +204,6 @@ def _beside_engine(verl: Patch, here: Installation) -> str:
             pairs = f"verl {verl.tested[-1]} goes with {patch.framework} {' or '.join(patch.tested)}"
             return f"make a new environment: {pairs}"
     return ""
-
-
-def _framework_row(package: str) -> tuple[str, str]:
-    if contract.installed_root(package) is None:
-        return package, "not installed"
-    return package, str(versions.owner(package) or "no distribution owns it, so its version is unknown")
 
 
 def _name_rows(outlooks: Iterable[Outlook]) -> list[tuple[str, ...]]:

@@ -62,15 +62,11 @@ def _beside(package: str, site: Path) -> Iterator[metadata.Distribution]:
     wanted = canonicalize_name(package)
     for path in sorted(folders, key=lambda p: (not canonicalize_name(p.name).startswith(wanted), p.name)):
         distribution = metadata.Distribution.at(path)
-        if _lists(distribution, package):
+        if package in (distribution.read_text("top_level.txt") or "").split() or any(
+            line.startswith((f"{package}/", f"{package}.py,"))
+            for line in (distribution.read_text("RECORD") or "").splitlines()
+        ):
             yield distribution
-
-
-def _lists(distribution: metadata.Distribution, package: str) -> bool:
-    if package in (distribution.read_text("top_level.txt") or "").split():
-        return True
-    record = distribution.read_text("RECORD") or ""
-    return any(line.startswith((f"{package}/", f"{package}.py,")) for line in record.splitlines())
 
 
 def _editable(package: str, root: Path) -> Iterator[metadata.Distribution]:

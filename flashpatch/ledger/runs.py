@@ -132,7 +132,7 @@ def choose(directory: Path, wanted: str | None = None) -> Path | None:
         living_first = sorted(found, key=_lives, reverse=True)
         return next((folder for folder in living_first if read_run(folder) is not None), None)
     if directory / wanted not in found:
-        known = ", ".join(folder.name for folder in found[4::-1])
+        known = ", ".join(folder.name for folder in found[:5])
         raise PatchError(
             f"there is no run {wanted} in {directory}.", advice=f"The newest runs there are: {known}."
         )
@@ -178,7 +178,9 @@ def is_run(entry: os.DirEntry[str]) -> bool:
 def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
     """Read one run of a ledger, with what was fetched from other nodes, without FlashPatch's own commands; None when
     there is nothing of a run in it. Raises nothing, see `read`."""
-    run = _read_directory(folder)
+    run = Run(schema.text(folder.name))
+    for name in sorted(entry.name for entry in entries(Path(folder))):
+        _take(run, name, name, lambda name: files.load_bytes(os.path.join(folder, name), LARGEST))
     places, problems = node.places(Path(folder))
     run.problems += problems
     known = {row.key: number for number, row in enumerate(run.rows)}
@@ -205,13 +207,6 @@ def _add(run: Run, known: dict[tuple[str, int, str], int], place: node.Place) ->
         expected = set(run.expected)
         run.expected += [replace(one, fetched=True) for one in found.expected if one not in expected]
     run.written = max(run.written, place.node.fetched)
-
-
-def _read_directory(folder: os.DirEntry[str] | Path) -> Run:
-    run = Run(schema.text(folder.name))
-    for name in sorted(entry.name for entry in entries(Path(folder))):
-        _take(run, name, name, lambda name: files.load_bytes(os.path.join(folder, name), LARGEST))
-    return run
 
 
 def _take(run: Run, name: str, path: str, read: Callable[[str], tuple[bytes | str, float]]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from flashpatch import index, plain_json
-from flashpatch.errors import PatchError
+from flashpatch.errors import PatchError, nearest
 from flashpatch.settings import child_env, options
 from flashpatch.settings.options import CONFIG, Config
 
@@ -78,7 +78,13 @@ def extend(
         PatchError: an unknown name or option, or two names of one family."""
     settings = config()
     chosen = _one_per_family(tuple(names) or _default_names(settings))
-    _known_somewhere(values, chosen)
+    known = {option for family in chosen for option in _record(family).options}
+    if unknown := [option for option in values if option not in known]:
+        raise PatchError(
+            f"unknown option {unknown[0]!r} in enable().",
+            patch=", ".join(chosen.values()),
+            advice=nearest(unknown[0], known),
+        )
     choices = dict(current.choices)
     for family, name in chosen.items():
         before = choices.get(family)
@@ -87,6 +93,7 @@ def extend(
         same = before is not None and before.name == name
         base = before.options if before is not None and same else _base_options(family, name, settings)
         own = {key: value for key, value in values.items() if key in _record(family).options}
+        _left_to_the_name(family, name, own, "enable()")
         choices[family] = Choice(name, {**base, **_checked(family, own, "enable()")}, explicit=True)
     if strict is None:
         strict = current.strict if current.choices else strictness(settings)
@@ -212,7 +219,21 @@ def _checked(family: str, values: Mapping[str, Any], source: str) -> dict[str, A
 def _base_options(family: str, name: str, settings: Config) -> dict[str, Any]:
     record = _record(family)
     preset = _checked(family, record.names.get(name, {}), f"the preset of {name!r}")
-    return {**options.defaults(record), **settings.tables.get(family, {}), **preset}
+    given = settings.tables.get(family, {})
+    _left_to_the_name(family, name, given, f"[{family}] of the config file")
+    return {**options.defaults(record), **given, **preset}
+
+
+def _left_to_the_name(family: str, name: str, given: Mapping[str, Any], source: str) -> None:
+    """Raise PatchError if a value of ``given`` is not what the name sets, for an option that each name of the family sets."""
+    names = _record(family).names
+    for option, value in names.get(name, {}).items():
+        if given.get(option, value) != value and all(option in preset for preset in names.values()):
+            raise PatchError(
+                f"option {option!r} in {source} is {given[option]!r}, but the name {name!r} decides it: {value!r}.",
+                patch=name,
+                advice=f"Leave {option} out, or choose another name: {', '.join(names)}.",
+            )
 
 
 def _one_per_family(names: Iterable[str]) -> dict[str, str]:
@@ -226,20 +247,6 @@ def _one_per_family(names: Iterable[str]) -> dict[str, str]:
 
 def _two_names(family: str, first: str, second: str, advice: str) -> PatchError:
     return PatchError(f"{first!r} and {second!r} are two names of one family.", patch=family, advice=advice)
-
-
-def _known_somewhere(values: Mapping[str, Any], chosen: Mapping[str, str]) -> None:
-    """Each option given to ``enable()`` must belong to at least one of the families it names."""
-    known = {option for family in chosen for option in _record(family).options}
-    for option in values:
-        if option not in known:
-            from flashpatch.errors import nearest
-
-            raise PatchError(
-                f"unknown option {option!r} in enable().",
-                patch=", ".join(chosen.values()),
-                advice=nearest(option, known),
-            )
 
 
 def strictness(settings: Config) -> bool:

@@ -63,7 +63,7 @@ FAMILY = Family(
     },
     options={
         "precision": Option(
-            "fp8", "precision of engines opened without an explicit quantization", tuple(fleet.SCHEMES)
+            "fp8", "set by the name, for engines opened without a quantization", tuple(fleet.SCHEMES)
         ),
         "fleet": Option(
             [], "tables with a precision each, assigned to replicas in turn", kind=list, items=dict

@@ -19,6 +19,7 @@ from tree import TREE
 
 SHELL = [b for b in blocks() if b.language in ("", "sh", "bash", "shell") and b.note != "output"]
 PYTHON = [b for b in blocks() if b.language == "python"]
+TARGETS = re.compile(r"(?:`|^)make ([a-z][\w.-]*)", re.M)
 SCRIPTS = re.compile(r"python (?:-m )?((?:benchmarks|examples)/\w+\.py)((?: [^\s`|;&)]+)*)")
 
 
@@ -76,23 +77,18 @@ def test_python_compiles(block: Block) -> None:
     compile(block.text, str(block), "exec")
 
 
-def _scripts() -> list[tuple[str, str]]:
-    return sorted({match.groups() for page in PAGES for match in SCRIPTS.finditer(page.read_text())})
-
-
-@pytest.mark.parametrize(("script", "options"), _scripts())
+@pytest.mark.parametrize(
+    ("script", "options"), sorted({one for page in PAGES for one in SCRIPTS.findall(page.read_text())})
+)
 def test_a_script_has_the_options_shown(script: str, options: str) -> None:
     source = (TREE / script).read_text()
     for option in re.findall(r"--[\w-]+", options):
         assert option in source, f"{script} has no option {option}"
 
 
-def _targets() -> list[str]:
-    pages = "\n".join(page.read_text() for page in PAGES)
-    return sorted(set(re.findall(r"(?:`|^)make ([a-z][\w.-]*)", pages, re.M)))
-
-
-@pytest.mark.parametrize("target", _targets())
+@pytest.mark.parametrize(
+    "target", sorted({one for page in PAGES for one in TARGETS.findall(page.read_text())})
+)
 def test_make_has_the_target(target: str) -> None:
     done = subprocess.run(["make", "-n", target], cwd=TREE, capture_output=True, text=True)
     assert "No rule to make target" not in done.stderr

@@ -27,6 +27,7 @@ def test_readme_is_a_page():
     assert len(lines) <= 80 and len(text.split()) <= 600 and max(map(len, lines)) <= 180
     first_screen = text.partition("\n## ")[0]
     assert "tokens per second" in first_screen and "(docs/measured/gpu.md)" in first_screen
+    assert "[truncated importance sampling](" in text and "# in this folder;" in text
     mine = [block for block in blocks() if block.page == "README.md"]
     assert any("flashpatch-verify --live" in block.commands for block in mine)
     assert max(len(line) for block in mine for line in block.text.splitlines()) <= PHONE

@@ -22,10 +22,6 @@ def _module(name: str) -> ModuleType:
 reward = _module("reward")
 
 
-def _known(generator: str, **metadata: object) -> dict[str, str]:
-    return {"metadata": json.dumps({"source_dataset": generator, **metadata})}
-
-
 @pytest.mark.parametrize(
     ("answer", "score"), [("7", 1), (" 7<|end|>", 1), ("7.", 0), ("", 0), ("<|im_end|>", 0), ("7 7", 0)]
 )
@@ -46,4 +42,5 @@ def test_without_metadata_the_answer_has_to_be_the_truth(answer: str, score: flo
 )
 def test_a_malformed_answer_is_never_evaluated(answer: str, generator: str, monkeypatch) -> None:
     monkeypatch.setattr(reward, "_verification", lambda generator: pytest.fail("evaluated"))
-    assert reward.compute_score(generator, answer, "1", _known(generator)) == 0
+    known = {"metadata": json.dumps({"source_dataset": generator})}
+    assert reward.compute_score(generator, answer, "1", known) == 0

@@ -23,10 +23,6 @@ def bundle(monkeypatch: pytest.MonkeyPatch):
     return importlib.import_module
 
 
-def entry(kind: int, capability: int, code: bytes) -> bytes:
-    return struct.pack("<HHIQ12xI", kind, 1, 64, len(code), capability).ljust(64, b"\0") + code
-
-
 def fatbin(*entries: bytes) -> bytes:
     body = b"".join(entries)
     return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(body)) + body
@@ -41,7 +37,10 @@ def fatbin(*entries: bytes) -> bytes:
     ],
 )
 def test_a_library_keeps_what_one_capability_loads(bundle, entries, kept, tmp_path: Path) -> None:
-    parts = [entry(kind, capability, 40 * code) for kind, capability, code in entries]
+    parts = [
+        struct.pack("<HHIQ12xI", kind, 1, 64, 40 * len(code), capability).ljust(64, b"\0") + 40 * code
+        for kind, capability, code in entries
+    ]
     source, target = tmp_path / "a.so", tmp_path / "b.so"
     source.write_bytes(b"before" + fatbin(*parts) + b"after" + b"\x50\xed\x55\xba no fatbin")
     assert bundle("prune").reduce(source, target, 90) == 1

@@ -80,11 +80,9 @@ def _place(name: str) -> tuple[str, str]:
     """The family of a module below ``patches`` and its folder there; empty where it has none."""
     parts = name.split(".")
     family = parts[2] if len(parts) > 2 and parts[1] == "patches" else ""
-    return family, parts[3] if len(parts) > 4 or (len(parts) == 4 and is_package(name)) else ""
-
-
-def is_package(name: str) -> bool:
-    return MODULES[name].name == "__init__.py"
+    return family, parts[3] if len(parts) > 4 or (
+        len(parts) == 4 and MODULES[name].stem == "__init__"
+    ) else ""
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -43,16 +43,10 @@ def _verdicts(at: Path) -> None:
 
 
 def _samples(at: Path) -> None:
-    writer = SampleWriter(at / "waiting")
-    writer.offer(sample(seed=1))
-    writer.close(60.0)
-    _kept(at)
-
-
-def _kept(at: Path) -> None:
-    writer = SampleWriter(at / "read")
-    writer.offer(sample(seed=1))
-    writer.close(60.0)
+    for folder in ("waiting", "read"):
+        writer = SampleWriter(at / folder)
+        writer.offer(sample(seed=1))
+        writer.close(60.0)
     kept = KeptSamples(at / "read", at / "samples")
     assert len(kept.read_samples(9)) == 1 and not kept.counts["unkept"]
 

@@ -48,14 +48,10 @@ def lanes(target: str) -> set[tuple[str, str, str]]:
         there |= {name: version for name, [version] in trainers.items()} if environment == "TRAINERS" else {}
         here = {m for m in MARKED if there.get(m)} | ({"trainer"} if environment == "TRAINERS" else set())
         asked = quoted or word
-        selected = MARKED if "full or" in asked else [m for m in MARKED if _selects(asked, m)]
+        # An expression such as "sglang and not verl" asks for sglang.
+        selected = [m for m in MARKED if "full or" in asked or re.search(rf"(?<!not )\b{m}\b", asked)]
         found |= {(m, f, v) for m in selected if m in here for f, v in there.items() if v}
     return found
-
-
-def _selects(expression: str, mark: str) -> bool:
-    """Whether an expression asks for a mark, as ``"sglang and not verl"`` does for sglang."""
-    return bool(re.search(rf"(?<!not )\b{mark}\b", expression))
 
 
 @functools.cache

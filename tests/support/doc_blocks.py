@@ -1,6 +1,7 @@
 """Read fenced blocks out of Markdown, with what the comment before each says about running it."""
 
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ from tree import TREE
 PAGES = sorted([*TREE.glob("*.md"), *(TREE / "docs").rglob("*.md")])
 
 _BLOCK = re.compile(
-    r"(?:^<!-- (?P<note>(?:not run|needs|output)[^>]*?) -->\n)?^```(?P<language>\w*)\n(?P<text>.*?)^```$",
+    r"(?:^ *<!-- (?P<note>(?:not run|needs|output)[^>]*?) -->\n)?^ *```(?P<language>\w*)\n(?P<text>.*?)^ *```$",
     re.M | re.S,
 )
 
@@ -40,5 +41,5 @@ def blocks() -> Iterator[Block]:
         text = path.read_text()
         for match in _BLOCK.finditer(text):
             line = text.count("\n", 0, match.start("language")) + 1
-            page = str(path.relative_to(TREE))
-            yield Block(page, line, match["language"], match["text"], (match["note"] or "").strip())
+            page, shown = str(path.relative_to(TREE)), textwrap.dedent(match["text"])
+            yield Block(page, line, match["language"], shown, (match["note"] or "").strip())

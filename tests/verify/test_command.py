@@ -12,6 +12,7 @@ import pytest
 from live_rows import patch, row
 
 import flashpatch
+from flashpatch.ledger.files import process_start
 from flashpatch.record import Family
 
 JOB = """
@@ -42,6 +43,27 @@ def test_a_live_family_passes(verify, tmp_path):
     assert update["evidence"].startswith("1 calls in worker ")
     assert (fault["state"]["word"], fault["evidence"]) == ("live", update["evidence"])
     assert "toy: probing" in done.stderr and "the update adds one" not in done.stderr, "it is said once"
+    assert not list(tmp_path.glob("flashpatch-verify-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_is_ended_leaves_no_job_and_no_folder(run, tmp_path, number):
+    code = f"""
+import os, threading, time
+from flashpatch.verify import cli, run
+from flashpatch.verify.probes import jobs
+def probe(nonce, workdir):
+    def end():
+        while not ((log := workdir / "job.log").exists() and log.read_text()):
+            time.sleep(0.05)
+        print(log.read_text(), flush=True)
+        os.kill(os.getpid(), {number})
+    threading.Thread(target=end).start()
+    jobs.run([jobs.Command("job", ["-c", "import os, time; print(os.getpid(), flush=True); time.sleep(60)"])], workdir, 60)
+run.find_probe = lambda family: probe
+raise SystemExit(cli.main(["toy"]))"""
+    done = run("-c", code)
+    assert done.returncode == 128 + number and process_start(int(done.stdout)) is None
     assert not list(tmp_path.glob("flashpatch-verify-*"))
 
 
@@ -195,7 +217,8 @@ def test_live_judges_a_finished_job(run, verify):
     )
     assert lines[3] == told
     assert lines[7].split() == ["toy", *"the patches that were due were called 1 of 1".split()]
-    assert len(lines) == 8 and "Processes" in verify("--live", "--all").stdout
+    title, _, process = verify("--live", "--all").stdout.splitlines()[-3:]
+    assert len(lines) == 8 and title == "Processes" and process.endswith("2 of 2        2      ok")
 
 
 def test_live_names_what_a_job_left_behind(run, verify):
@@ -274,7 +297,6 @@ def test_live_without_any_process_and_on_a_directory(verify, run, tmp_path):
     run("-c", JOB, FLASHPATCH="toy")
     for where in (["--live", str(tmp_path / "ledger")], ["--ledger", str(tmp_path / "ledger")]):
         assert verify(*where, FLASHPATCH_LEDGER=str(tmp_path / "other")).returncode == 0
-    assert verify("--ledger", str(tmp_path / "absent")).returncode == 2
 
 
 def test_live_and_a_name_in_either_order(run, verify, tmp_path):

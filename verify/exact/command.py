@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import sys
 import threading
 import time
@@ -36,6 +37,7 @@ TEXT = (
 RANDOM_TOKENS, DISTINCT = 48, 16
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 """Names that a model's config may have for how many experts a layer has."""
+GIVE = "Give the folder of a checkpoint that transformers loads, or its name on the Hub."
 WIDEST_WINDOW = 1024  # tokens; a wider sliding window is not reached
 SHOWN = 12
 
@@ -56,12 +58,22 @@ def main(arguments: Sequence[str]) -> int:
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is the report's
     try:
         job = Job(options.model, {}) if options.verl is None else composed(options.verl)
+        _check_folder(job.model)
         certificate = of_job(job, options, settings)
     except (OSError, ImportError, JobError) as error:
         print(f"flashpatch-verify exact: {error}", file=sys.stderr)
         return USAGE
     emit(certificate.as_json(), tables(certificate), options.json)
     return AGREE if certificate.ok else IN_PART if certificate.agrees else DIFFER
+
+
+def _check_folder(model: str) -> None:
+    """Raise FileNotFoundError if the model is no checkpoint's folder and cannot be the name of one on the Hub."""
+    if os.path.isdir(model):
+        if not os.path.exists(os.path.join(model, "config.json")):
+            raise FileNotFoundError(f"{model} has no config.json. {GIVE}")
+    elif not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", model):
+        raise FileNotFoundError(f"there is no folder {model}. {GIVE}")
 
 
 def of_job(job: Job, options: argparse.Namespace, engine: dict[str, Any]) -> Certificate:
@@ -155,8 +167,11 @@ def certify(
         length = min(length, getattr(config, "max_position_embeddings", None) or length)
         settings = {**rollout.defaults(model, length), **(engine or {})}
         problem = rollout.refusal(settings)
-    except (OSError, ImportError):
-        raise
+    except (OSError, ImportError) as error:
+        if isinstance(error, ImportError) or os.path.isdir(model):
+            raise
+        why = str(error).strip().partition("\n")[0].rstrip(".")
+        raise FileNotFoundError(f"there is no folder {model}, and the Hub: {why}. {GIVE}") from error
     except Exception as error:  # whatever a damaged file raises
         return Certificate([], problem=because(error), engine=kind)
     if problem:
@@ -243,8 +258,8 @@ def tables(certificate: Certificate) -> list[Table]:
         verdict = "compared in part, and that agrees to rounding"
     numbers = [("mean KL, nats", f"{certificate.kl:.1e}", f"{certificate.kl_rounding:.1e}")]
     notes = [f"compared on {certificate.prompt}"] if certificate.prompt else []
-    notes += [f"not compared: {what}" for what in certificate.not_compared]
-    notes += [f"left out: {what}" for what in certificate.left_out]
+    notes += [f"not compared: {GIVE}" for what in certificate.not_compared]
+    notes += [f"left out: {GIVE}" for what in certificate.left_out]
     took = ", ".join(f"{part} {seconds:.1f}" for part, seconds in certificate.seconds.items())
     notes += [f"seconds: {took}"] if took else []
     synced = [(str(at), change or "nothing") for at, change in enumerate(certificate.syncs, 1)]

@@ -23,6 +23,7 @@ PHASES = ("gather", "transfer", "load", "process")
 """Parts of a sync under verl, in the order in which they begin; see `flashpatch.patches.fp8.verl.transfer.receipts`."""
 
 _TEXT = 600  # letters of a problem
+_LOST = ("dropped", "dropped_samples", "lost", "unreadable")  # counts of events that were not kept
 _Key = tuple[str, int, str]
 _Event = dict[str, Any]
 _Events = list[tuple[str, list[_Event]]]  # by process
@@ -60,7 +61,11 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "updates": _of_kind(events, "update", _update),
         "syncs": _of_kind(events, "sync", _sync),
         "charts": series.charts(events),
-        "recorded": _recorded(source),
+        "recorded": {
+            "events": sum(len(process.events) for process in source.events.values()),
+            "processes": len(source.events),
+            **{name: sum(getattr(process, name) for process in source.events.values()) for name in _LOST},
+        },
     }
     times = [event["t"] for _, mine in events for event in mine]
     times += [row.first_written for row in source.run.rows if row.first_written]
@@ -214,16 +219,6 @@ def _incidents(
     errors += [("", kind, one) for kind, one in judged if not any(error in one for error in told)]
     untimed = (dict(t=None, process=process, kind=kind, text=text[:_TEXT]) for process, kind, text in errors)
     return [*found, *untimed]
-
-
-def _recorded(source: Source) -> dict[str, int]:
-    processes = source.events.values()
-    lost = ("dropped", "dropped_samples", "lost", "unreadable")
-    return {
-        "events": sum(len(process.events) for process in processes),
-        "processes": len(processes),
-        **{name: sum(getattr(process, name) for process in processes) for name in lost},
-    }
 
 
 def _not_recorded(found: dict[str, Any]) -> list[str]:

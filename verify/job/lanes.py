@@ -49,7 +49,11 @@ def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) 
                 "process": names[row.host, row.pid, row.start],
                 "core": _core(row, known),
                 "segments": _segments(begin, end, changes, int(row.notes.get("policy_version", 0))),
-                "marks": _marks(events),
+                "marks": [
+                    [one["t"], f"{one.get('outcome', one['event'])}: {one.get('problem', '')}"[:300]]
+                    for one in events
+                    if one["event"] == "refused" or one.get("outcome") in ("abandoned", "replaced")
+                ][-100:],
                 "timed": bool(changes) or not row.notes.get("policy_version"),
             }
         )
@@ -89,14 +93,6 @@ def _segments(
         else:
             joined.append(list(segment))
     return joined
-
-
-def _marks(events: Iterable[dict[str, Any]]) -> list[list[Any]]:
-    return [
-        [event["t"], f"{event.get('outcome', event['event'])}: {event.get('problem', '')}"[:300]]
-        for event in events
-        if event["event"] == "refused" or event.get("outcome") in ("abandoned", "replaced")
-    ][-100:]
 
 
 def _core(row: Row, cores: Collection[tuple[str, int]]) -> tuple[str, int]:

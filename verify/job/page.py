@@ -10,13 +10,16 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+_NO_MARKUP = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
+"""What no HTML parser may take for markup, escaped as JSON has it."""
+
 
 def render(found: dict[str, Any]) -> str:
     """Return the page of what `flashpatch.verify.job.collect.job` returns."""
     parts = {
         "title": html.escape(found["run"]),
         "style": asset("page.css"),
-        "data": _as_script(found),
+        "data": json.dumps(found, separators=(",", ":"), allow_nan=False).translate(_NO_MARKUP),
         "licence": asset("chart.LICENSE.md").replace("--", "- -"),
         "library": asset("chart.umd.min.js").rpartition("//# sourceMappingURL=")[0],
         "charts": asset("charts.js"),
@@ -33,9 +36,3 @@ def said() -> dict[str, Any]:
 
 def asset(name: str) -> str:
     return (resources.files("flashpatch.verify.job") / "assets" / name).read_text(encoding="utf-8")
-
-
-def _as_script(data: dict[str, Any]) -> str:
-    """Return JSON that no HTML parser takes for markup: ``<``, ``>``, ``&`` and line separators are escaped."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.translate({ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"})

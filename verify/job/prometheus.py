@@ -56,13 +56,6 @@ def _of_process(row: Row, source: Source) -> Iterator[Sample]:
     for kind, name in (("refused", "refusals"), ("error", "errors"), ("sync", "syncs")):
         if counts.get(kind):
             yield f"flashpatch_{name}_total", {}, counts[kind]
-    yield from _last_values(last)
-    if process.events:
-        yield "flashpatch_events_dropped_total", {}, process.dropped
-
-
-def _last_values(last: dict[str, dict[str, Any]]) -> Iterator[Sample]:
-    """Yield what the last event of a kind says, as the table of the metrics has it."""
     for name, (_, _, *sources) in page.said()["metrics"].items():
         for kind, label, key in sources:
             event = last.get(kind, {})
@@ -71,6 +64,8 @@ def _last_values(last: dict[str, dict[str, Any]]) -> Iterator[Sample]:
                 yield name, dict([label.split("=")]) if label else {}, value
     for arm, count in sorted(last.get("speculation", {}).get("arms", {}).items()):
         yield "flashpatch_speculation_choices_total", {"arm": str(arm)}, count
+    if process.events:
+        yield "flashpatch_events_dropped_total", {}, process.dropped
 
 
 def _line(name: str, labels: dict[str, str], value: float) -> str:

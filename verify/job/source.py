@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from flashpatch.commands import provenance
 from flashpatch.errors import PatchError
@@ -68,18 +65,6 @@ def save(path: Path, text: str) -> None:
             opened.write_text(text, encoding="utf-8")
     except OSError as error:
         raise PatchError(f"{path} cannot be written: {error}", advice="Name another file by -o.") from None
-
-
-def written(args: argparse.Namespace, name: str, found: Any, render: Callable[[Any], str]) -> int:
-    """Print as JSON what was found, or else write what is rendered of it and print its path; ``-o -`` prints
-    what is rendered. Return 0."""
-    if args.json or str(args.output) == "-":
-        print(json.dumps(found, indent=2) if args.json else render(found))
-        return 0
-    output = args.output or Path(name)
-    save(output, render(found))
-    print(output)
-    return 0
 
 
 def chosen(args: argparse.Namespace) -> Path:

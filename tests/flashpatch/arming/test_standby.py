@@ -175,6 +175,19 @@ assert core.plain is core.BORN["plain"] and core.Thing().method(1)[0] == "patche
 """)
 
 
+@pytest.mark.parametrize("found", [None, True])
+def test_an_engine_is_told_of_names_that_can_change_nothing(toys, found):
+    code = f"""
+import importlib.util, sys
+from flashpatch.bootstrap import start
+importlib.util.find_spec = lambda name: {found}
+start()
+sys.modules["vllm"] = sys
+start()"""
+    said = toys.run(code, FLASHPATCH="fsdp", anew=True).stderr
+    assert ("flashpatch: fsdp changes nothing here" in said) == (not found)
+
+
 def test_modules_that_slip_past_the_finder_are_seen_by_the_next_start(built_in):
     built_in("""
 from flashpatch.arming import import_hooks as hooks

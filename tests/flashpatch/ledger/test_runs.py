@@ -50,7 +50,7 @@ def test_one_choice_of_the_newest_job(tmp_path):
     shutil.rmtree(tmp_path / "old")
     assert runs.choose(tmp_path) == tmp_path / "new", "a command of ours is no job"
     assert runs.choose(tmp_path, "older") == tmp_path / "older"
-    with pytest.raises(PatchError, match=r"no run gone in .* The newest runs there are: older, new, watched"):
+    with pytest.raises(PatchError, match=r"no run gone in .* The newest runs there are: watched, new, older"):
         runs.choose(tmp_path, "gone")
 
 

@@ -98,3 +98,10 @@ def test_where_no_engine_is_installed_it_says_so(given, wanted: str, monkeypatch
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
     assert command.main(["policy", *given]) == command.DIFFER
     assert f"cannot compare here: {wanted} is not installed" in capsys.readouterr().out
+
+
+def test_a_folder_that_holds_no_checkpoint_is_named(tmp_path, capsys) -> None:
+    for model, wrong in (tmp_path / "absent", "there is no folder {}"), (tmp_path, "{} has no config.json"):
+        assert command.main([str(model)]) == command.USAGE
+        said = f"flashpatch-verify exact: {wrong.format(model)}. Give the folder of a checkpoint"
+        assert capsys.readouterr().err.startswith(said)

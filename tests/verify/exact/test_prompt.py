@@ -73,6 +73,9 @@ def test_a_model_that_cannot_be_read_is_no_traceback(monkeypatch, model: Path) -
     (model / "config.json").write_text('{"model_type": "nonesuch"}')
     problem = certify(str(model)).problem
     assert problem.startswith("cannot compare here: ") and "nonesuch" in problem
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match="no folder mistyped, and the Hub: .* Give the folder"):
+        certify("mistyped")
 
 
 @pytest.mark.parametrize(("rank", "other"), [(None, "int8"), ("1", "fp8 fp8_per_tensor")])

@@ -115,21 +115,6 @@ def test_one_that_may_fail_leaves_the_others_alone(tmp_path: Path) -> None:
     assert "status 2" in ended.problems["fails"] and not ended.problems["works"]
 
 
-def test_processes_are_killed_when_the_probe_is_interrupted(tmp_path: Path, monkeypatch) -> None:
-    log = tmp_path / "stuck.log"
-
-    def interrupted() -> float:
-        if log.read_text():
-            raise KeyboardInterrupt
-        return 8.0
-
-    monkeypatch.setattr(jobs, "busyness", interrupted)
-    code = f"import os; print(os.getpid(), flush=True); {SLEEP}"
-    with pytest.raises(KeyboardInterrupt):
-        run([python("stuck", code)], tmp_path, QUICK)
-    assert process_start(int(log.read_text())) is None
-
-
 def test_the_environment_is_clean(tmp_path: Path, monkeypatch) -> None:
     for name in ("RANK", "MASTER_PORT", "FLASHPATCH_RUN", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(name, "from outside")

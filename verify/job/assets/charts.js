@@ -112,7 +112,7 @@ function stackedChart(where, what, rows, names) {
     scales: { x: axis(what, { stacked: true }), y: axis("seconds", { stacked: true, beginAtZero: true }) } }) }));
 }
 
-function lineChart(where, chart, job, unit) {
+function lineChart(where, chart, job, unit, top) {
   const dashes = [[], [6, 3], [2, 2]], byStep = chart.by === "step";
   const data = { datasets: chart.lines.map((line, index) => ({ label: line.label,
     data: line.points.map(([at, value]) => ({ x: byStep ? at : (at - job.began) / unit.seconds, y: value })),
@@ -121,7 +121,7 @@ function lineChart(where, chart, job, unit) {
     pointRadius: line.points.length > 60 ? 0 : 3 })) };
   return draw(where, () => ({ type: "line", data: data, options: base({ parsing: true,
     scales: { x: byStep ? { ...axis("step of training"), type: "linear", ticks: { ...axis("").ticks, precision: 0 } }
-      : axis(unit.name + " since the job began", { type: "linear" }), y: axis(chart.unit) } }) }));
+      : axis(unit.name + " since the job began", { type: "linear" }), y: axis(chart.unit, { max: top }) } }) }));
 }
 
 function bytes(value) {

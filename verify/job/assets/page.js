@@ -122,17 +122,22 @@ function counted(states) {
   return Object.entries(states).filter(([state]) => state !== "skipped").map(([state, count]) => count + " " + state).join(", ");
 }
 
+function colour(verdict) {
+  return verdict === "proven" ? "good" : verdict === "not proven" ? "bad" : "";
+}
+
 function header() {
   document.getElementById("run").textContent = job.run;
   const line = document.getElementById("summary");
   const broke = job.incidents.filter((row) => row.kind !== "off"), last = broke[broke.length - 1];
-  document.getElementById("verdict").append(make("span", job.verdict, job.verdict === "proven" ? "good" : "bad"));
+  document.getElementById("verdict").append(make("span", job.verdict, colour(job.verdict)));
   line.append(job.running ? "Running. " : job.how ? "Ended: " + job.how + ". " : "Ended. ",
     job.processes.length + (job.processes.length === 1 ? " process" : " processes") + (job.alive ? ", " + job.alive + " of them alive" : "") + ", ",
     job.updates.length + " recorded weight update" + (job.updates.length === 1 ? ", " : "s, ") +
     job.syncs.length + (job.syncs.length === 1 ? " sync" : " syncs") + ". Refusals and problems: " + broke.length +
     ". Begun " + date(job.began) + ", " +
-    (job.running ? "still running after " : "last heard of after ") + since(job.ended).slice(1) + ".");
+    (job.running ? "still running after " : "last heard of after ") +
+    since(job.ended).slice(1).replace(/(min \d+)\.\d+/, "$1") + ".");
   const alive = job.processes.filter((row) => row.alive === "yes");
   const about = document.getElementById("about");
   const answers = [["training", progress()],
@@ -244,13 +249,23 @@ function measurements() {
   if (found.length) charts(section("measurements", "Measurements"), found);
 }
 
+// The end of the scale where the first step, which warms up, would press all others flat.
+function scaled(chart) {
+  const first = Math.min(...chart.lines.map((line) => line.points[0][0])), values = [[], []];
+  for (const [at, value] of chart.lines.flatMap((line) => line.points)) values[at > first ? 1 : 0].push(value);
+  const most = Math.max(...values[1]), digit = 10 ** Math.floor(Math.log10(most));
+  return chart.id === "steps" && values[1].length > 1 && Math.max(...values[0]) > 3 * most ? Math.ceil(most / digit) * digit : undefined;
+}
+
 function charts(part, shown) {
   const grid = part.appendChild(make("div", null, "charts"));
   for (const chart of shown) {
     const cell = grid.appendChild(make("div"));
     cell.appendChild(make("h3", chart.title));
-    const thin = chart.shown < chart.recorded ? chart.shown + " of " + chart.recorded + " points drawn." : "";
-    lineChart(canvas(cell, chart.title + ", " + chart.unit + ". " + thin, 0, thin), chart, job, unit);
+    const top = scaled(chart), first = Math.max(...chart.lines.map((line) => line.points[0][1]));
+    const said = [...(chart.shown < chart.recorded ? [chart.shown + " of " + chart.recorded + " points drawn."] : []),
+      ...(top ? ["The first step, " + number(first) + " " + chart.unit + ", is above the scale."] : [])].join(" ");
+    lineChart(canvas(cell, chart.title + ", " + chart.unit + ". " + said, 0, said), chart, job, unit, top);
     const summary = chart.lines.map((line) => {
       const values = line.points.map((point) => point[1]);
       return { label: line.label, first: values[0], last: values[values.length - 1],
@@ -267,10 +282,10 @@ function names() {
   table(part, "names", "Names as they were typed, where their patches were called, and whether all that is due was seen",
     job.names, [["name", (row) => row.name, "name"], ["acted in", (row) => row.acted], ["calls", (row) => row.calls, "number"],
       ["last version", (row) => row.versions.join(", ")], ["precision", (row) => row.precision],
-      ["verdict", (row) => [row.verdict, row.verdict === "proven" ? "good" : "bad"]]]);
+      ["verdict", (row) => [row.verdict, colour(row.verdict)]]]);
   table(part, "statements", "What each name did for the job, as far as its settings ask for it, and what was seen of it",
     job.stated, [["name", (row) => row.name, "name"], ["statement", (row) => row.what],
-      ["seen", (row) => row.seen ? row.seen : ["not seen", "bad"]], ["asked for", (row) => row.asked]]);
+      ["seen", (row) => row.seen ? row.seen : ["not seen", job.running ? "" : "bad"]], ["asked for", (row) => row.asked]]);
 }
 
 function processes() {

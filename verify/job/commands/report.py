@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import json
+from pathlib import Path
 
 from flashpatch.verify.job import collect, page, source
 
@@ -14,7 +16,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and print its path, or with ``--json`` print what it shows; return 0."""
+    """Write the page and print its path, or with ``-o -`` the page, with ``--json`` what it shows; return 0."""
     folder = source.chosen(args)
     found = collect.read(folder)
-    return source.written(args, f"{folder.name}.html", found, page.render)
+    if args.json or str(args.output) == "-":
+        print(json.dumps(found, indent=2) if args.json else page.render(found))
+        return 0
+    output = args.output or Path(f"{folder.name}.html")
+    source.save(output, page.render(found))
+    print(output)
+    return 0

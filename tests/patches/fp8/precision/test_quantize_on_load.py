@@ -67,7 +67,9 @@ def test_what_cannot_be_rounded_is_refused_by_name() -> None:
 def test_the_error_is_within_the_formats_bound(rows, columns, form, granularity, seed):
     w = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).bfloat16()
     q, scale = quantize.quantized(w, form, granularity)
-    error = measured(w, form, granularity)
+    found: list[float] = []
+    readings.Readings().error(w, (form, granularity), found.append)
+    [error] = found
     taken = w[:: (step := -(-rows // readings._ROWS))].double()
     if form == "int8":  # half a step per value
         half = (scale[::step] if granularity == "channel" else scale) / 2
@@ -77,12 +79,6 @@ def test_the_error_is_within_the_formats_bound(rows, columns, form, granularity,
     assert 0 <= error <= bound * 1.001
     gap = taken - q[::step].double() * (scale[::step] if granularity == "channel" else scale).double()
     assert error == pytest.approx(float(gap.norm() / taken.norm()), rel=1e-3, abs=1e-7)
-
-
-def measured(w: torch.Tensor, form: str, granularity: str) -> float:
-    found: list[float] = []
-    readings.Readings().error(w, (form, granularity), found.append)
-    return found[0]
 
 
 def _profile() -> Profile:

@@ -26,20 +26,17 @@ class Parts(toys.Model):
         self.layers = torch.nn.ModuleList(Part("transposed") for _ in range(2))
 
 
-def send(engine: toys.Engine, weights: list[tuple[str, torch.Tensor]]) -> None:
-    for number, part in enumerate(engine.model.layers):
-        path = f"layers.{number}."
-        part.load_weights([(n.removeprefix(path), tensor) for n, tensor in weights if n.startswith(path)])
-    engine.load([item for item in weights if not item[0].startswith("layers.")])
-
-
 @pytest.mark.parametrize("session", [False, True])
 def test_parts_whose_tensors_have_equal_names(atomic, session):
     engine = toys.Engine(Parts(), toys.checkpoint(0), atomic=atomic)
     for seed in (1, 2, 3):
         if session:
             engine.managed.begin()
-        send(engine, toys.checkpoint(seed))
+        weights = toys.checkpoint(seed)
+        for number, part in enumerate(engine.model.layers):
+            path = f"layers.{number}."
+            part.load_weights([(n.removeprefix(path), tensor) for n, tensor in weights if n.startswith(path)])
+        engine.load([item for item in weights if not item[0].startswith("layers.")])
         if session:
             engine.managed.finish()
         else:

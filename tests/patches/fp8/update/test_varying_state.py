@@ -9,10 +9,6 @@ from torch import nn
 from flashpatch.errors import PatchError
 
 
-def plain(weight: torch.Tensor) -> nn.Parameter:
-    return nn.Parameter(weight, requires_grad=False)
-
-
 def positive(layer: nn.Module) -> bool:
     return bool(layer.weight.detach()[0, 0] > 0)
 
@@ -109,7 +105,7 @@ class Scaled(torch.Tensor):
 class Subclass(fp8_toy_methods.Method):
     def process(self, layer):
         scale = float(layer.weight.detach().abs().max())
-        layer.weight = plain(Scaled(layer.weight.detach() / scale, scale))
+        layer.weight = nn.Parameter(Scaled(layer.weight.detach() / scale, scale), requires_grad=False)
 
     def apply(self, layer, x):
         return x @ layer.weight.values.T * layer.weight.scale

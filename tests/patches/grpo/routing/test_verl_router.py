@@ -27,15 +27,11 @@ def phases(folder: Path, requests: int, *given, timeout: float = 400) -> list[di
 OURS = ["kill", {"router": True}]
 
 
-def check(patched: dict) -> None:
-    assert patched["token router"] and patched["happened"]["kill"] == 1, patched
-    assert patched["ends"] == {"result": 240}, patched
-    assert patched["status"]["active_servers"] == 3 and patched["status"]["total_inflight"] == 0
-
-
 def test_one_dead_server_and_what_becomes_of_its_requests(tmp_path):
     (ours,) = phases(tmp_path, 240, OURS)
-    check(ours)
+    assert ours["token router"] and ours["happened"]["kill"] == 1, ours
+    assert ours["ends"] == {"result": 240}, ours
+    assert ours["status"]["active_servers"] == 3 and ours["status"]["total_inflight"] == 0
     assert set(ours["status"]["tokens"].values()) == {0} and ours["status"]["waiting"] == 0
     # verl's client told the length of every response.
     assert ours["status"]["responses"] == 240

@@ -63,11 +63,6 @@ def test_a_round_leaves_when_the_next_sample_has_no_room_and_not_before(ranks, b
     assert packer.waiting == len(real(packer.flush() or ()))
 
 
-def rank_time(rounds: list) -> int:
-    """Tokens' worth of time that all ranks spend: each waits for the fullest of its round."""
-    return sum(len(done) * max(batch.tokens for batch in done) for done in rounds)
-
-
 @pytest.mark.parametrize("ranks", [2, 8, 64])
 def test_little_of_the_ranks_time_is_lost(ranks):
     draw = random.Random(0)
@@ -75,9 +70,9 @@ def test_little_of_the_ranks_time_is_lost(ranks):
     divided = packed(Packer(ranks, 2000), lengths)
     assert max(batch.tokens for done in divided for batch in done) <= 2000
     # The last round is as full as samples are left; of the others' time little is lost.
-    assert sum(map(sum, ([batch.tokens for batch in done] for done in divided[:-1]))) > 0.97 * rank_time(
-        divided[:-1]
-    )
+    # Each rank waits for the fullest of its round.
+    of_rounds = [[batch.tokens for batch in done] for done in divided[:-1]]
+    assert sum(map(sum, of_rounds)) > 0.97 * sum(len(tokens) * max(tokens) for tokens in of_rounds)
 
 
 def test_a_sample_without_tokens_is_refused_by_name():
