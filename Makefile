@@ -253,9 +253,9 @@ test-sglang-paired: $(PAIRED_SGLANG)
 test-cuda: $(CUDA)/.ready
 	$(CUDA)/bin/pytest -m cuda --timeout 1800
 
-# Jobs of verl, which wait for half of their time, beside the rest.
+# Jobs of verl, which wait for half of their time, beside the rest. FULL=1: what only repeats too.
 test-cuda-0.24: $(PINNED_CUDA)/.ready
-	@$(SHARING) $(MAKE) -k -j2 --output-sync=none parts ENVIRONMENT=$(PINNED_CUDA) MARKS=cuda PARTS=tests/patches/verl_cuda LIMIT=1800
+	@$(SHARING) $(MAKE) -k -j2 --output-sync=none parts ENVIRONMENT=$(PINNED_CUDA) MARKS="cuda$(if $(FULL),, and not full)" PARTS=tests/patches/verl_cuda LIMIT=1800
 
 test-cuda-sglang: $(SGLANG_CUDA)/.ready
 	$(SGLANG_CUDA)/bin/pytest -m "cuda and sglang"
@@ -295,7 +295,7 @@ test-full: $(NEWEST) $(PINNED) $(PAIRED) $(OLDER) $(OLD) $(SGLANG) $(OLDEST_SGLA
 	$(TRAINERS)/bin/pytest -m trainer --timeout 3600
 	$(MAKE) check-torch
 	$(MAKE) test-cuda
-	$(MAKE) test-cuda-0.24
+	$(MAKE) test-cuda-0.24 FULL=1
 	$(MAKE) test-cuda-sglang
 
 clean:

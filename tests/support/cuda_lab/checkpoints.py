@@ -161,7 +161,9 @@ def _compressed(kind: str, strategy: str, group: int, activations: bool) -> dict
     )
 
 
-_FP8 = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", "mlp.gate"]}
+# Whole names, as published checkpoints have them.
+GATES = [f"model.layers.{layer}.mlp.gate" for layer in range(4)]
+_FP8 = {"quant_method": "fp8", "modules_to_not_convert": ["lm_head", *GATES]}
 SCHEMES: dict[str, tuple[Callable[[str, Any], Tensors], dict[str, Any]]] = {
     "block": (
         _block_fp8,

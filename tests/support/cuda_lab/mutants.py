@@ -62,21 +62,23 @@ def one_expert_skipped() -> None:
 
 def processed_before_the_layers_they_read() -> None:
     """Layers that vLLM processes last, MLA's attention among them, look at neighbours that hold the old values."""
-    from flashpatch.patches.fp8.update.update import StagedUpdate
+    from flashpatch.patches.fp8.update.process import Plan
+    from flashpatch.patches.fp8.update.update import Update
 
-    real = StagedUpdate.commit
+    commit, apply = Update.commit, Plan.apply
 
-    def commit(self, missing, derive):
-        plans, self._plans = self._plans, {}
+    def late(self, missing, derive, by_name):
+        waiting = {id(plan): plan for layer in self._layers if (plan := layer.came.plan) is not None}
 
-        def late(undo):
-            for plan in plans.values():
-                plan.apply(undo)
+        def after(undo):
+            for plan in waiting.values():
+                apply(plan, undo)
             derive(undo)
 
-        real(self, missing, late)
+        Plan.apply = lambda plan, undo: None if id(plan) in waiting else apply(plan, undo)
+        commit(self, missing, after, by_name)
 
-    StagedUpdate.commit = commit
+    Update.commit = late
 
 
 def initial_values_on_the_device() -> None:

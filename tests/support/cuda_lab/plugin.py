@@ -1,8 +1,7 @@
-"""A plugin of pytest: the runs that tests marked `runs` need, begun ahead of them, and the table at the end."""
+"""A plugin of pytest: the runs that tests marked `runs` need, begun ahead of them."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -22,12 +21,3 @@ def lane(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             lane.begin(mark.args)
     yield lane
     lane.close()
-
-
-def pytest_terminal_summary(terminalreporter) -> None:
-    table = sys.modules.get("cuda_lab.table")
-    if table is not None and table.ROWS:
-        terminalreporter.write_sep(
-            "=", "an update on the fake CUDA device, against a fresh load by the stock engine"
-        )
-        terminalreporter.write_line(table.text())
