@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
-from flashpatch.patches.eagle.bandit.rules import DEFAULT, rule_class
+from flashpatch.patches.eagle.bandit.rules import DEFAULT, RULES
 from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Setting, bucket_of
-from flashpatch.patches.eagle.errors import eagle_error
 
 if TYPE_CHECKING:
     from flashpatch.patches.eagle.bandit.rank_broadcast import RankBroadcast
@@ -34,7 +33,7 @@ class Policy:
         broadcast: makes all ranks of an engine run the same arm.
 
     Raises:
-        PatchError: an unknown rule, a malformed arm, or a number out of range."""
+        PatchError: a malformed arm."""
 
     def __init__(
         self,
@@ -48,13 +47,12 @@ class Policy:
     ) -> None:
         self.arms = parse_arms(arms)
         self.rule_name = DEFAULT if rule is None else rule
-        kind = rule_class(self.rule_name)
-        self.guard = _at_least("guard", guard, 1)
-        self.window = _at_least("window", window, 2)
+        kind = RULES[self.rule_name]
+        self.guard, self.window = guard, window
         self._random = random.Random(seed)
         self._place = {arm: place for place, arm in enumerate(self.arms)}
         self.rule = kind(Setting(self.arms, self.window, self._random))
-        self.hold = _at_least("hold", kind.hold if hold is None else hold, 1)
+        self.hold = kind.hold if hold is None else hold
         self._broadcast = broadcast
         self._step = 0
         self._hold_left = 0
@@ -67,7 +65,7 @@ class Policy:
 
     def select(self, batch_size: int) -> Arm:
         """Return the arm for the next step over ``batch_size`` requests; ``disable`` for an empty batch. Raises
-        PatchError if the batch size is not an integer, or the ranks of `broadcast` are at different steps."""
+        PatchError if the ranks of `broadcast` are at different steps."""
         self._step += 1
         allowed = self._allow(batch_size)
         current = self._current
@@ -159,19 +157,11 @@ class Policy:
 
     def _allow(self, batch_size: int) -> tuple[int, ...]:
         """Return the places of the arms within the guard."""
-        if not isinstance(batch_size, int):
-            raise eagle_error("select", f"a batch size is {batch_size!r}.", "Give a number of rows.")
         if batch_size < 1 or 2 * batch_size > self.guard:  # the smallest draft verifies two tokens
             return (self._place[Arm.DISABLE],) if Arm.DISABLE in self._place else ()
         return tuple(
             place for place, arm in enumerate(self.arms) if arm.draft_tokens * batch_size <= self.guard
         )
-
-
-def _at_least(name: str, value: int, least: int) -> int:
-    if type(value) is not int or value < least:
-        raise eagle_error(name, f"{name} is {value!r}.", f"Give an integer from {least}.")
-    return value
 
 
 def policy_settings(options: Mapping[str, Any]) -> dict[str, Any]:

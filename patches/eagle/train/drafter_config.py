@@ -46,6 +46,12 @@ _FORWARD = {
 }
 
 
+def kind_of(folder: Path) -> str:
+    """Return the kind of a drafter's checkpoint, ``eagle3`` or ``eagle``, which engines call its method."""
+    names = json.loads((folder / "config.json").read_text()).get("architectures") or ()
+    return "eagle3" if any("Eagle3" in name for name in names) else "eagle"
+
+
 def drafter_config(
     target: PretrainedConfig, kind: str = "eagle", auxiliary: int = 3, own: str | Path = ""
 ) -> PretrainedConfig:
@@ -63,16 +69,12 @@ def drafter_config(
         drafter's and trained with it, ``target`` if it is the target's; and ``fc_bias``, of EAGLE-1.
 
     Raises:
-        PatchError: another model type or kind, or a drafter that cannot be trained, see `_published`."""
+        PatchError: another model type, or a drafter that cannot be trained, see `_published`."""
     if target.model_type not in LAYER_TYPES:
         raise eagle_error(
             "drafter",
             f"no drafter can be made for a target of type {target.model_type!r}.",
             f"Targets can be {', '.join(sorted(LAYER_TYPES))}.",
-        )
-    if kind not in ("eagle", "eagle3"):
-        raise eagle_error(
-            "drafter", f"a drafter is of kind eagle or eagle3, not {kind!r}.", "Choose one of the two."
         )
     if own and kind == "eagle3":
         return _published(target, Path(own))

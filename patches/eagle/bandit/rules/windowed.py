@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from math import log, sqrt
@@ -56,12 +57,15 @@ class Windowed(Rule):
         """Return the window of a bucket."""
         return self._windows[bucket] or self._open(bucket)
 
-    def unwarmed_arm(self, allowed: tuple[int, ...]) -> int:
-        """Return an allowed arm whose warm-up is not over, or -1."""
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
         for arm in allowed:
             if self._run[arm] < self.warm_up:
                 return arm
-        return -1
+        return self.pick(self.window(bucket), allowed)
+
+    @abstractmethod
+    def pick(self, window: Window, allowed: tuple[int, ...]) -> int:
+        """Choose one of ``allowed``, all of them warmed up, by a bucket's window; set `best`."""
 
     def learn(self, bucket: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
         self._run[arm] += 1
@@ -90,13 +94,9 @@ class Greedy(Windowed):
 
     FastRL's ``EG``, with the window's mean instead of its median."""
 
-    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
-        unwarmed = self.unwarmed_arm(allowed)
-        if unwarmed >= 0:
-            return unwarmed
-        rate = self.window(bucket).rate
-        best = max(allowed, key=rate.__getitem__)
-        self.best = rate[best]
+    def pick(self, window: Window, allowed: tuple[int, ...]) -> int:
+        best = max(allowed, key=window.rate.__getitem__)
+        self.best = window.rate[best]
         random = self.setting.random
         return random.choice(allowed) if random.random() < EPSILON else best
 
@@ -108,19 +108,8 @@ class Ucb1(Windowed):
 
     scale = 0.1
 
-    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
-        unwarmed = self.unwarmed_arm(allowed)
-        if unwarmed >= 0:
-            return unwarmed
-        window = self.window(bucket)
+    def pick(self, window: Window, allowed: tuple[int, ...]) -> int:
         rate, pulls = window.rate, window.pulls
-        best = self.best = max([rate[arm] for arm in allowed])
-        if best <= 0.0:
-            return allowed[0]
+        best = self.best = max(rate[arm] for arm in allowed)
         wide = self.scale * sqrt(2.0 * log(len(window.steps) + 1.0))
-        top, chosen = -1.0, allowed[0]
-        for arm in allowed:
-            index = rate[arm] / best + wide / sqrt(pulls[arm] or 0.5)
-            if index > top:
-                top, chosen = index, arm
-        return chosen
+        return max(allowed, key=lambda arm: rate[arm] / (best or 1.0) + wide / sqrt(pulls[arm] or 0.5))
