@@ -58,13 +58,9 @@ Arm.DISABLE = Arm(0, 0, 0)
 
 
 def parse_arms(arms: Iterable[str | Arm]) -> tuple[Arm, ...]:
-    """Read a list of arms, in its order. Raises PatchError if the list is empty, names an arm twice, or has an entry
+    """Read a list of arms, in its order. Raises PatchError if the list names an arm twice, or has an entry
     that is not an arm."""
-    if isinstance(arms, str):
-        arms = [part.strip() for part in arms.split(",")]
     found = tuple(Arm.parse(arm) for arm in arms)
-    if not found:
-        raise eagle_error("arms", "no arm is given.", "Give for example 3_1_4,disable.")
     twice = sorted({str(arm) for arm in found if found.count(arm) > 1})
     if twice:
         raise eagle_error("arms", f"arms are given twice: {', '.join(twice)}.", "Name each arm once.")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.rules import DEFAULT, RULES
-from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Setting, bucket_of
+from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, bucket_of
 
 if TYPE_CHECKING:
     from flashpatch.patches.eagle.bandit.rank_broadcast import RankBroadcast
@@ -24,7 +24,7 @@ class Policy:
 
     Args:
         arms: arms or their texts, e.g. ``["3_1_4", "5_1_6", "disable"]``.
-        rule: one of `flashpatch.patches.eagle.bandit.rules.RULES`; None for the default.
+        rule: one of `flashpatch.patches.eagle.bandit.rules.RULES`; "" for the default.
         guard: most tokens that a step may verify over the batch. An arm beyond it is never chosen; if it
             leaves none, the choice is ``disable``.
         window: steps after which an observation weighs little or nothing.
@@ -38,7 +38,7 @@ class Policy:
     def __init__(
         self,
         arms: Iterable[str | Arm],
-        rule: str | None = None,
+        rule: str = "",
         guard: int = 2048,
         window: int = 300,
         seed: int = 0,
@@ -46,12 +46,12 @@ class Policy:
         broadcast: RankBroadcast | None = None,
     ) -> None:
         self.arms = parse_arms(arms)
-        self.rule_name = DEFAULT if rule is None else rule
+        self.rule_name = rule or DEFAULT
         kind = RULES[self.rule_name]
-        self.guard, self.window = guard, window
+        self.guard = guard
         self._random = random.Random(seed)
         self._place = {arm: place for place, arm in enumerate(self.arms)}
-        self.rule = kind(Setting(self.arms, self.window, self._random))
+        self.rule = kind(self.arms, window, self._random)
         self.hold = kind.hold if hold is None else hold
         self._broadcast = broadcast
         self._step = 0
@@ -162,8 +162,3 @@ class Policy:
         return tuple(
             place for place, arm in enumerate(self.arms) if arm.draft_tokens * batch_size <= self.guard
         )
-
-
-def policy_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Policy`, its arms apart, that the family's options describe."""
-    return {"rule": options["rule"] or None, "guard": options["guard"]}

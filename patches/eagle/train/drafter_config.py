@@ -52,15 +52,12 @@ def kind_of(folder: Path) -> str:
     return "eagle3" if any("Eagle3" in name for name in names) else "eagle"
 
 
-def drafter_config(
-    target: PretrainedConfig, kind: str = "eagle", auxiliary: int = 3, own: str | Path = ""
-) -> PretrainedConfig:
+def drafter_config(target: PretrainedConfig, kind: str = "eagle", own: str | Path = "") -> PretrainedConfig:
     """Make the configuration of a one-layer drafter for a target.
 
     Args:
         target: configuration of a Llama, Qwen2 or Qwen3 model.
         kind: ``eagle`` (EAGLE-1) or ``eagle3``.
-        auxiliary: layers of the target that an EAGLE-3 drafter from scratch reads.
         own: the folder of the drafter, "" for one from scratch. An EAGLE-3 drafter's configuration is that of its
             checkpoint, an EAGLE-1 drafter has the shape of the target's layers.
 
@@ -90,7 +87,7 @@ def drafter_config(
     config.eagle_kind, config.eagle_head = kind, "target"
     config.fc_bias = bool(own) and "fc.bias" in shapes(Path(own))
     config.draft_vocab_size = target.vocab_size
-    config.num_aux_hidden_states = auxiliary if kind == "eagle3" else None
+    config.num_aux_hidden_states = 3 if kind == "eagle3" else None  # as engines hand out
     config._attn_implementation = "sdpa"
     return config
 

@@ -83,7 +83,6 @@ def save_drafter(
     config: PretrainedConfig,
     engine: str,
     target_embeddings: TargetEmbeddings | None = None,
-    tokenizer: str | os.PathLike[str] | None = None,
     own: str | os.PathLike[str] = "",
 ) -> Path:
     """Write a drafter for the engine's ``speculative`` setting, private to the user; whole or not at all.
@@ -91,7 +90,6 @@ def save_drafter(
     Args:
         folder: made, or replaced.
         weights: full tensors on the CPU, by the names of `Drafter`.
-        tokenizer: folder whose tokenizer files are copied along, if given.
         own: folder of the drafter that it continues, whose names and configuration are kept.
 
     Raises:
@@ -111,11 +109,8 @@ def save_drafter(
         if own:
             plain = {**json.loads((Path(own) / "config.json").read_text()), "torch_dtype": plain["dtype"]}
         (temporary / "config.json").write_text(json.dumps(plain, indent=1))
-        for name in ("tokenizer.json", "tokenizer_config.json") if tokenizer else ():
-            if (Path(tokenizer) / name).exists():
-                shutil.copy(Path(tokenizer) / name, temporary)
         for file in temporary.iterdir():
-            file.chmod(0o600)  # a tokenizer is copied with its mode
+            file.chmod(0o600)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(temporary, final)
     finally:

@@ -185,7 +185,7 @@ def _write_new(target: Path, folder: Path, options: Mapping[str, Any], engine_na
     weights = make_drafter(config, 0).state_dict()
     dtype = getattr(torch, _trainer_settings(options)[0].get("dtype", WorkerSettings.dtype))
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-    save_drafter(folder, weights, config, engine_name, TargetEmbeddings.load(target), target)
+    save_drafter(folder, weights, config, engine_name, TargetEmbeddings.load(target))
 
 
 def training(get: Get, options: Mapping[str, Any], dialect: Dialect, found: Speculation) -> dict[str, Any]:

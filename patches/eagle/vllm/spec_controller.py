@@ -20,7 +20,7 @@ from typing import Any
 from flashpatch import ledger
 from flashpatch.patches.eagle.bandit.arm import Arm, check_room, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
-from flashpatch.patches.eagle.bandit.policy import Policy, policy_settings
+from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
 
 logger = logging.getLogger("flashpatch.eagle")
@@ -223,6 +223,7 @@ def make_policy(options: Any, max_drafts: int) -> Policy:
     """Make the bandit that the family's options describe. Raises PatchError for an arm that vLLM
     cannot run."""
     arms = engine_arms(options["arms"], max_drafts)
-    described = policy_settings(options)
-    policy = Policy(arms, **described)
-    return policy if policy.hold >= HOLD or len(arms) == 1 else Policy(arms, hold=HOLD, **described)
+    policy = Policy(arms, options["rule"], options["guard"])
+    if len(arms) > 1:
+        policy.hold = max(policy.hold, HOLD)
+    return policy

@@ -6,8 +6,9 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from math import log, sqrt
+from typing import Any
 
-from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Rule, Setting
+from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Rule
 
 EPSILON = 0.1  # share of choices at random
 
@@ -42,16 +43,16 @@ class Window:
 
 
 class Windowed(Rule):
-    """Keep a window per bucket. A new bucket starts with one step per arm from the nearest known one.
+    """Keep a window per bucket. A new bucket starts with the rates of the nearest known one.
 
     Only arms that no bucket ever ran are warmed up by running them, ``warm_up`` steps each."""
 
     warm_up = 2
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._windows: list[Window | None] = [None] * len(BUCKETS)
-        self._run = [0] * len(setting.arms)
+        self._run = [0] * len(self.arms)
 
     def window(self, bucket: int) -> Window:
         """Return the window of a bucket."""
@@ -73,19 +74,14 @@ class Windowed(Rule):
 
     def rates(self, bucket: int) -> Sequence[float]:
         window = self._windows[bucket]
-        return window.rate if window else [0.0] * len(self.setting.arms)
+        return window.rate if window else [0.0] * len(self.arms)
 
     def _open(self, bucket: int) -> Window:
-        self._windows[bucket] = window = Window(len(self.setting.arms), self.setting.window)
+        self._windows[bucket] = window = Window(len(self.arms), self.length)
         known = [other for other, seen in enumerate(self._windows) if seen and seen.steps]
         if known:
             nearest = min(known, key=lambda other: (abs(other - bucket), other))
-            scale = BUCKETS[bucket] / BUCKETS[nearest]
-            source = self._windows[nearest]
-            for arm, rate in enumerate(source.rate):
-                if rate:
-                    seconds = source.seconds[arm] / source.pulls[arm] if source.pulls[arm] else 1.0 / rate
-                    window.add(arm, rate * scale * seconds, seconds)
+            window.rate = [rate * BUCKETS[bucket] / BUCKETS[nearest] for rate in self._windows[nearest].rate]
         return window
 
 
@@ -97,8 +93,7 @@ class Greedy(Windowed):
     def pick(self, window: Window, allowed: tuple[int, ...]) -> int:
         best = max(allowed, key=window.rate.__getitem__)
         self.best = window.rate[best]
-        random = self.setting.random
-        return random.choice(allowed) if random.random() < EPSILON else best
+        return self.random.choice(allowed) if self.random.random() < EPSILON else best
 
 
 class Ucb1(Windowed):
