@@ -77,7 +77,8 @@ async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
     under verl's MTP drafter put them into the sample."""
     seen: dict[str, Any] = {}
     output = await original(_Watched(self, seen), *args, **kwargs)
-    drafted, accepted, verified = counts(seen)
+    names = ("spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_verify_ct")
+    drafted, accepted, verified = (int(seen.get(name) or 0) for name in names)
     if verified:
         found = vars(self).setdefault(_COUNTS, [0, 0.0, 0.0])
         found[0] += 1
@@ -87,12 +88,6 @@ async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
         output.extra_fields["spec_num_draft_tokens"] = drafted
         output.extra_fields["spec_num_accepted_tokens"] = accepted
     return output
-
-
-def counts(meta_info: dict[str, Any]) -> tuple[int, int, int]:
-    """Return drafted and accepted tokens and verifications of one request, from SGLang's ``meta_info``."""
-    names = ("spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_verify_ct")
-    return tuple(int(meta_info.get(name) or 0) for name in names)
 
 
 def take(server: Any) -> dict[str, float]:
@@ -105,29 +100,21 @@ def take(server: Any) -> dict[str, float]:
 
 
 class _Watched:
-    """Stand for a server during one request and keep the ``meta_info`` of its output.
+    """Stand for a server, or its tokenizer manager, during one request and keep the ``meta_info`` of its output.
 
     A server runs many requests at once, and ``generate`` hands on nothing of ``meta_info``."""
 
-    def __init__(self, server: Any, seen: dict[str, Any]) -> None:
-        vars(self).update(_server=server, _seen=seen)
+    def __init__(self, inner: Any, seen: dict[str, Any]) -> None:
+        vars(self).update(_inner=inner, _seen=seen)
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._server, name)
-        return _WatchedManager(found, self._seen) if name == "tokenizer_manager" else found
+        found = getattr(self._inner, name)
+        return _Watched(found, self._seen) if name == "tokenizer_manager" else found
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._server, name, value)
-
-
-class _WatchedManager:
-    def __init__(self, manager: Any, seen: dict[str, Any]) -> None:
-        self._manager, self._seen = manager, seen
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._manager, name)
+        setattr(self._inner, name, value)
 
     async def generate_request(self, *args: Any, **kwargs: Any) -> Any:
-        async for output in self._manager.generate_request(*args, **kwargs):
+        async for output in self._inner.generate_request(*args, **kwargs):
             self._seen.update(output.get("meta_info") or {})
             yield output

@@ -266,13 +266,6 @@ def audited(engine: Any, source: str, number: int, fault: str = "", victim: str 
     return sglang_audit.session(engine, items, number, fault, victim)
 
 
-def sync(engine: Any, source: str) -> None:
-    """New weights for the drafter, as a trainer sends them."""
-    from flashpatch.patches.eagle.sglang import drafter_refit
-
-    drafter_refit.send(engine, weights(source))
-
-
 def eagle(engine: Any, method: str, given: list[Any]) -> Any:
     """The schedulers' answers to a call of the eagle family, as verl's server makes it; the text of an error."""
     from types import SimpleNamespace
@@ -296,7 +289,7 @@ STEPS: dict[str, Any] = {
     name: globals()[name]
     for name in (
         *"answers tokens logprobs refused update loose disk distributed begin end bucket release resume".split(),
-        *"reset write_past versions across audited sync eagle pause within".split(),
+        *"reset write_past versions across audited eagle pause within".split(),
     )
 }
 STEPS["sampled"] = sglang_sampled.sampled

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.errors import eagle_error
 
 OFF = "disable"
@@ -43,21 +44,13 @@ class Arm:
                 text, "is not steps_topk_tokens", "Write it as 3_1_4 (3 steps, top-1, 4 tokens) or disable."
             )
         steps, topk, draft_tokens = map(int, parts)
-        if steps < 1 or topk < 1 or draft_tokens < 2:
+        most = 1 + topk + (steps - 1) * topk * topk
+        if steps < 1 or topk < 1 or not (most if topk == 1 else 2) <= draft_tokens <= most:
             _refuse(
                 text,
-                "drafts nothing",
-                f"Steps and top-k start at 1, tokens at 2; to draft nothing write {OFF}.",
+                "cannot be drafted and verified",
+                f"Steps and top-k start at 1; a chain of n steps verifies n + 1 tokens, a tree 2 to {most}.",
             )
-        max_tokens = 1 + topk + (steps - 1) * topk * topk
-        if draft_tokens > max_tokens:
-            _refuse(
-                text,
-                f"verifies more tokens than its tree has, {max_tokens}",
-                f"Write {steps}_{topk}_{max_tokens} or less.",
-            )
-        if topk == 1 and draft_tokens != max_tokens:
-            _refuse(text, "leaves drafted tokens of a chain unverified", f"Write {steps}_1_{max_tokens}.")
         return cls(steps, topk, draft_tokens)
 
 
@@ -65,17 +58,25 @@ Arm.DISABLE = Arm(0, 0, 0)
 
 
 def parse_arms(arms: Iterable[str | Arm]) -> tuple[Arm, ...]:
-    """Read a list of arms, in its order. Raises PatchError if the list is empty, names an arm twice, or has an entry
+    """Read a list of arms, in its order. Raises PatchError if the list names an arm twice, or has an entry
     that is not an arm."""
-    if isinstance(arms, str):
-        arms = [part.strip() for part in arms.split(",")]
     found = tuple(Arm.parse(arm) for arm in arms)
-    if not found:
-        raise eagle_error("arms", "no arm is given.", "Give for example 3_1_4,disable.")
     twice = sorted({str(arm) for arm in found if found.count(arm) > 1})
     if twice:
         raise eagle_error("arms", f"arms are given twice: {', '.join(twice)}.", "Name each arm once.")
     return found
+
+
+def check_room(arms: Iterable[Arm], own: Arm, patch: str) -> None:
+    """Refuse, in the name of a patch, arms larger than ``own``, the configuration that the engine was opened with."""
+    for arm in arms:
+        if arm.steps > own.steps or arm.topk > own.topk or arm.draft_tokens > own.draft_tokens:
+            raise PatchError(
+                f"arm {arm} is larger than the engine's own configuration {own}",
+                patch=patch,
+                target="arms",
+                advice="Open the engine with its largest configuration, or leave this arm out.",
+            )
 
 
 def _refuse(text: object, problem: str, advice: str) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
-from flashpatch.patches.eagle.bandit.rules import DEFAULT, rule_class
-from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Setting, bucket_of
-from flashpatch.patches.eagle.errors import eagle_error
+from flashpatch.patches.eagle.bandit.rules import DEFAULT, RULES
+from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, bucket_of
 
 if TYPE_CHECKING:
     from flashpatch.patches.eagle.bandit.rank_broadcast import RankBroadcast
@@ -25,7 +24,7 @@ class Policy:
 
     Args:
         arms: arms or their texts, e.g. ``["3_1_4", "5_1_6", "disable"]``.
-        rule: one of `flashpatch.patches.eagle.bandit.rules.RULES`; None for the default.
+        rule: one of `flashpatch.patches.eagle.bandit.rules.RULES`; "" for the default.
         guard: most tokens that a step may verify over the batch. An arm beyond it is never chosen; if it
             leaves none, the choice is ``disable``.
         window: steps after which an observation weighs little or nothing.
@@ -34,12 +33,12 @@ class Policy:
         broadcast: makes all ranks of an engine run the same arm.
 
     Raises:
-        PatchError: an unknown rule, a malformed arm, or a number out of range."""
+        PatchError: a malformed arm."""
 
     def __init__(
         self,
         arms: Iterable[str | Arm],
-        rule: str | None = None,
+        rule: str = "",
         guard: int = 2048,
         window: int = 300,
         seed: int = 0,
@@ -47,14 +46,13 @@ class Policy:
         broadcast: RankBroadcast | None = None,
     ) -> None:
         self.arms = parse_arms(arms)
-        self.rule_name = DEFAULT if rule is None else rule
-        kind = rule_class(self.rule_name)
-        self.guard = _at_least("guard", guard, 1)
-        self.window = _at_least("window", window, 2)
+        self.rule_name = rule or DEFAULT
+        kind = RULES[self.rule_name]
+        self.guard = guard
         self._random = random.Random(seed)
         self._place = {arm: place for place, arm in enumerate(self.arms)}
-        self.rule = kind(Setting(self.arms, self.window, self._random))
-        self.hold = _at_least("hold", kind.hold if hold is None else hold, 1)
+        self.rule = kind(self.arms, window, self._random)
+        self.hold = kind.hold if hold is None else hold
         self._broadcast = broadcast
         self._step = 0
         self._hold_left = 0
@@ -67,7 +65,7 @@ class Policy:
 
     def select(self, batch_size: int) -> Arm:
         """Return the arm for the next step over ``batch_size`` requests; ``disable`` for an empty batch. Raises
-        PatchError if the batch size is not an integer, or the ranks of `broadcast` are at different steps."""
+        PatchError if the ranks of `broadcast` are at different steps."""
         self._step += 1
         allowed = self._allow(batch_size)
         current = self._current
@@ -159,21 +157,8 @@ class Policy:
 
     def _allow(self, batch_size: int) -> tuple[int, ...]:
         """Return the places of the arms within the guard."""
-        if not isinstance(batch_size, int):
-            raise eagle_error("select", f"a batch size is {batch_size!r}.", "Give a number of rows.")
         if batch_size < 1 or 2 * batch_size > self.guard:  # the smallest draft verifies two tokens
             return (self._place[Arm.DISABLE],) if Arm.DISABLE in self._place else ()
         return tuple(
             place for place, arm in enumerate(self.arms) if arm.draft_tokens * batch_size <= self.guard
         )
-
-
-def _at_least(name: str, value: int, least: int) -> int:
-    if type(value) is not int or value < least:
-        raise eagle_error(name, f"{name} is {value!r}.", f"Give an integer from {least}.")
-    return value
-
-
-def policy_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `Policy`, its arms apart, that the family's options describe."""
-    return {"rule": options["rule"] or None, "guard": options["guard"]}

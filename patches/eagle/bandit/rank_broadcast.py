@@ -17,21 +17,12 @@ class RankBroadcast:
     its step and batch size are the leader's.
 
     Args:
-        group: a ``torch.distributed`` process group for CPU tensors (gloo); None for the default group.
-
-    Raises:
-        PatchError: torch.distributed is not initialised."""
+        group: a ``torch.distributed`` process group for CPU tensors (gloo); None for the default group."""
 
     def __init__(self, group: Any = None) -> None:
         import torch
         import torch.distributed as dist
 
-        if not dist.is_initialized():
-            raise eagle_error(
-                "broadcast",
-                "torch.distributed is not initialised.",
-                "Make the policy after the engine's process groups, or without broadcast on one rank.",
-            )
         self._dist, self._group = dist, group
         self._source = dist.get_global_rank(group, 0) if group is not None else 0
         self._buffer = torch.empty(3, dtype=torch.int64)

@@ -6,13 +6,12 @@ session changed, keeps what the drafter was before, and restores that when the t
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
-from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
 from flashpatch.patches.eagle.drafter_refit.versions import DrafterVersions, Weights
 from flashpatch.patches.eagle.options import UNTIL_SGLANG
@@ -240,29 +239,3 @@ def _updated(manager: Any, selector: str, success: bool) -> None:
             recorder.version = _policy_version
         ledger.note(eagle_policy=_policy_version)
         ledger.flush()  # SGLang ends its processes by SIGKILL
-
-
-def send(llm: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Send new weights, named as in the drafter's checkpoint, to the drafter of an ``sglang.Engine`` in this process,
-    in one session; the target stays as it is. Raises PatchError with the engine's message if it refuses them."""
-    from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
-
-    def check(done: bool, message: str) -> None:
-        if not done:
-            raise PatchError(
-                f"the engine refused the drafter's weights: {message}",
-                patch=patches.of(end_weight_update).id,
-                advice="Send the tensors of the drafter's checkpoint, under their names there.",
-            )
-
-    check(*llm.begin_weight_update("draft"))
-    request = UpdateWeightsFromTensorReqInput(
-        serialized_named_tensors=llm._serialize_tensors_per_rank(list(tensors), None),
-        selector="draft",
-        flush_cache=True,
-    )
-    try:
-        check(*llm.loop.run_until_complete(llm.tokenizer_manager.update_weights_from_tensor(request, None)))
-    finally:
-        ended = llm.end_weight_update()
-    check(*ended)

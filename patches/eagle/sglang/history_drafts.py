@@ -8,6 +8,7 @@ ranks of an engine draft alike."""
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
+from flashpatch.patches._shared.context import having
 from flashpatch.patches.eagle.history.drafts import MAX_DRAFTS, Text
 from flashpatch.patches.eagle.history.engine_history import EngineHistory, say_off
 from flashpatch.patches.eagle.options import UNTIL_SGLANG
@@ -189,6 +191,36 @@ def prepare_draft_tokens(original, self, batch: Any):
 
 
 @patches.wrap(
+    "sglang.srt.speculative.eagle_utils:eagle_sample",
+    relies_on=(
+        "batch.sampling_info",
+        "tree_speculative_sampling_target_only",
+        "target_probs",
+        "sglang.srt.sampling.sampling_batch_info:SamplingBatchInfo.need_min_p_sampling",
+    ),
+)
+def eagle_sample(original, verify_input: Any, batch: Any, *args: Any, **kwargs: Any):
+    """Where history drafts, verify against the distribution that min_p leaves, as SGLang's sampler draws: its verification
+    knows the other filters alone."""
+    info, name = batch.sampling_info, "tree_speculative_sampling_target_only"
+    if batch.forward_mode.is_idle() or not (info.need_min_p_sampling and engine.options("eagle")["history"]):
+        return original(verify_input, batch, *args, **kwargs)
+    from sglang.srt.speculative import eagle_utils
+
+    # before 0.5.23 SGLang imports it where it calls it
+    module = eagle_utils if hasattr(eagle_utils, name) else sys.modules["sgl_kernel"]
+    verify = getattr(module, name)
+
+    def above_min_p(*, target_probs: Any, **more: Any) -> None:
+        least = target_probs.amax(-1, keepdim=True) * info.min_ps.view(-1, 1, 1)
+        kept = target_probs.masked_fill(target_probs < least, 0.0)
+        verify(target_probs=kept / kept.sum(-1, keepdim=True), **more)
+
+    with having(module, name, above_min_p):
+        return original(verify_input, batch, *args, **kwargs)
+
+
+@patches.wrap(
     "sglang.srt.arg_groups.pipeline:run_resolution_pipeline",
     relies_on="sglang.srt.arg_groups.overrides:declare_resolution",
 )
@@ -196,7 +228,9 @@ def run_resolution_pipeline(original, server_args: Any):
     """Open SGLang's n-gram speculation if the option history is on and nothing else speculates."""
     options = engine.options("eagle")
     asked = (server_args.speculative_algorithm or "").upper()
-    if options["history"] and (not asked or asked in _BESIDE):
+    if options["history"] and not asked and server_args.enable_custom_logit_processor:
+        say_off("custom logit processors, which SGLang does not apply beside speculation")
+    elif options["history"] and (not asked or asked in _BESIDE):
         from sglang.srt.arg_groups.overrides import declare_resolution
 
         fields: dict[str, Any] = {"disable_overlap_schedule": True}  # else tokens come too late to draft from

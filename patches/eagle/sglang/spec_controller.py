@@ -9,13 +9,12 @@ import time
 import weakref
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
+from flashpatch.patches.eagle.bandit.arm import Arm, check_room, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
-from flashpatch.patches.eagle.bandit.policy import Policy, policy_settings
+from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.bandit.rank_broadcast import RankBroadcast
 
 
@@ -68,9 +67,9 @@ class BanditStepsPolicy:
         self._sizes = cuda_graph_bs
 
     def cuda_graph_bs_for_step(self, step: int) -> list[int] | None:
-        """Return the sizes to capture for an arm: those that the guard lets it run."""
-        arm = Arm(step, 1, step + 1) if step else Arm.DISABLE
-        return self._sizes and reachable_sizes(self._sizes, arm, self._controller.policy.guard)
+        """Return the sizes to capture for an arm: up to the first that holds the largest batch that the guard lets it run."""
+        most, sizes = self._controller.policy.guard // (step + 1), sorted(self._sizes or ())
+        return sizes[: bisect_left(sizes, most) + 1] if step and sizes else self._sizes
 
     def get_steps_for_batch(self, batch_size: int) -> int:
         return self._controller.choose(batch_size).steps
@@ -91,27 +90,11 @@ def engine_arms(asked: list[Any], own: Arm) -> tuple[Arm, ...]:
         arms = (own, *chains) if own.topk > 1 else (own, *(arm for arm in chains if arm != own))
         return (*arms, Arm.DISABLE)
     arms = parse_arms(asked)
-    for arm in arms:
-        if arm.steps > own.steps or arm.topk > own.topk or arm.draft_tokens > own.draft_tokens:
-            raise PatchError(
-                f"arm {arm} is larger than the engine's own configuration {own}",
-                patch="eagle.sglang.init_cuda_graphs",
-                target="arms",
-                advice="Open the engine with its largest configuration, or leave this arm out.",
-            )
+    check_room(arms, own, "eagle.sglang.init_cuda_graphs")
     return arms
 
 
 def make_policy(options: Any, own: Arm, broadcast: RankBroadcast | None = None) -> Policy:
     """Make the bandit that the family's options describe, for an engine opened as ``own``; ``broadcast`` makes all its
-    ranks run the same arm. Raises PatchError for an unknown rule, or an arm larger than what the engine has room for."""
-    return Policy(engine_arms(options["arms"], own), broadcast=broadcast, **policy_settings(options))
-
-
-def reachable_sizes(sizes: Sequence[int], arm: Arm, guard: int) -> list[int]:
-    """Return the graph sizes, of ``sizes``, that batches can use under an arm: up to the first that holds the largest
-    batch of the guard, a number of draft tokens times batch size, see `Policy`."""
-    ascending = sorted(sizes)
-    if not arm.steps:
-        return ascending
-    return ascending[: bisect_left(ascending, guard // arm.draft_tokens) + 1]
+    ranks run the same arm. Raises PatchError for an arm larger than what the engine has room for."""
+    return Policy(engine_arms(options["arms"], own), options["rule"], options["guard"], broadcast=broadcast)

@@ -20,7 +20,6 @@ from math import inf
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from flashpatch.patches.eagle.errors import eagle_error
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 
 logger = logging.getLogger("flashpatch.eagle")
@@ -116,12 +115,6 @@ class Coordinator:
     def train(self, seconds: float, steps: int | None = None) -> bool:
         """Give the worker a slice of so many seconds and steps at most, and start it if it is down; return False when
         it cannot train now."""
-        if not 0.0 < seconds < inf:
-            raise eagle_error(
-                "train_seconds",
-                f"train_seconds must be positive and finite, got {seconds}.",
-                "Give seconds, such as 60.",
-            )
         command = {"command": "train", "seconds": seconds, "steps": steps}
         with self._lock:
             self.poll()

@@ -46,15 +46,18 @@ _FORWARD = {
 }
 
 
-def drafter_config(
-    target: PretrainedConfig, kind: str = "eagle", auxiliary: int = 3, own: str | Path = ""
-) -> PretrainedConfig:
+def kind_of(folder: Path) -> str:
+    """Return the kind of a drafter's checkpoint, ``eagle3`` or ``eagle``, which engines call its method."""
+    names = json.loads((folder / "config.json").read_text()).get("architectures") or ()
+    return "eagle3" if any("Eagle3" in name for name in names) else "eagle"
+
+
+def drafter_config(target: PretrainedConfig, kind: str = "eagle", own: str | Path = "") -> PretrainedConfig:
     """Make the configuration of a one-layer drafter for a target.
 
     Args:
         target: configuration of a Llama, Qwen2 or Qwen3 model.
         kind: ``eagle`` (EAGLE-1) or ``eagle3``.
-        auxiliary: layers of the target that an EAGLE-3 drafter from scratch reads.
         own: the folder of the drafter, "" for one from scratch. An EAGLE-3 drafter's configuration is that of its
             checkpoint, an EAGLE-1 drafter has the shape of the target's layers.
 
@@ -63,16 +66,12 @@ def drafter_config(
         drafter's and trained with it, ``target`` if it is the target's; and ``fc_bias``, of EAGLE-1.
 
     Raises:
-        PatchError: another model type or kind, or a drafter that cannot be trained, see `_published`."""
+        PatchError: another model type, or a drafter that cannot be trained, see `_published`."""
     if target.model_type not in LAYER_TYPES:
         raise eagle_error(
             "drafter",
             f"no drafter can be made for a target of type {target.model_type!r}.",
             f"Targets can be {', '.join(sorted(LAYER_TYPES))}.",
-        )
-    if kind not in ("eagle", "eagle3"):
-        raise eagle_error(
-            "drafter", f"a drafter is of kind eagle or eagle3, not {kind!r}.", "Choose one of the two."
         )
     if own and kind == "eagle3":
         return _published(target, Path(own))
@@ -88,7 +87,7 @@ def drafter_config(
     config.eagle_kind, config.eagle_head = kind, "target"
     config.fc_bias = bool(own) and "fc.bias" in shapes(Path(own))
     config.draft_vocab_size = target.vocab_size
-    config.num_aux_hidden_states = auxiliary if kind == "eagle3" else None
+    config.num_aux_hidden_states = 3 if kind == "eagle3" else None  # as engines hand out
     config._attn_implementation = "sdpa"
     return config
 

@@ -23,7 +23,6 @@ from flashpatch.patches.eagle.train.drafter import Drafter, make_drafter
 from flashpatch.patches.eagle.train.drafter_config import UNTRAINED, drafter_config
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
 
-ENGINES = ("vllm", "sglang")
 _NOT_TRAINED = ("lm_head.weight", "embed_tokens.weight", "d2t", "t2d")
 """Tensors of a checkpoint that stay as they are, unless the drafter has them."""
 
@@ -39,19 +38,11 @@ def engine_weights(
 
     These are those of the folder ``own``, the drafter that the engine was opened with. For a drafter from scratch,
     SGLang's EAGLE-1 model has a bias on ``fc`` that stays random when the checkpoint lacks it, so it is written as
-    zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint holds the drafter's head or else the target's. Raises
-    PatchError for an unknown engine, or an EAGLE-3 drafter without a head."""
-    if engine not in ENGINES:
-        raise eagle_error(
-            None, f"no drafter format is known for {engine!r}.", f"Choose {' or '.join(ENGINES)}."
-        )
+    zeros; vLLM's has none and refuses it. An EAGLE-3 checkpoint holds the drafter's head or else the target's, which
+    ``target_embeddings`` have."""
     found = {name: tensor.detach() for name, tensor in weights.items()}
     dtype = found["fc.weight"].dtype
     if config.eagle_kind == "eagle3" and config.eagle_head == "target":
-        if target_embeddings is None:
-            raise eagle_error(
-                "drafter", "an EAGLE-3 drafter is written with the target's head.", "Give target_embeddings."
-            )
         found["lm_head.weight"] = target_embeddings.head.to("cpu", dtype)
     elif config.eagle_kind == "eagle" and engine == "sglang":
         found.setdefault("fc.bias", torch.zeros(config.hidden_size, dtype=dtype))
@@ -92,7 +83,6 @@ def save_drafter(
     config: PretrainedConfig,
     engine: str,
     target_embeddings: TargetEmbeddings | None = None,
-    tokenizer: str | os.PathLike[str] | None = None,
     own: str | os.PathLike[str] = "",
 ) -> Path:
     """Write a drafter for the engine's ``speculative`` setting, private to the user; whole or not at all.
@@ -100,11 +90,9 @@ def save_drafter(
     Args:
         folder: made, or replaced.
         weights: full tensors on the CPU, by the names of `Drafter`.
-        tokenizer: folder whose tokenizer files are copied along, if given.
         own: folder of the drafter that it continues, whose names and configuration are kept.
 
     Raises:
-        PatchError: see `engine_weights`.
         OSError: the disk is full or cannot be written; nothing is left behind."""
     final = Path(folder)
     found = engine_weights(weights, config, engine, target_embeddings, own)
@@ -121,11 +109,8 @@ def save_drafter(
         if own:
             plain = {**json.loads((Path(own) / "config.json").read_text()), "torch_dtype": plain["dtype"]}
         (temporary / "config.json").write_text(json.dumps(plain, indent=1))
-        for name in ("tokenizer.json", "tokenizer_config.json") if tokenizer else ():
-            if (Path(tokenizer) / name).exists():
-                shutil.copy(Path(tokenizer) / name, temporary)
         for file in temporary.iterdir():
-            file.chmod(0o600)  # a tokenizer is copied with its mode
+            file.chmod(0o600)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(temporary, final)
     finally:

@@ -71,16 +71,10 @@ class Pack:
 
 def windows(sample: Sample, longest: int, auxiliary: bool = False) -> Iterator[Pack]:
     """Cut a sample into windows of at most ``longest`` positions; those without a generated token to learn from are
-    left out. ``auxiliary``: with the EAGLE-3 layers instead of the last state. Raises PatchError if the sample lacks
-    the layers, or a window would be empty."""
+    left out. ``auxiliary``: with the EAGLE-3 layers instead of the last state. Raises PatchError if a window
+    would be empty."""
     if longest < 1:
         raise eagle_error("window", f"a window has {longest} positions.", "Give one or more.")
-    if auxiliary and sample.auxiliary is None:
-        raise eagle_error(
-            "drafter",
-            f"sample {sample.request} has no auxiliary states, which an EAGLE-3 drafter reads.",
-            "Capture them: run the engine with an EAGLE-3 drafter.",
-        )
     states = sample.auxiliary if auxiliary else sample.hidden
     learn = sample.known[:-1] & sample.known[1:] & sample.response[1:]
     for start in range(0, len(sample) - 1, longest):

@@ -50,7 +50,6 @@ class WorkerSettings(Recipe):
         engine: ``vllm`` or ``sglang``, whose format drafters get.
         drafter: folder of a drafter to continue from; "" for one from scratch.
         kind: ``eagle`` or ``eagle3``.
-        auxiliary: layers of the target that an EAGLE-3 drafter reads.
         dtype: of the drafters written; training is in float32.
         device: torch device; "" for the first accelerator, else the CPU.
         window: longest window of a sample, in positions.
@@ -68,7 +67,6 @@ class WorkerSettings(Recipe):
     engine: str = "vllm"
     drafter: str = ""
     kind: str = "eagle"
-    auxiliary: int = 3
     dtype: str = "bfloat16"
     device: str = ""
     window: int = 512

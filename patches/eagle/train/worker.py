@@ -60,7 +60,7 @@ class Worker:
         self._target = settings.target  # folder of the policy's embedding and head
         self.device = torch.device(settings.device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.config = drafter_config(
-            AutoConfig.from_pretrained(settings.target), settings.kind, settings.auxiliary, settings.drafter
+            AutoConfig.from_pretrained(settings.target), settings.kind, settings.drafter
         )
         self._embedding: torch.Tensor | None = None  # the drafter's own
         if settings.drafter and settings.engine == "vllm":  # SGLang gives every drafter the target's
@@ -206,7 +206,6 @@ class Worker:
             self.config,
             self.settings.engine,
             self.trainer.target_embeddings,
-            self.settings.target,
             self.settings.drafter,
         )
         self._report({"event": "drafter", "folder": str(path), **self._figures(), **found})

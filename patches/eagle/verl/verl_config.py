@@ -159,9 +159,9 @@ def _drafter(get: Get, options: Mapping[str, Any], dialect: Dialect) -> Speculat
     if options["drafter"] in NEW:
         folder = _folder(get) / "first"
         _write_new(_path(get(MODEL)), folder, options, dialect.engine)
-    kind = json.loads((folder / "config.json").read_text())
-    method = "eagle3" if any("Eagle3" in name for name in kind.get("architectures") or ()) else "eagle"
-    return Speculation(method, str(folder))
+    from flashpatch.patches.eagle.train.drafter_config import kind_of
+
+    return Speculation(kind_of(folder), str(folder))
 
 
 def _write_new(target: Path, folder: Path, options: Mapping[str, Any], engine_name: str) -> None:
@@ -185,7 +185,7 @@ def _write_new(target: Path, folder: Path, options: Mapping[str, Any], engine_na
     weights = make_drafter(config, 0).state_dict()
     dtype = getattr(torch, _trainer_settings(options)[0].get("dtype", WorkerSettings.dtype))
     weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-    save_drafter(folder, weights, config, engine_name, TargetEmbeddings.load(target), target)
+    save_drafter(folder, weights, config, engine_name, TargetEmbeddings.load(target))
 
 
 def training(get: Get, options: Mapping[str, Any], dialect: Dialect, found: Speculation) -> dict[str, Any]:

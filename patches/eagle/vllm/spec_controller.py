@@ -18,10 +18,9 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from flashpatch import ledger
-from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
+from flashpatch.patches.eagle.bandit.arm import Arm, check_room, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
-from flashpatch.patches.eagle.bandit.policy import Policy, policy_settings
+from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
 
 logger = logging.getLogger("flashpatch.eagle")
@@ -216,20 +215,15 @@ def engine_arms(asked: list[Any], max_drafts: int) -> tuple[Arm, ...]:
         (part for part in range(2, width) if not width % part), key=lambda part: abs(part - width**0.5)
     )
     arms = parse_arms(asked or ["disable", *(Arm(part - 1, 1, part) for part in (*middle[:1], width))])
-    for arm in arms:
-        if arm.topk > 1 or arm.steps > max_drafts:
-            raise PatchError(
-                f"vLLM cannot run arm {arm}: it drafts chains of at most num_speculative_tokens={max_drafts}.",
-                patch="eagle.vllm.scheduler_init",
-                advice="Name arms such as 3_1_4, or raise num_speculative_tokens.",
-            )
+    check_room(arms, Arm(max_drafts, 1, width), "eagle.vllm.scheduler_init")
     return arms
 
 
 def make_policy(options: Any, max_drafts: int) -> Policy:
-    """Make the bandit that the family's options describe. Raises PatchError for an unknown rule, or an arm that vLLM
+    """Make the bandit that the family's options describe. Raises PatchError for an arm that vLLM
     cannot run."""
     arms = engine_arms(options["arms"], max_drafts)
-    described = policy_settings(options)
-    policy = Policy(arms, **described)
-    return policy if policy.hold >= HOLD or len(arms) == 1 else Policy(arms, hold=HOLD, **described)
+    policy = Policy(arms, options["rule"], options["guard"])
+    if len(arms) > 1:
+        policy.hold = max(policy.hold, HOLD)
+    return policy

@@ -75,6 +75,16 @@ def read_prompts(data: Path) -> list[Any]:
     return rows
 
 
+def ask(llm: Any, prompts: list[Any], sampling: Any) -> None:
+    """Let a `vllm.LLM` answer what `read_prompts` returned."""
+    if chats := [list(map(dict, one)) for one in prompts if isinstance(one[0], Mapping)]:
+        llm.chat(chats, sampling)
+    if ids := [{"prompt_token_ids": list(map(int, one))} for one in prompts if isinstance(one[0], int)]:
+        llm.generate(ids, sampling)
+    if texts := [one for one in prompts if isinstance(one, str)]:
+        llm.generate(texts, sampling)
+
+
 def answer(model: Path, prompts: list[Any], samples: Path, training: Path, more: Mapping[str, Any]) -> int:
     """Let vLLM answer prompts, and move what is captured to where a trainer looks first; return how many samples."""
     import flashpatch
@@ -92,13 +102,7 @@ def answer(model: Path, prompts: list[Any], samples: Path, training: Path, more:
 
     threading.Thread(target=move, name="flashpatch-samples", daemon=True).start()
     for asked, tokens in ((prompts, 512), (prompts[:1], 1)):  # a step reports what the one before ended
-        sampling = SamplingParams(temperature=1.0, max_tokens=tokens, detokenize=False)
-        if chats := [list(map(dict, one)) for one in asked if isinstance(one[0], Mapping)]:
-            llm.chat(chats, sampling)
-        if ids := [{"prompt_token_ids": list(map(int, one))} for one in asked if isinstance(one[0], int)]:
-            llm.generate(ids, sampling)
-        if texts := [one for one in asked if isinstance(one, str)]:
-            llm.generate(texts, sampling)
+        ask(llm, asked, SamplingParams(temperature=1.0, max_tokens=tokens, detokenize=False))
     llm.collective_rpc("eagle_flush")
     deadline = time.monotonic() + 60.0
     while reader.counts["read"] < len(prompts) and time.monotonic() < deadline:

@@ -75,9 +75,9 @@ def _vllm(workdir: Path) -> _Engine:
 
 def _sglang(workdir: Path) -> _Engine:
     import sglang
-    from safetensors.torch import load_file
 
-    from flashpatch.patches.eagle.sglang import drafter_refit
+    from flashpatch.patches.eagle import verl_sglang
+    from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, UPDATE
     from flashpatch.verify.probes.eagle import tiny
 
     engine = sglang.Engine(**tiny.sglang_arguments(workdir / "target", workdir / DRAFTERS[0], MAX_DRAFTS))
@@ -89,7 +89,11 @@ def _sglang(workdir: Path) -> _Engine:
         scores = [[row[0] for row in one["meta_info"]["output_token_logprobs"]] for one in found]
         return [dict(tokens=one["output_ids"], logprobs=row) for one, row in zip(found, scores)]
 
-    def update(folder: Path, version: int) -> None:
-        drafter_refit.send(engine, load_file(folder / "model.safetensors").items())
+    def call(method: str, *given: Any) -> Any:
+        return engine.loop.run_until_complete(verl_sglang.eagle_call(engine, method, given))[0]
 
-    return generate, update, lambda: None
+    def update(folder: Path, version: int) -> None:
+        call(FLUSH)  # a turn later the scheduler lists the answered requests no more
+        call(UPDATE, str(folder), version)
+
+    return generate, update, lambda: call(FLUSH)

@@ -58,33 +58,26 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     for seed, drafter in enumerate(DRAFTERS):
         tiny.drafter(workdir / drafter, exact=drafter != "noise", seed=seed, engine=name)
     queue = workdir / "samples"
-    environment = {**tiny.ENVIRONMENT, **engine.APART, **_options(arms=_ARMS, samples=str(queue))}
+    on = selections.from_environment(selections.NOTHING)
+    on = selections.extend(on, on.names, None, {"arms": _ARMS, "samples": str(queue)})
+    given = {"FLASHPATCH_RESOLVED": selections.resolved(os.environ["FLASHPATCH"], on)}
+    environment = {**tiny.ENVIRONMENT, **engine.APART, **given}
     ended = jobs.run([jobs.job("eagle.job:run", workdir, environment=environment)], workdir, _TIMEOUT)
     seen = ended.seen["job"]
     if ended.problem or not seen.get("answers"):
         return [_proof(opens, False, ended.problem or "it saw nothing")]
     notes = {name: value for row in calls.rows(nonce) for name, value in row.notes.items()}
-    rounds = f"{len(seen['answers'])} answers with {len(DRAFTERS)} drafters"
-    counts = seen.get("captured") or notes.get("eagle_capture")
     samples = sample_queue.SampleReader(queue).read_samples(10_000)
     learns = "the bandit chooses the number of tokens, and learns from the steps"
     follows = "new drafter weights arrive: acceptance falls with noise, which is rolled back, and rises with better ones"
-    sent = range(1, 1 + len(DRAFTERS)) if name == "vllm" else ()
     return [
-        _proof(opens, True, rounds, seen["opened"]),
+        _proof(opens, True, f"{len(seen['answers'])} answers with {len(DRAFTERS)} drafters", seen["opened"]),
         _drawn(workdir / "target", seen["answers"], "raw" if name == "vllm" else "asked"),
-        _aligned(workdir / "target", samples, seen, counts),
+        _aligned(workdir / "target", samples, seen),
         _proof(learns, *bandit_adapts(notes)),
-        _proof(follows, *drafter_follows(notes, sent)),
+        _proof(follows, *drafter_follows(notes)),
         calls.counted(nonce, f"eagle.{name}", _TAKEN[name]),
     ]
-
-
-def _options(**values: Any) -> dict[str, str]:
-    """Return the variable that gives these options to a process, as ``enable()`` here would."""
-    on = selections.from_environment(selections.NOTHING)
-    on = selections.extend(on, on.names, None, values)
-    return {"FLASHPATCH_RESOLVED": selections.resolved(os.environ["FLASHPATCH"], on)}
 
 
 def _drawn(target: Path, answers: Sequence[Any], returned: str) -> Proof:
@@ -100,9 +93,9 @@ def _drawn(target: Path, answers: Sequence[Any], returned: str) -> Proof:
     return _proof(what, tally.good, f"{evidence}, log-probabilities by {tally.worst:.1g}")
 
 
-def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: Any) -> Proof:
+def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any]) -> Proof:
     what = "captured states are those of a forward of the same tokens, position by position"
-    answered = [one["prompt"] + one["tokens"] for one in seen["answers"]]
+    counts, answered = seen["captured"], [one["prompt"] + one["tokens"] for one in seen["answers"]]
     rows, worst = 0, 0.0
     for sample in samples:
         tokens = sample.input_ids.tolist()
@@ -112,8 +105,7 @@ def _aligned(target: Path, samples: list[Any], seen: Mapping[str, Any], counts: 
         rows += int(sample.known.sum())
         worst = max(worst, float((sample.hidden - states)[sample.known].abs().max()))
     evidence = f"{len(samples)} samples, {rows} states, largest difference {worst:.2g}"
-    whole = isinstance(counts, dict) and rows > 500 and not counts["lost"] and not counts["mismatched"]
-    good = whole and worst < _close()
+    good = rows > 500 and worst < _close() and not counts["lost"] and not counts["mismatched"]
     return _proof(what, good, evidence if good else f"{evidence}; {counts}")
 
 
@@ -153,16 +145,16 @@ def bandit_adapts(notes: Mapping[str, Any]) -> tuple[bool, str]:
     return len(pulls) > 1 and found["steps"] > 20, f"{found['steps']:.0f} steps, pulls {pulls}"
 
 
-def drafter_follows(notes: Mapping[str, Any], sent: Sequence[int] = ()) -> tuple[bool, str]:
+def drafter_follows(notes: Mapping[str, Any]) -> tuple[bool, str]:
     """Return whether acceptance fell with the drafter of noise, which was rolled back, and rose with those before and after, and
-    the evidence; ``sent`` are the versions that the job gave to its updates, empty if it gave none."""
+    the evidence."""
     log = notes.get("eagle_drafter", {}).get("log", ())
     updates = [place for place, event in enumerate(log) if event["event"] == "update"]
     if len(updates) != len(DRAFTERS):
         return False, f"the ledger shows {len(updates)} of {len(DRAFTERS)} updates"
-    versions = [log[place]["version"] for place in updates]
-    if sent and versions != list(sent):
-        return False, f"the ledger has updates to versions {versions}, sent were {list(sent)}"
+    versions, sent = [log[place]["version"] for place in updates], [*range(1, 1 + len(DRAFTERS))]
+    if versions != sent:
+        return False, f"the ledger has updates to versions {versions}, sent were {sent}"
     exact, restored, again = (log[place]["before"] for place in updates)
     judged = log[updates[0] : updates[1]]
     noise = next((event["after"] for event in judged if event["event"] in ("kept", "worse")), 0.0)

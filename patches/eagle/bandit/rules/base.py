@@ -6,7 +6,6 @@ import random
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from flashpatch.patches.eagle.bandit.arm import Arm
 
@@ -20,30 +19,21 @@ def bucket_of(batch_size: int) -> int:
     return min(bisect_left(BUCKETS, batch_size), len(BUCKETS) - 1)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Hold what a rule is made for.
-
-    Attributes:
-        arms: all arms; a rule names them by their place here.
-        window: steps after which an observation should weigh little or nothing.
-        random: the policy's random numbers."""
-
-    arms: tuple[Arm, ...]
-    window: int
-    random: random.Random
-
-
 class Rule(ABC):
-    """Choose among arms, bucket by bucket. Subclasses are made with a `Setting`."""
+    """Choose among arms, bucket by bucket.
+
+    Args:
+        arms: all arms; a rule names them by their place here.
+        length: steps after which an observation should weigh little or nothing.
+        random: the policy's random numbers."""
 
     hold = 1
     """Steps for which the policy keeps a choice."""
     best = 0.0
     """Tokens per second of the best allowed arm as the last `choose` estimated them; 0 if nothing is known."""
 
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
+    def __init__(self, arms: tuple[Arm, ...], length: int, random: random.Random) -> None:
+        self.arms, self.length, self.random = arms, length, random
 
     @abstractmethod
     def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:

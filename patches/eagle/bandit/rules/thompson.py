@@ -14,9 +14,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from math import exp, sqrt
+from typing import Any
 
 from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Rule, Setting
+from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Rule
 
 LOW, HIGH = -5.0, 5.0
 """Ends of the grid: chances of 0.7 % and 99.3 %."""
@@ -131,13 +132,13 @@ class Thompson(Rule):
 
     hold = 4
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        window, count = max(2, setting.window), len(setting.arms)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        window, count = max(2, self.length), len(self.arms)
         self._keep = 1.0 - 1.0 / window
         self._drift = DRIFT / (window * window)
-        self._curves, self._by_point = acceptance_curves(setting.arms), tokens_by_point(setting.arms)
-        self._drafts = [arm.steps > 0 for arm in setting.arms]
+        self._curves, self._by_point = acceptance_curves(self.arms), tokens_by_point(self.arms)
+        self._drafts = [arm.steps > 0 for arm in self.arms]
         self._level, self._variance = 0.0, UNKNOWN
         self._dispersion = DISPERSION
         self._surprise = 0.0  # recent mean of errors, in standard deviations
@@ -148,7 +149,7 @@ class Thompson(Rule):
         self._cost = 0.0  # mean seconds that a step after a switch takes beyond the arm's usual ones
 
     def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
-        times, gauss = self._times[bucket] or self._new_times(bucket), self.setting.random.gauss
+        times, gauss = self._times[bucket] or self._new_times(bucket), self.random.gauss
         expected = self._by_point[nearest_point(self._level)]
         drawn = self._by_point[nearest_point(self._level + sqrt(self._variance) * gauss(0.0, 1.0))]
         switch_factor = 1.0

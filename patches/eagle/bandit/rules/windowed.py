@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from math import log, sqrt
+from typing import Any
 
-from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Rule, Setting
+from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Rule
 
 EPSILON = 0.1  # share of choices at random
 
@@ -41,27 +43,30 @@ class Window:
 
 
 class Windowed(Rule):
-    """Keep a window per bucket. A new bucket starts with one step per arm from the nearest known one.
+    """Keep a window per bucket. A new bucket starts with the rates of the nearest known one.
 
     Only arms that no bucket ever ran are warmed up by running them, ``warm_up`` steps each."""
 
     warm_up = 2
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self._windows: list[Window | None] = [None] * len(BUCKETS)
-        self._run = [0] * len(setting.arms)
+        self._run = [0] * len(self.arms)
 
     def window(self, bucket: int) -> Window:
         """Return the window of a bucket."""
         return self._windows[bucket] or self._open(bucket)
 
-    def unwarmed_arm(self, allowed: tuple[int, ...]) -> int:
-        """Return an allowed arm whose warm-up is not over, or -1."""
+    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
         for arm in allowed:
             if self._run[arm] < self.warm_up:
                 return arm
-        return -1
+        return self.pick(self.window(bucket), allowed)
+
+    @abstractmethod
+    def pick(self, window: Window, allowed: tuple[int, ...]) -> int:
+        """Choose one of ``allowed``, all of them warmed up, by a bucket's window; set `best`."""
 
     def learn(self, bucket: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
         self._run[arm] += 1
@@ -69,19 +74,14 @@ class Windowed(Rule):
 
     def rates(self, bucket: int) -> Sequence[float]:
         window = self._windows[bucket]
-        return window.rate if window else [0.0] * len(self.setting.arms)
+        return window.rate if window else [0.0] * len(self.arms)
 
     def _open(self, bucket: int) -> Window:
-        self._windows[bucket] = window = Window(len(self.setting.arms), self.setting.window)
+        self._windows[bucket] = window = Window(len(self.arms), self.length)
         known = [other for other, seen in enumerate(self._windows) if seen and seen.steps]
         if known:
             nearest = min(known, key=lambda other: (abs(other - bucket), other))
-            scale = BUCKETS[bucket] / BUCKETS[nearest]
-            source = self._windows[nearest]
-            for arm, rate in enumerate(source.rate):
-                if rate:
-                    seconds = source.seconds[arm] / source.pulls[arm] if source.pulls[arm] else 1.0 / rate
-                    window.add(arm, rate * scale * seconds, seconds)
+            window.rate = [rate * BUCKETS[bucket] / BUCKETS[nearest] for rate in self._windows[nearest].rate]
         return window
 
 
@@ -90,15 +90,10 @@ class Greedy(Windowed):
 
     FastRL's ``EG``, with the window's mean instead of its median."""
 
-    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
-        unwarmed = self.unwarmed_arm(allowed)
-        if unwarmed >= 0:
-            return unwarmed
-        rate = self.window(bucket).rate
-        best = max(allowed, key=rate.__getitem__)
-        self.best = rate[best]
-        random = self.setting.random
-        return random.choice(allowed) if random.random() < EPSILON else best
+    def pick(self, window: Window, allowed: tuple[int, ...]) -> int:
+        best = max(allowed, key=window.rate.__getitem__)
+        self.best = window.rate[best]
+        return self.random.choice(allowed) if self.random.random() < EPSILON else best
 
 
 class Ucb1(Windowed):
@@ -108,19 +103,8 @@ class Ucb1(Windowed):
 
     scale = 0.1
 
-    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
-        unwarmed = self.unwarmed_arm(allowed)
-        if unwarmed >= 0:
-            return unwarmed
-        window = self.window(bucket)
+    def pick(self, window: Window, allowed: tuple[int, ...]) -> int:
         rate, pulls = window.rate, window.pulls
-        best = self.best = max([rate[arm] for arm in allowed])
-        if best <= 0.0:
-            return allowed[0]
+        best = self.best = max(rate[arm] for arm in allowed)
         wide = self.scale * sqrt(2.0 * log(len(window.steps) + 1.0))
-        top, chosen = -1.0, allowed[0]
-        for arm in allowed:
-            index = rate[arm] / best + wide / sqrt(pulls[arm] or 0.5)
-            if index > top:
-                top, chosen = index, arm
-        return chosen
+        return max(allowed, key=lambda arm: rate[arm] / (best or 1.0) + wide / sqrt(pulls[arm] or 0.5))

@@ -5,9 +5,9 @@ import pytest
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle import FAMILY
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
-from flashpatch.patches.eagle.bandit.policy import Policy, policy_settings
 from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, bucket_of
 from flashpatch.patches.eagle.verl.verl_config import DRAFT_TOKENS, draft_tokens
+from flashpatch.patches.eagle.vllm.spec_controller import make_policy
 
 
 @pytest.mark.parametrize("text", ["3_1_4", "1_1_2", "5_4_16", "8_4_32", "disable"])
@@ -21,10 +21,8 @@ def test_a_malformed_arm_is_refused_with_the_way_to_write_it(text):
         Arm.parse(text)
 
 
-def test_lists_are_refused_when_empty_or_when_an_arm_is_there_twice():
-    assert parse_arms("3_1_4, disable") == (Arm(3, 1, 4), Arm.DISABLE)
-    with pytest.raises(PatchError, match="no arm"):
-        parse_arms([])
+def test_lists_are_refused_when_an_arm_is_there_twice():
+    assert parse_arms(["3_1_4", "disable"]) == (Arm(3, 1, 4), Arm.DISABLE)
     with pytest.raises(PatchError, match="twice: 3_1_4"):
         parse_arms(["3_1_4", "disable", "3_1_4"])
 
@@ -35,17 +33,15 @@ def test_buckets_follow_the_recorded_graph_sizes():
     assert found == [1, 17, 31, 32, 40, 40, 128, 160, 256, 256, 256]
 
 
-ARMS = ["8_4_32", "8_4_16", "8_4_8", "disable"]  # FastRL's
 DEFAULTS = {name: option.default for name, option in FAMILY.options.items()}
 
 
-def _policy(**options) -> Policy:
-    return Policy(ARMS, **policy_settings(DEFAULTS | options))
-
-
 def test_rule_and_guard_are_the_options_or_the_defaults():
-    assert (_policy().rule_name, _policy().guard) == ("thompson", Policy(ARMS).guard)
-    assert (_policy(rule="ucb1").rule_name, _policy(guard=9).guard) == ("ucb1", 9)
+    for options in ({}, {"rule": "ucb1", "guard": 9}):
+        asked = DEFAULTS | {"arms": ["disable", "3_1_4"]} | options
+        policy = make_policy(asked, 3)
+        wanted = (asked["rule"] or "thompson", asked["guard"], 4)
+        assert (policy.rule_name, policy.guard, policy.hold) == wanted
 
 
 @pytest.mark.parametrize(

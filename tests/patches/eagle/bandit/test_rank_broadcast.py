@@ -56,11 +56,3 @@ def test_ranks_with_different_clocks_run_the_same_arms(tmp_path):
     assert first["agreed"] == second["agreed"]
     assert first["agreed"].count("disable") > 150
     assert first["apart"] == "" and "step 1 with batch 3" in second["apart"]
-
-
-def test_without_a_process_group_it_says_so():
-    from flashpatch.errors import PatchError
-    from flashpatch.patches.eagle.bandit.rank_broadcast import RankBroadcast
-
-    with pytest.raises(PatchError, match="not initialised"):
-        RankBroadcast()

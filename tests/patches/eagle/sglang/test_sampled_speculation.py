@@ -25,6 +25,7 @@ PROMPT = [7, 11, 5]
 TREE = dict(speculative_num_steps=3, speculative_eagle_topk=2, speculative_num_draft_tokens=6)
 TREES = ["3_2_6", "3_1_4", "2_1_3", "2_2_4", "1_1_2", "disable"]
 PLAIN = dict(times=2000, count=4, temperature=1.0, greedy=6)
+CUT = dict(times=1000, count=4, temperature=1.2, min_p=0.3, greedy=6)
 FILTERED = dict(times=1000, count=4, temperature=1.2, top_k=12, top_p=0.8, greedy=6)
 
 
@@ -35,9 +36,11 @@ def sharp(models: Path) -> tuple[str, str]:
     return target, eagles.drafter(models, target, "sharp", exact=True)
 
 
-def run(folder: Path, sharp: tuple[str, str], **more: Any) -> list[Any]:
+def run(
+    folder: Path, sharp: tuple[str, str], asks: tuple[Any, ...] = (PLAIN, FILTERED), **more: Any
+) -> list[Any]:
     target, drafter = sharp
-    asked = [["sampled", dict(one, prompt=PROMPT)] for one in (PLAIN, FILTERED)]
+    asked = [["sampled", dict(one, prompt=PROMPT)] for one in asks]
     seen = lab.run(
         folder,
         model=target,
@@ -54,10 +57,10 @@ def run(folder: Path, sharp: tuple[str, str], **more: Any) -> list[Any]:
     return seen.steps
 
 
-def check(target: str, steps: list[Any]) -> None:
+def check(target: str, steps: list[Any], asks: tuple[Any, ...] = (PLAIN, FILTERED)) -> None:
     """Distribution of every token, log-probabilities, and greedy requests of the same batches."""
     *sampled, [greedy] = steps
-    for answers, asked in zip(sampled, (PLAIN, FILTERED)):
+    for answers, asked in zip(sampled, asks):
         own, others = answers[: asked["times"]], answers[asked["times"] :]
         assert len(others) == asked["greedy"] and all(one["ids"] == greedy["ids"] for one in others)
         assert len({tuple(one["ids"]) for one in own}) > 50, "samples of a prompt hardly differ"
@@ -73,6 +76,9 @@ def _check_tokens(target: str, answers: list[Any], asked: dict[str, Any]) -> Non
     def after(beginning: tuple[int, ...]) -> torch.Tensor:
         probs = probabilities(target, [[*PROMPT, *beginning]])[0].log()
         row = (probs / asked["temperature"]).softmax(-1)
+        if "min_p" in asked:
+            row = row.masked_fill(row < asked["min_p"] * row.max(), 0)
+            return row / row.sum()
         if "top_k" not in asked:
             return row
         return torch.tensor(filtered(row.tolist(), asked["top_k"], asked["top_p"]), dtype=torch.float64)
@@ -106,4 +112,5 @@ def test_samples_are_the_targets_with_drafts_from_history(sharp, tmp_path, draft
     if not drafter:
         chain = dict.fromkeys(name for name in eagles.SPECULATIVE if name.startswith("speculative"))
         chain["speculative_draft_model_path"] = None
-    check(sharp[0], run(tmp_path, sharp, **how, **chain))
+    asks = (PLAIN, FILTERED, CUT)
+    check(sharp[0], run(tmp_path, sharp, asks, **how, **chain), asks)

@@ -103,8 +103,9 @@ def test_a_drafter_is_updated_and_a_worse_one_is_rolled_back(models: Path, tmp_p
     )
     many = ["tokens", dict(count=280)]  # 70 steps of 4 tokens: a verdict takes 64
     common = dict(model=target, speculative_draft_model_path=exact, flashpatch="eagle", **eagles.SPECULATIVE)
-    free = dict(common, steps=[many, ["sync", dict(source=random)], many, ["sync", dict(source=exact)], many])
-    watched = dict(common, steps=[many, ["sync", dict(source=random)], many, many])
+    worse, better = (["update", dict(source=one, selector="draft")] for one in (random, exact))
+    free = dict(common, steps=[many, worse, many, better, many])
+    watched = dict(common, steps=[many, worse, many, many])
     seen = lab.together(
         tmp_path,
         dict(free, options={"eagle": dict(adapt=False, rollback=1.0)}),

@@ -4,8 +4,6 @@ import pytest
 import torch
 from drafter_lab import capture, cut, embeddings_of, make_target, random_samples
 
-from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.capture.sample import Sample
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
 from flashpatch.patches.eagle.train.loss import step_sums
@@ -97,10 +95,3 @@ def test_rows_keep_to_their_budget_and_hold_every_part():
     assert sum(int(row.learn.sum()) for row in rows) == sum(int(part.learn.sum()) for part in parts)
     assert len(rows) <= 1.2 * sum(map(len, parts)) / 50 + 1
     assert [len(row) for row in pack(parts[:1], 2)] == [len(parts[0])]
-
-
-def test_a_sample_without_auxiliary_states_cannot_teach_eagle3():
-    [sample] = random_samples([8], 5)
-    bare = Sample(sample.request, sample.input_ids, sample.hidden, sample.known, sample.response, 1)
-    with pytest.raises(PatchError, match="no auxiliary states"):
-        list(windows(bare, 8, auxiliary=True))
