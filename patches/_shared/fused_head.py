@@ -40,11 +40,9 @@ def _unlike(model: Any, own: Callable) -> str | None:
     import torch
 
     weight = model.lm_head.weight.detach()
-    states = torch.sin(torch.arange(1.0, 1 + weight.shape[1], device=weight.device))
-    largest = (weight.float() @ states).abs().max()
-    states = torch.stack([states * (1000 / largest), 0 * states])[None].to(
-        weight.dtype
-    )  # a cap shows far out, a bias at 0
+    states = torch.sin(torch.arange(1.0, 1 + weight.shape[1], device=weight.device)).to(weight.dtype)
+    largest = (weight @ states).abs().max()
+    states = torch.stack([states * (1000 / largest), 0 * states])[None]  # a cap shows far out, a bias at 0
     plain = (states @ weight.T).float()
     ids = torch.zeros(1, 2, dtype=torch.long, device=weight.device)
     try:
@@ -55,11 +53,8 @@ def _unlike(model: Any, own: Callable) -> str | None:
     if logits.shape != plain.shape:
         return f"which makes {logits.shape[-1]} of {plain.shape[-1]}"
     far, at_zero = (logits - plain).abs().amax((0, 2)).tolist()
-    return (
-        f"which makes them {far:.3g} off where they reach 1000, {at_zero:.3g} at 0"
-        if far > 10 or at_zero
-        else None
-    )
+    said = f"which makes them {far:.3g} off where they reach 1000, {at_zero:.3g} at 0"
+    return said if far > 10 or at_zero else None
 
 
 class _Outputs:

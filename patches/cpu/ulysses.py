@@ -17,7 +17,7 @@ MONKEY_PATCH = "verl.models.transformers.monkey_patch"
 IMPLEMENTATION = "sdpa"
 """The name under which transformers finds the attention that this exchanges."""
 ROW = "_flashpatch_row"
-"""Attribute of a layer of a model whose rows verl packs: the positions that the model got last."""
+"""Attribute of a layer of a model whose ranks share a row: the positions that the model got last."""
 WINDOW = "_flashpatch_window"
 """Attribute of a mask that transformers made: the window that it was made for, None for all earlier tokens."""
 
@@ -42,8 +42,8 @@ def attention(
     of the heads, after it all heads for its share of the tokens. verl does so around flash-attn only.
 
     Args:
-        original: transformers' attention, called if nothing is shared: without a group, where a packed row's sequences are kept
-            apart first, or, without positions, in a layer that is not causal, as of a vision tower, which every rank computes whole.
+        original: transformers' attention, called if nothing is shared: without a group, or, without positions, in a layer
+            that is not causal, as of a vision tower, which every rank computes whole.
         query, key, value: ``(1, heads, tokens / ranks, head_dim)``; key and value may have fewer heads.
         attention_mask: of the rank's own tokens. It says nothing of the others, but for its window (`stated_mask`).
         kwargs: ``position_ids``, ``(1, tokens / ranks)``, from 0 in every sequence, unless the model got those of as many tokens
@@ -67,8 +67,6 @@ def attention(
     positions = kwargs.get("position_ids") if row is None else row
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if ranks == 1 or (positions is None and not causal):
-        if causal and row is not None:
-            attention_mask = apart(attention_mask, row[0], kwargs.get("sliding_window"))
         named = dict(dropout=dropout, scaling=scaling, is_causal=is_causal)
         return original(module, query, key, value, attention_mask, **named, **kwargs)
     if positions is None:
@@ -99,20 +97,6 @@ def _flash_alone(sdpa: Callable) -> set[str]:
 
     known = inspect.signature(sdpa).parameters.keys() | {"sliding_window"}  # which is in the mask
     return inspect.signature(flash_attention_forward).parameters.keys() - known
-
-
-def apart(mask: Any, positions: Any, window: int | None) -> Any:
-    """Return the mask of a row, ``(1, 1, tokens, tokens)`` or None for all earlier tokens, in which no token sees another
-    sequence's: not all models say where sequences begin, which is where ``positions``, ``(tokens,)``, are 0."""
-    import torch
-
-    if torch.count_nonzero(positions) >= len(positions) - 1:
-        return mask
-    if mask is None:
-        return causal_mask(positions, window)[None, None]
-    sequence = (positions == 0).cumsum(0)
-    same = sequence.unsqueeze(1) == sequence
-    return mask & same if mask.dtype == torch.bool else mask.masked_fill(~same, torch.finfo(mask.dtype).min)
 
 
 def exchange(part: Any, scatter: int, gather: int, group: Any) -> Any:
@@ -168,18 +152,16 @@ def _is_of(mask: Any, positions: Any, window: int | None) -> bool:
     remove_when="verl's Ulysses covers these, or refuses them, and transformers' torch attention asks for positions.",
 )
 def build_module(original, self) -> Any:
-    """Keep for each layer the positions of a packed row. With Ulysses, refuse a model whose layers would see a rank's part of the
-    row alone."""
+    """Refuse a model that mixes packed sequences. With Ulysses, refuse one whose layers would see a rank's part of the row alone,
+    and keep for each layer the positions of the row."""
     module = original(self)
-    layers = list(module.modules())
-    if self.use_remove_padding:  # LoRA calls the base alone
-        for one in {module, getattr(module, "base_model", module)}:
-            one.register_forward_pre_hook(functools.partial(_note, layers), with_kwargs=True)
-        if self.ulysses_sequence_parallel_size == 1 and module.device.type != "meta":  # rank 0 holds values
-            _refuse_mixing(module)
     if self.ulysses_sequence_parallel_size > 1:
-        if why := _alone(layers, getattr(module.config, "layer_types", None) or ()):
+        if why := _alone(layers := list(module.modules()), getattr(module.config, "layer_types", None) or ()):
             raise _refusal(f"{type(module).__name__} {why}")
+        for one in {module, getattr(module, "base_model", module)}:  # LoRA calls the base alone
+            one.register_forward_pre_hook(functools.partial(_note, layers), with_kwargs=True)
+    elif self.use_remove_padding and module.device.type != "meta":  # rank 0 holds values
+        _refuse_mixing(module)
     return module
 
 

@@ -49,12 +49,6 @@ KINDS = {
     "own mask": ("doge", dict(keep_window_size=4)),
     "opt": ("opt", dict(ffn_dim=48, word_embed_proj_dim=32, dropout=0.0, max_position_embeddings=256)),
     "falcon": ("falcon", dict(alibi=False, new_decoder_architecture=False)),
-    "granite": (
-        "granitemoehybrid",
-        dict(
-            num_local_experts=0, shared_intermediate_size=48, mamba_n_heads=4, layer_types=["attention"] * 2
-        ),
-    ),
     "softcap": ("gemma2", dict(head_dim=8)),
     "persimmon": ("persimmon", dict(num_key_value_heads=4, qk_layernorm=False)),
 }

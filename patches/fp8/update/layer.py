@@ -218,8 +218,7 @@ class Layer:
         """Start over in the middle of a load: the loader holds the staged tensors, so they stay."""
         self.came = Came()
         for param in self.params:
-            if param.coverage.boxes or param.coverage.mask is not None:
-                param.forget()
+            param.forget()
 
     def release(self, needed: frozenset[int] = frozenset()) -> None:
         """Free the staged tensors; a tensor that still uses their memory keeps it.
@@ -239,7 +238,8 @@ class Layer:
         for storage, tensors in staged.items():
             storage.release(held_by=0 if tensors & (adopted | needed) else len(tensors))
         for param in self.params:
-            param.reset()
+            param.forget()
+            param.tensor = None
 
     def stage(self) -> None:
         """Make empty tensors to load into, and tables that show them."""

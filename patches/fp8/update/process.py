@@ -87,10 +87,6 @@ class Snapshot:
     def __init__(self) -> None:
         self.contents: dict[int, tuple[Any, Any]] = {}
 
-    def add(self, container: Any) -> None:
-        """Copy what ``container`` holds."""
-        self.contents[id(container)] = (container, read_container(container))
-
     def with_tables_of(self, modules: Iterable[torch.nn.Module]) -> Snapshot:
         """Return this snapshot as it is after `restore`, when some modules' parameters and buffers were set anew."""
         snapshot = Snapshot()
@@ -152,7 +148,7 @@ class Snapshot:
         """Hold at ``places``, of `set_since`, what is there now, or what was there first if nothing is."""
         for container, key, first in places:
             if key is None:
-                self.add(container)
+                self.contents[id(container)] = (container, read_container(container))
                 continue
             contents = self.contents[id(container)][1]
             contents[key] = first if (now := get(container, key)) is ABSENT else now
@@ -406,10 +402,7 @@ def get(container: Any, key: str) -> Any:
 
 def put(container: Any, key: str, value: Any) -> None:
     """Make a place hold ``value``; `ABSENT` removes it."""
-    if value is ABSENT:
-        table(container).pop(key, None)
-    else:
-        table(container)[key] = value
+    _put(table(container), key, value)
 
 
 def tensors_below(value: Any, depth: int = 4, apart: Collection[int] = frozenset()) -> Iterator[torch.Tensor]:

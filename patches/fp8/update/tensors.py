@@ -262,17 +262,12 @@ class PristineParam:
 
     def forget(self) -> None:
         """Count what was staged as not written; the tensor to load into stays the same."""
-        self.coverage.clear()
         self.largest = None
-
-    def reset(self) -> None:
-        """Forget what was written, and the staged tensor."""
         if self.coverage.boxes or self.coverage.mask is not None:
-            self.forget()
-        self.tensor = None
+            self.coverage.clear()
 
     def stage(self) -> torch.Tensor:
-        """Return the empty tensor to load into; the same object until `reset`."""
+        """Return the empty tensor to load into; the same object until its layer is released."""
         if self.tensor is None:
             data = torch.empty(0, dtype=self.dtype, device=self.storage.device)
             storage = self.storage.get()

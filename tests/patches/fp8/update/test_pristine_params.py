@@ -65,7 +65,8 @@ def test_large_tensors_are_filled_from_the_running_layer():
     assert param.initial is None
     param.fill(torch.full((SMALL + 1,), 7.0))
     assert (param.stage() == 7).all()
-    param.reset()
+    param.forget()
+    param.tensor = None
     with pytest.raises(PatchError, match="m.w is not in the checkpoint and its initial values are gone"):
         param.fill(torch.ones(3))
 
