@@ -13,18 +13,17 @@ import pickle
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from flashpatch.commands.report import Table, emit
 from flashpatch.verify.exact import causes
 from flashpatch.verify.exact.certificate import Certificate, because
 from flashpatch.verify.exact.verl_job import Job, JobError, Trainer, composed
+from flashpatch.verify.job import source
 
 ENGINES = {"vllm": "engine", "sglang": "sglang_engine"}
 """Modules that open engines, by the package whose engines they are."""
@@ -272,9 +271,5 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 they agree to rounding, 1 they differ or cannot be compared, 2 wrong use, 3 what was compared agrees, and "
         "some of the model was not.",
     )
-    types = {"int": int, "float": float}
-    for name, given in tomllib.loads(Path(__file__).with_name("options.toml").read_text()).items():
-        parser.add_argument(
-            name, **{**given, "type": types.get(given.get("type"))} if "type" in given else given
-        )
+    source.add(parser, "exact")
     return parser

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import tomllib
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,16 @@ from flashpatch.patches._shared.atomic_file import replacing
 from flashpatch.verify import read_events
 from flashpatch.verify.read_events import ProcessEvents
 
-RAY = (
-    "first copy the run from the Ray cluster at this address (default: RAY_ADDRESS, or the cluster running here) into "
-    "the ledger, with the rows of all its nodes"
-)
 NONE = "there is no run in {}: no process with FLASHPATCH set has reported there"
+
+
+class NoRun(PatchError):
+    """Say that there is no run to show, and why."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"{why}.", advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR."
+        )
 
 
 @dataclass
@@ -40,24 +47,13 @@ class Source:
         return self.events.get(key) or ProcessEvents(*key)
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what chooses a run."""
-    named = "id of a run, or its directory; the newest run if it is left out"
-    parser.add_argument("run_id", nargs="?", metavar="RUN", help=named)
-    ledger_argument(parser)
-    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=RAY)
-
-
-def ledger_argument(parser: argparse.ArgumentParser) -> None:
-    """Add what chooses a ledger."""
-    elsewhere = "look in this ledger instead of the user's"
-    parser.add_argument("--ledger", metavar="DIR", type=Path, help=elsewhere)
-
-
-def output(parser: argparse.ArgumentParser, help: str) -> None:
-    """Add what chooses a run and names the file to be written."""
-    arguments(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=help)
+def add(parser: Any, *tables: str) -> None:
+    """Add the arguments of tables of ``options.toml`` to a parser, or to a group of it."""
+    types, folder = {"int": int, "float": float, "path": Path}, resources.files("flashpatch.verify")
+    known = tomllib.loads((folder / "options.toml").read_text())
+    for names, given in (one for table in tables for one in known[table].items()):
+        kind = {"type": types[given["type"]]} if "type" in given else {}
+        parser.add_argument(*names.split(", "), **{**given, **kind})
 
 
 def save(path: Path, text: str) -> None:
@@ -82,20 +78,12 @@ def written(args: argparse.Namespace, name: str, found: Any, render: Callable[[A
     return 0
 
 
-def chosen(args: argparse.Namespace) -> Path:
-    """Return what `found` does; raise PatchError if there is no run."""
-    try:
-        return found(args)
-    except LookupError as error:
-        raise no_run(error) from None
-
-
 def found(args: argparse.Namespace) -> Path:
     """Return the directory of the run that the arguments name, brought up to date if they name a Ray cluster.
 
     A run that is named and not there is a usage error.
 
-    Raises LookupError if there is none at all, and PatchError if the cluster cannot be reached."""
+    Raises NoRun if there is none at all, and PatchError if the cluster cannot be reached."""
     where = ledger(args)
     if args.ray is not None:
         folder = where / _published(args)
@@ -112,7 +100,7 @@ def found(args: argparse.Namespace) -> Path:
         args.usage_error(f"{error.problem} {error.advice}")
         raise
     if newest is None:
-        raise LookupError(NONE.format(where))
+        raise NoRun(NONE.format(where))
     return newest
 
 
@@ -120,13 +108,6 @@ def ledger(args: argparse.Namespace) -> Path:
     """Return the ledger that the arguments name, else the user's."""
     with provenance.environment():
         return args.ledger or files.directory()
-
-
-def no_run(why: LookupError | str) -> PatchError:
-    """Return the error that there is no run to show."""
-    return PatchError(
-        f"{why}.", advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR."
-    )
 
 
 def renew(args: argparse.Namespace, folder: Path) -> None:
@@ -153,7 +134,7 @@ def load(folder: Path) -> Source:
 def _published(args: argparse.Namespace) -> str:
     """Return the run that the arguments name, or the one that was published last on their Ray cluster, whose store they keep.
 
-    Raises LookupError, with the newest ones, if the cluster has no such run, and PatchError if it cannot be reached."""
+    Raises NoRun, with the newest ones, if the cluster has no such run, and PatchError if it cannot be reached."""
     try:
         args.store = ray_store.Store(ray_store.address(args.ray))
         found = published.run_ids(args.store)
@@ -163,7 +144,7 @@ def _published(args: argparse.Namespace) -> str:
         return args.run_id or found[-1]
     wanted, newest = f"run {args.run_id!r}" if args.run_id else "run", ", ".join(found[:-6:-1]) or "none"
     where = f"the Ray cluster at {args.store.address}"
-    raise LookupError(f"no {wanted} is published on {where}; the newest are: {newest}")
+    raise NoRun(f"no {wanted} is published on {where}; the newest are: {newest}")
 
 
 def _unreachable(error: Exception) -> PatchError:

@@ -13,12 +13,12 @@ HELP = "a job's state in Prometheus's text format"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    source.output(parser, "replace this file atomically; unset: standard output")
+    source.add(parser, "run", "ledger", "metrics")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the metrics, or with ``--json`` what they are made of; return 0."""
-    found = source.load(source.chosen(args))
+    found = source.load(source.found(args))
     job = collect.job(found, registry.patches())
     text = json.dumps(job, indent=2) + "\n" if args.json else prometheus.text(found, job)
     if args.output is None:

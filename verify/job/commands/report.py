@@ -10,11 +10,11 @@ HELP = "one HTML page that shows what a job did"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    source.output(parser, "where to write the page; unset: RUN.html, here")
+    source.add(parser, "run", "ledger", "report")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the page and print its path, or with ``--json`` print what it shows; return 0."""
-    folder = source.chosen(args)
+    folder = source.found(args)
     found = collect.read(folder)
     return source.written(args, f"{folder.name}.html", found, page.render)
