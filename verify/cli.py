@@ -5,6 +5,7 @@ With ``--against``: 0 when every contract holds, 1 when one drifted, 2 when a pa
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
 import time
@@ -130,6 +131,7 @@ def _live(options: argparse.Namespace) -> int:
         raise ValueError(f"there is no directory {options.ledger}")
     options.ledger = options.ledger or files.directory()
     required = {registry.family_of(name).name: name for name in options.names}
+    gc.disable()  # a large job is many objects, none of them in a cycle
     try:
         chosen = _at_rest(source.found(options), options)
     except source.NoRun as error:

@@ -39,7 +39,8 @@ def accelerator() -> str:
         return f"{len(nvidia)} NVIDIA device{'s' * (len(nvidia) > 1)}"
     if Path("/dev/kfd").exists():
         return "AMD (ROCm)"
-    return f"none; CPU with {', '.join(_instructions()) or platform.machine()}"
+    known = ", ".join(name for flag, (name, _) in _INSTRUCTIONS.items() if flag in _flags())
+    return f"none; CPU with {known or platform.machine()}"
 
 
 def conflicts() -> list[Conflict]:
@@ -56,10 +57,6 @@ _INSTRUCTIONS = {
     "amx_tile": ("AMX", "SGLang quantizes nothing, and runs no drafter with its default attention"),
 }
 """By flag of /proc/cpuinfo: the name of what an x86 processor has, and what follows if it has not."""
-
-
-def _instructions() -> list[str]:
-    return [name for flag, (name, _) in _INSTRUCTIONS.items() if flag in _flags()]
 
 
 def _flags() -> list[str]:

@@ -178,7 +178,9 @@ def is_run(entry: os.DirEntry[str]) -> bool:
 def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
     """Read one run of a ledger, with what was fetched from other nodes, without FlashPatch's own commands; None when
     there is nothing of a run in it. Raises nothing, see `read`."""
-    run = _read_directory(folder)
+    run = Run(schema.text(folder.name))
+    for name in sorted(entry.name for entry in entries(folder)):
+        _take(run, name, name, lambda name: files.load_bytes(os.path.join(folder, name), LARGEST))
     places, problems = node.places(Path(folder))
     run.problems += problems
     known = {row.key: number for number, row in enumerate(run.rows)}
@@ -205,13 +207,6 @@ def _add(run: Run, known: dict[tuple[str, int, str], int], place: node.Place) ->
         expected = set(run.expected)
         run.expected += [replace(one, fetched=True) for one in found.expected if one not in expected]
     run.written = max(run.written, place.node.fetched)
-
-
-def _read_directory(folder: os.DirEntry[str] | Path) -> Run:
-    run = Run(schema.text(folder.name))
-    for name in sorted(entry.name for entry in entries(Path(folder))):
-        _take(run, name, name, lambda name: files.load_bytes(os.path.join(folder, name), LARGEST))
-    return run
 
 
 def _take(run: Run, name: str, path: str, read: Callable[[str], tuple[bytes | str, float]]) -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import tomllib
-from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -16,10 +15,9 @@ from flashpatch.commands import provenance
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
 from flashpatch.ledger.nodes import node, published, ray_store
-from flashpatch.ledger.runs import Row, Run
+from flashpatch.ledger.runs import Run
 from flashpatch.patches._shared.atomic_file import replacing
-from flashpatch.verify import read_events
-from flashpatch.verify.read_events import ProcessEvents
+from flashpatch.verify.read_events import Events
 
 NONE = "there is no run in {}: no process with FLASHPATCH set has reported there"
 
@@ -35,16 +33,10 @@ class NoRun(PatchError):
 
 @dataclass
 class Source:
-    """Hold what the processes of one run wrote: their rows, by host, pid and start their events, and a sentence for each file
-    that was not trusted or readable."""
+    """Hold what the processes of one run wrote: their rows, and their events as they are asked for."""
 
     run: Run
-    events: dict[tuple[str, int, str], ProcessEvents] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    def of(self, row: Row) -> ProcessEvents:
-        key = (row.host, row.pid, row.start)
-        return self.events.get(key) or ProcessEvents(*key)
+    events: Events
 
 
 def add(parser: Any, *tables: str) -> None:
@@ -66,14 +58,14 @@ def save(path: Path, text: str) -> None:
         raise PatchError(f"{path} cannot be written: {error}", advice="Name another file by -o.") from None
 
 
-def written(args: argparse.Namespace, name: str, found: Any, render: Callable[[Any], str]) -> int:
-    """Print as JSON what was found, or else write what is rendered of it and print its path; ``-o -`` prints
-    what is rendered. Return 0."""
-    if args.json or str(args.output) == "-":
-        print(json.dumps(found, indent=2) if args.json else render(found))
+def written(args: argparse.Namespace, text: str, name: str = "") -> int:
+    """Write a text to the file that ``-o`` names, else to ``name``, and print its path; print the text if that is empty or ``-``.
+    Return 0."""
+    output = str(args.output or name)
+    if output in ("", "-"):
+        sys.stdout.write(text)
         return 0
-    output = args.output or Path(name)
-    save(output, render(found))
+    save(Path(output), text)
     print(output)
     return 0
 
@@ -124,11 +116,8 @@ def renew(args: argparse.Namespace, folder: Path) -> None:
 
 
 def load(folder: Path) -> Source:
-    """Read a run's directory; what cannot be read is named in ``problems``."""
-    found, problems = read_events.read(folder)
-    run = runs.read_run(folder) or Run(folder.name)
-    events = {(process.host, process.pid, process.start): process for process in found}
-    return Source(run, events, problems)
+    """Read a run's directory."""
+    return Source(runs.read_run(folder) or Run(folder.name), Events(folder))
 
 
 def _published(args: argparse.Namespace) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import json
 
 from flashpatch.verify.job import collect, page, source
 
@@ -16,5 +18,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Write the page and print its path, or with ``--json`` print what it shows; return 0."""
     folder = source.found(args)
+    gc.disable()  # a large job is many objects, none of them in a cycle
     found = collect.read(folder)
-    return source.written(args, f"{folder.name}.html", found, page.render)
+    if args.json:
+        return source.written(args, json.dumps(found, indent=2) + "\n")
+    return source.written(args, page.render(found), f"{folder.name}.html")
