@@ -59,8 +59,9 @@ def due(
         in_job = any(term.key == conditions.JOB for term in conditions.parse(patch.when))  # due once in it
         acts_here = in_job or (set(roles) & patch.scope if patch.scope else roles)
         is_time = may_be_due(patch) and patch.evidence in ("optional", *happened)
-        told = replace(facts, options=options.get(patch.family, {}))
-        if acts_here and is_time and conditions.hold(patch.when, told):
+        if not (acts_here and is_time):
+            continue
+        if conditions.hold(patch.when, replace(facts, options=options.get(patch.family, {}))):
             yield Due(patch, (patch.id, *patch.one_of), _reason(patch), in_job)
 
 

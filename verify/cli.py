@@ -5,6 +5,7 @@ With ``--against``: 0 when every contract holds, 1 when one drifted, 2 when a pa
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -65,36 +66,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exact MODEL compares an engine with the trainer's model: see exact --help. Exit status: 0 every required patch is live, 1 some are not, 2 wrong use. With --against: 0 no drift, "
         "1 drift, 2 wrong use or a path that cannot be read, 3 a path that holds nothing of what is patched.",
     )
-    parser.add_argument(
-        "names", nargs="*", help="names to verify, such as fp8, eagle or lora (default: those in FLASHPATCH)"
-    )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
-    parser.add_argument("--json", action="store_true", help="print JSON")
-    mode = parser.add_mutually_exclusive_group()
-    mode.add_argument(
-        "--live",
-        nargs="?",
-        const="",
-        metavar="DIR",
-        help="verify a running or finished job from its ledger (default: this user's ledger)",
-    )
-    mode.add_argument(
-        "--against",
-        nargs="+",
-        type=Path,
-        metavar="PATH",
-        help="check contracts against any number of wheels, sdists, unpacked sources or site-packages; import nothing",
-    )
-    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=f"with --live: {source.RAY}")
-    source.ledger_argument(parser)
-    parser.add_argument(
-        "--run", dest="run_id", metavar="ID", help="with --live: verify this run instead of the newest"
-    )
-    parser.add_argument(
-        "--all",
-        action="store_true",
-        help="show every patch, with --live every process, with --against also what holds",
-    )
+    source.add(parser.add_mutually_exclusive_group(), "mode")
+    source.add(parser, "ledger", "verify")
     parser.set_defaults(usage_error=parser.error)
     return parser
 
@@ -161,10 +135,11 @@ def _live(options: argparse.Namespace) -> int:
         raise ValueError(f"there is no directory {options.ledger}")
     options.ledger = options.ledger or files.directory()
     required = {registry.family_of(name).name: name for name in options.names}
+    gc.disable()  # a large job is many objects, none of them in a cycle
     try:
         chosen = _at_rest(source.found(options), options)
-    except LookupError as error:
-        print(source.no_run(error), file=sys.stderr)
+    except source.NoRun as error:
+        print(error, file=sys.stderr)
         return NOT_LIVE
     report = live.judge(chosen, registry.patches(), required)
     rows, notes = [name.cells() for name in report.names], _about(report, chosen, options.all)
@@ -199,7 +174,7 @@ def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:
     while True:
         source.renew(options, folder)
         if (run := runs.read_run(folder)) is None:
-            raise LookupError(source.NONE.format(folder))
+            raise source.NoRun(source.NONE.format(folder))
         now = splits(run.rows, patches)
         if now in ([], before) or not any(row.alive for row in run.rows):
             return run

@@ -53,8 +53,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        what = " ".join(filter(None, ("+".join(self.roles), self.title))) or "process"
-        return f"{what} {self.host}:{self.pid}" + (f" on {self.node}" if self.node else "")
+        return called_by(self) + (f" on {self.node}" if self.node else "")
 
     @property
     def verdict(self) -> str:
@@ -186,7 +185,7 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
         )
         for family, name in typed.items()
     }
-    remarks = tuple(one for row in run.rows for one in statements.remarks(_who(row), row))
+    remarks = tuple(one for row in run.rows for one in statements.remarks(called_by(row), row))
     found = LiveReport(run.id, tuple(processes), tuple(problems), typed, by_family, stated, remarks, ended)
     return replace(found, names=tuple(_name(family, run.rows, found) for family in typed))
 
@@ -208,7 +207,11 @@ def _processes(
     for row, at in zip(run.rows, situations, strict=True):
         near = [one for one in expected[row.host, row.pid] if one.matches(row)]
         roles = {*row.roles, *(role for one in near for role in one.roles)}
-        states = [(id, one["state"], one["calls"] > 0, one.get("detail")) for id, one in row.parts[0].items()]
+        own = row.parts[0].items()  # where a patch is live, the detail says how often it was called
+        states = [
+            (id, one["state"], one["calls"] > 0, one["state"] != "live" and one.get("detail"))
+            for id, one in own
+        ]
         key = row.idle, tuple(states), frozenset(roles), at.happened, at.facts.child, id(at.options)
         if key not in alike:
             alike[key] = _shown(row, roles, at, patches, chosen)
@@ -288,11 +291,8 @@ def _present(
         if (family := id.partition(".")[0]) in families:
             calls[family] += patch["calls"]
     return Process(
-        host=row.host,
-        pid=row.pid,
+        **{name: getattr(row, name) for name in ("host", "pid", "start", "rank", "alive", "title")},
         roles=tuple(sorted(roles)),
-        rank=row.rank,
-        alive=row.alive,
         present=True,
         families=tuple(sorted(shown.present)),
         patches={id: one for id, one in row.patches.items() if id.split(".")[0] in families}
@@ -301,10 +301,8 @@ def _present(
         states=shown.states,
         problems=tuple(problems),
         node=row.node.label if row.node is not None else "",
-        title=row.title,
         names=tuple(row.on[one]["name"] if one in row.on else one for one in sorted(shown.present)),
         version=row.notes.get("policy_version"),
-        start=row.start,
         ended=ends.of_process(row),
         by_family=dict(calls),
     )
@@ -317,13 +315,15 @@ def _ends(rows: Sequence[Row], ended: str) -> Iterator[str]:
     for row in rows:
         end = ends.of_process(row)
         if row.key in is_first and end == ended == ends.SILENT:
-            yield f"the job ended without a word: {_who(row)}, as after a signal, a crash or no memory"
+            yield f"the job ended without a word: {called_by(row)}, as after a signal, a crash or no memory"
         elif end not in others and (row.key in is_first) == (end == ended):
-            yield "the job failed: " * (end == ended) + f"{_who(row)} ended with {end}"
+            yield "the job failed: " * (end == ended) + f"{called_by(row)} ended with {end}"
 
 
-def _who(row: Row) -> str:
-    return " ".join(filter(None, ("+".join(row.roles) or "process", row.title, f"{row.host}:{row.pid}")))
+def called_by(one: Row | Process, ranks: str = "") -> str:
+    """Return what a process is called: its roles, the class of its actor of Ray, its ranks if they are given, host and pid."""
+    what = " ".join(filter(None, ("+".join(one.roles), one.title))) or "process"
+    return " ".join(filter(None, (what, ranks, f"{one.host}:{one.pid}")))
 
 
 def _missing(expected: Expected) -> Process:

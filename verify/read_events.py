@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from flashpatch.ledger.nodes import keys, node
 
 _LARGEST = 64 << 20  # bytes of one file
 _KINDS = ("events", "samples")
+_Key = tuple[str, int, str]
+_Files = list[tuple[str, Callable[[], bytes]]]
 
 
 @dataclass
@@ -34,36 +37,56 @@ class ProcessEvents:
     unreadable: int = 0
 
 
+class Events:
+    """Read what a process of a run recorded each time it is asked for, as all of it may be much.
+
+    ``files`` has by host, pid and start those of each process, what was fetched from other nodes too. ``problems`` gets for each file
+    that was not trusted or readable a sentence that names it; nothing is raised."""
+
+    def __init__(self, folder: Path) -> None:
+        self.problems: dict[str, None] = {}
+        self.files, self._folder = dict[_Key, _Files](), folder.name
+        for place in node.places(folder)[0]:  # what is wrong with them, the reader of rows says
+            there = sorted(place.events.items())
+            self.files |= _by_process(
+                (name, partial(str.encode, text, errors="replace")) for name, text in there
+            )
+        here = sorted(runs.entries(folder), key=lambda entry: entry.name)
+        self.files |= _by_process((one.name, partial(_content, one.path)) for one in here)
+
+    def of(self, key: _Key) -> ProcessEvents:
+        process = ProcessEvents(*key)
+        for name, content in self.files.get(key, ()):
+            try:
+                lines = [line for line in content().split(b"\n") if line.strip()]
+            except (OSError, ValueError) as error:
+                self.problems[schema.text(f"{self._folder}/{name}: {error}")] = None
+                continue
+            found = [event for event in map(schema.event, lines) if event is not None]
+            process.unreadable += len(lines) - len(found)
+            process.events += found
+        return _finished(process)
+
+
 def read(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
-    """Return what each process of a run recorded, with what was fetched from other nodes, and for each file that was not
-    trusted or readable a sentence that names it. Nothing is raised."""
-    here: dict[tuple[str, int, str], ProcessEvents] = {}
-    problems = []
-    for entry in sorted(runs.entries(folder), key=lambda entry: entry.name):
-        try:
-            _add(here, entry.name, lambda path=entry.path: files.load_bytes(path, _LARGEST)[0])
-        except (OSError, ValueError) as error:
-            problems.append(schema.text(f"{folder.name}/{entry.name}: {error}"))
-    for place in node.places(folder)[0]:  # what is wrong with them, the reader of rows says
-        there: dict[tuple[str, int, str], ProcessEvents] = {}
-        for name, text in sorted(place.events.items()):
-            _add(there, name, lambda text=text: text.encode(errors="replace"))
-        here = {**there, **here}
-    return [_finished(process) for _, process in sorted(here.items())], problems
+    """Return what each process of a run recorded, and the problems: see `Events`."""
+    found = Events(folder)
+    return [found.of(key) for key in sorted(found.files)], list(found.problems)
 
 
-def _add(found: dict[tuple[str, int, str], ProcessEvents], name: str, content: Callable[[], bytes]) -> None:
-    """Add the lines of a file to those of its process, if it is one of events."""
-    match = keys.FILE.fullmatch(name)
-    if not match or match["kind"] not in _KINDS:
-        return
-    of = schema.text(match["host"]), int(match["pid"]), match["start"]
-    lines = content().split(b"\n")
-    process = found.setdefault(of, ProcessEvents(*of))
-    for line in lines:
-        event = schema.event(line) if line.strip() else None
-        process.unreadable += bool(line.strip()) and event is None
-        process.events += [event] if event is not None else []
+def _content(path: str) -> bytes:
+    return files.load_bytes(path, _LARGEST)[0]
+
+
+def _by_process(named: Iterable[tuple[str, Callable[[], bytes]]]) -> dict[_Key, _Files]:
+    """Return by process those of some files that have events: name, and what reads it."""
+    found: dict[_Key, _Files] = {}
+    for name, content in named:
+        match = keys.FILE.fullmatch(name)
+        if match and match["kind"] in _KINDS:
+            of = schema.text(match["host"]), int(match["pid"]), match["start"]
+            found.setdefault(of, []).append((name, content))
+    return found
 
 
 def _finished(process: ProcessEvents) -> ProcessEvents:

@@ -39,8 +39,8 @@ def accelerator() -> str:
         return f"{len(nvidia)} NVIDIA device{'s' * (len(nvidia) > 1)}"
     if Path("/dev/kfd").exists():
         return "AMD (ROCm)"
-    has = [name for flag, (name, _) in _INSTRUCTIONS.items() if flag in _flags()]
-    return f"none; CPU with {', '.join(has) or platform.machine()}"
+    known = ", ".join(name for flag, (name, _) in _INSTRUCTIONS.items() if flag in _flags())
+    return f"none; CPU with {known or platform.machine()}"
 
 
 def conflicts() -> list[Conflict]:

@@ -179,7 +179,7 @@ def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
     """Read one run of a ledger, with what was fetched from other nodes, without FlashPatch's own commands; None when
     there is nothing of a run in it. Raises nothing, see `read`."""
     run = Run(schema.text(folder.name))
-    for name in sorted(entry.name for entry in entries(Path(folder))):
+    for name in sorted(entry.name for entry in entries(folder)):
         _take(run, name, name, lambda name: files.load_bytes(os.path.join(folder, name), LARGEST))
     places, problems = node.places(Path(folder))
     run.problems += problems

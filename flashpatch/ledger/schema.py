@@ -7,7 +7,6 @@ fit is refused with a reason. An event whose known facts do not fit is none."""
 from __future__ import annotations
 
 import json
-import math
 import sys
 import unicodedata
 from collections.abc import Callable, Mapping
@@ -58,27 +57,28 @@ def event(line: bytes | str) -> dict[str, Any] | None:
     """Return the event of a line; None if the line is none, as the last one of a killed process may be."""
     try:
         value = loads(line)
-        found = _fields(value, {"t": _time, "event": _word}, "the event")
-        return found | {
-            sys.intern(name): checked
-            for name, fact in value.items()
-            if name not in found and (checked := _fact(name, fact)) is not None
-        }
+        found = _fields(value, _EVENT, "the event")
+        for name, fact in value.items():
+            if name not in found and fact is not None:
+                check = _FACTS.get(name) or (_measured if name.startswith(("timing_s/", "sync/")) else None)
+                found[sys.intern(name)] = check(fact, name) if check else fact
+        return found
     except ValueError:
         return None
 
 
 def _clean(value: Any, depth: int = 0) -> Any:
     """Return a JSON value that is fit to be shown; what is nested too deeply is ``"..."``."""
-    if isinstance(value, str):
-        return text(value)
-    if isinstance(value, bool) or value is None:
+    kind = type(value)
+    if kind is str:
+        return value if value.isprintable() else text(value)
+    if kind in (int, float):
+        return value if -_LARGEST < value < _LARGEST else None  # what is no number is not between
+    if kind not in (dict, list):
         return value
-    if isinstance(value, (int, float)):
-        return value if -_LARGEST < value < _LARGEST and not math.isnan(value) else None
     if depth == _DEEPEST:
         return "..."
-    if isinstance(value, dict):
+    if kind is dict:
         return {text(key): _clean(inner, depth + 1) for key, inner in value.items()}
     return [_clean(inner, depth + 1) for inner in value]
 
@@ -118,14 +118,6 @@ def _fields(value: Any, checks: Mapping[str, Check], name: str) -> dict[str, Any
     return {key: check(value[key], key) for key, check in checks.items()}
 
 
-def _fact(name: str, value: Any) -> Any:
-    """Return what an event says under a name; None if it says nothing."""
-    check = _FACTS.get(name)
-    if check is None and name.startswith(("timing_s/", "sync/")):
-        check = _measured
-    return value if check is None or value is None else check(value, name)
-
-
 _text, _mapping, _measured = _is(str), _is(dict), _is(int, float)
 
 
@@ -153,10 +145,6 @@ def _between(value: Any, least: float, end: float, problem: str) -> Any:
     if least <= value < end:
         return value
     raise ValueError(problem)
-
-
-def _rank(value: Any, name: str) -> Any:
-    return str(value) if isinstance(value, (list, dict)) else value
 
 
 def _notes(value: Any, name: str) -> dict[str, Any]:
@@ -191,12 +179,13 @@ _ROW: Mapping[str, Check] = {
     **dict.fromkeys(("argv0", "written"), _text),
     "ppid": _pid,
     "roles": _texts,
-    "rank": _each(_rank),
+    "rank": _each(lambda value, name: str(value) if isinstance(value, (list, dict)) else value),
     "versions": _each(_text),
     "patches": _each(_patch),
     "notes": _notes,
     "error": _is(str, type(None)),
 }
+_EVENT = {"t": _time, "event": _word}
 idle: Check = _ROW["patches"]  # patches that rows name together
 _LATER = {
     **dict.fromkeys(("run", "title", "engine", "idle"), _text),

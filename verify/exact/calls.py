@@ -34,6 +34,11 @@ class Call:
     tokens: torch.Tensor | None = None
 
 
+Prompts = list[list[int]]
+Answered = tuple[list[list[Call]], list[list[int]]]
+"""What each rank's modules did with prompts, and what each was answered."""
+
+
 @contextmanager
 def recorded(model: torch.nn.Module) -> Iterator[list[Call]]:
     """Within, append each call of a module of ``model`` to the list yielded, in the order in which they begin."""

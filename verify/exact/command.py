@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import multiprocessing
 import os
@@ -14,18 +13,18 @@ import re
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from flashpatch.commands.report import Table, emit
 from flashpatch.verify.exact import causes
 from flashpatch.verify.exact.certificate import Certificate, because
 from flashpatch.verify.exact.verl_job import Job, JobError, Trainer, composed
+from flashpatch.verify.job import source
+from flashpatch.verify.probes import jobs
 
 ENGINES = {"vllm": "engine", "sglang": "sglang_engine"}
 """Modules that open engines, by the package whose engines they are."""
@@ -147,7 +146,7 @@ def certify(
         kind: of the engine, one of `ENGINES`; "" takes the first of them that is installed.
         trainer: whose ways to compute are measured too, as causes."""
     trusted = bool((engine or {}).get("trust_remote_code"))
-    kind, wanted = installed(kind), kind or " or ".join(ENGINES)
+    kind, wanted = jobs.engine_here(kind), kind or " or ".join(ENGINES)
     if not kind:
         return Certificate([], problem=f"cannot compare here: {wanted} is not installed")
     rollout = importlib.import_module(f"flashpatch.verify.exact.{ENGINES[kind]}")
@@ -208,11 +207,6 @@ def _asked(
             again = rollout.Reader(llm, adapter).read(ids, way)
             changes.append(first_changed(seen.ranks, again.ranks, len(ids)) or changed(seen.rows, again.rows))
     return seen, changes
-
-
-def installed(kind: str = "") -> str:
-    """Return the kind of engine, or the first of all kinds, that is installed; "" if none is."""
-    return next((one for one in ([kind] if kind else ENGINES) if importlib.util.find_spec(one)), "")
 
 
 def tokens(model: str, text: str, trusted: bool = False) -> tuple[list[int], str]:
@@ -287,9 +281,5 @@ def _parser() -> argparse.ArgumentParser:
         epilog="Exit status: 0 they agree to rounding, 1 they differ or cannot be compared, 2 wrong use, 3 what was compared agrees, and "
         "some of the model was not.",
     )
-    types = {"int": int, "float": float}
-    for name, given in tomllib.loads(Path(__file__).with_name("options.toml").read_text()).items():
-        parser.add_argument(
-            name, **{**given, "type": types.get(given.get("type"))} if "type" in given else given
-        )
+    source.add(parser, "exact")
     return parser

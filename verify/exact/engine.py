@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from flashpatch.verify.exact.calls import Call, recorded
+from flashpatch.verify.exact.calls import Answered, Call, Prompts, recorded
 from flashpatch.verify.exact.causes import BLOCK, CACHED, OTHERS
 from flashpatch.verify.exact.certificate import Place
 from flashpatch.verify.exact.forced import WHOLE, Part
@@ -171,12 +171,12 @@ class Reader(Asker):
 
     def calls(
         self,
-        prompts: list[list[int]],
+        prompts: Prompts,
         steps: Sequence[int] = (0,),
         part: Part | None = None,
         late: int = 0,
         skips: bool = True,
-    ) -> tuple[list[list[Call]], list[list[int]]]:
+    ) -> Answered:
         """The last prompt comes after ``late`` steps."""
         from vllm import SamplingParams
 

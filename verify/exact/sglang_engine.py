@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 
 from flashpatch.patches.cpu import platform
-from flashpatch.verify.exact.calls import Call, hooked
+from flashpatch.verify.exact.calls import Answered, Call, Prompts, hooked
 from flashpatch.verify.exact.causes import BLOCK, OTHERS
 from flashpatch.verify.exact.engine import Asker, watched
 from flashpatch.verify.exact.forced import Part
@@ -126,12 +126,12 @@ class Reader(Asker):
 
     def calls(
         self,
-        prompts: list[list[int]],
+        prompts: Prompts,
         steps: Sequence[int] = (0,),
         part: Part | None = None,
         late: int = 0,
         requests: Any = None,
-    ) -> tuple[list[list[Call]], list[list[int]]]:
+    ) -> Answered:
         """All begin and end together, whatever ``late`` says: there is no scheduler."""
         requests = requests or self._asked(*prompts)
         count = len(requests[0].origin_input_ids)

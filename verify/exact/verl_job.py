@@ -131,20 +131,18 @@ def composed(arguments: Sequence[str]) -> Job:
     """Return what the job with these arguments compares: those of verl's ``main_ppo``.
 
     Raises ImportError if verl is not installed, JobError if its configuration does not take them."""
-    import verl
-    from hydra import compose, initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
-    folder = Path(verl.__file__).parent / "trainer" / "config"
+    from flashpatch.verify.probes import verl_actor
+
     parser = argparse.ArgumentParser("verl.trainer.main_ppo", add_help=False, allow_abbrev=False)
     parser.add_argument("--config-name", "-cn", default="ppo_trainer")
-    parser.add_argument("--config-path", "-cp", default=str(folder))
+    parser.add_argument("--config-path", "-cp", default="config")
     parser.add_argument("overrides", nargs="*")
     given = parser.parse_intermixed_args(list(arguments))
     try:
-        with initialize_config_dir(str(folder.parent / given.config_path), version_base=None):
-            config = compose(given.config_name, given.overrides)
+        config = verl_actor.configuration(given.overrides, given.config_name, given.config_path)
     except HydraException as error:
         raise JobError(f"verl does not take this: {error}") from error
 

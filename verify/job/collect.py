@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ PHASES = ("gather", "transfer", "load", "process")
 """Parts of a sync under verl, in the order in which they begin; see `flashpatch.patches.fp8.verl.transfer.receipts`."""
 
 _TEXT = 600  # letters of a problem
-_LOST = ("dropped", "dropped_samples", "lost", "unreadable")  # counts of events that were not kept
+_UPDATES = 10_000
+"""The most updates that are shown, the newest."""
+_LOST = ("dropped", "dropped_samples", "lost", "unreadable")
 _Key = tuple[str, int, str]
 _Event = dict[str, Any]
-_Events = list[tuple[str, list[_Event]]]  # by process
 
 
 def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) -> dict[str, Any]:
@@ -37,9 +38,8 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
     """
     now = time.time() if now is None else now
     report = live.judge(source.run, patches)
-    named = names(source)
-    events = [(named[row.key], source.of(row).events) for row in source.run.rows]
-    rows = {row.key: row for row in source.run.rows}
+    rows, named = {row.key: row for row in source.run.rows}, names(source)
+    shown, told = _gathered(source, rows, named, now)
     found = {
         "run": source.run.id,
         "version": __version__,
@@ -52,30 +52,61 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "names": [
             {**vars(name), "versions": list(name.versions), "cells": name.cells()} for name in report.names
         ],
-        "problems": [*report.lines, *(text for _, text in report.remarks), *source.problems],
+        "problems": [*report.lines, *(text for _, text in report.remarks), *source.events.problems],
         "processes": [
-            _process(one, rows.get((one.host, one.pid, one.start)), named, source) for one in report.processes
+            _process(one, rows.get((one.host, one.pid, one.start)), named, told) for one in report.processes
         ],
         "patches": _patches(source.run.rows, patches),
-        "lanes": lanes.lanes(source, named, now),
-        "updates": _of_kind(events, "update", _update),
-        "syncs": _of_kind(events, "sync", _sync),
-        "charts": series.charts(events),
-        "recorded": {
-            "events": sum(len(process.events) for process in source.events.values()),
-            "processes": len(source.events),
-            **{name: sum(getattr(process, name) for process in source.events.values()) for name in _LOST},
-        },
+        **shown,
     }
-    times = [event["t"] for _, mine in events for event in mine]
-    times += [row.first_written for row in source.run.rows if row.first_written]
-    last = [lanes.ended(row, source.of(row).events) for row in source.run.rows]
+    times = [time for one in told.values() for time in one["times"] if time]
     found["alive"] = sum(process["alive"] == "yes" for process in found["processes"])
-    found["began"] = min((t for t in [*times, *last] if t), default=now)
-    found["ended"] = now if found["running"] else max([*times, *last], default=now)
-    found["incidents"] = _incidents(source, named, events, report)
+    found["began"] = min(times, default=now)
+    found["ended"] = now if found["running"] else max(times, default=now)
+    found["incidents"] += _untimed(rows.values(), named, report)
     found["not_recorded"] = _not_recorded(found)
     return found
+
+
+def _gathered(
+    source: Source, rows: Mapping[_Key, Row], named: Mapping[_Key, str], now: float
+) -> tuple[dict[str, Any], dict[_Key, dict[str, Any]]]:
+    """Return what the page shows of events, and by process what its entry says of them. The events of one process at a time are in
+    memory: a job may have millions."""
+    updates, syncs, incidents, held = list[_Event](), list[_Event](), list[_Event](), list[_Event]()
+    charts, told, recorded = series.Collected(), dict[_Key, dict[str, Any]](), Counter[str]()
+    for key in dict.fromkeys([*rows, *source.events.files]):
+        process = source.events.of(key)
+        recorded.update({name: getattr(process, name) for name in _LOST})
+        recorded.update(events=len(process.events), processes=key in source.events.files)
+        if key not in rows:
+            continue
+        events, name = process.events, named[key]
+        updates += _of_kind(name, events, "update", _update)
+        syncs += _of_kind(name, events, "sync", _sync)
+        incidents += _happened(name, events)
+        held += [lane for lane in [lanes.lane(rows[key], name, events, now)] if lane]
+        series.add(charts, name, events)
+        at = [event["t"] for event in events] or [0.0]
+        memory = [event["rss_bytes"] for event in events if event.get("rss_bytes")]
+        last = lanes.ended(rows[key], events)
+        told[key] = {"rss_bytes": memory[-1] if memory else None, "events": len(events), "ended": last}
+        told[key]["times"] = rows[key].first_written, min(at), max(at), last
+        if len(updates) > 2 * _UPDATES:
+            recorded.update(_drop_older(updates))
+    recorded.update(_drop_older(updates))
+    for found in (syncs, incidents):
+        found.sort(key=lambda one: one["t"])
+    shown = {"updates": updates, "syncs": syncs, "incidents": incidents, "recorded": dict(recorded)}
+    return shown | {"lanes": lanes.in_order(held, rows.values()), "charts": series.charts(charts)}, told
+
+
+def _drop_older(updates: list[_Event]) -> dict[str, int]:
+    """Put updates in order, and leave as many of the newest as a page has; return how many were dropped, if some were."""
+    updates.sort(key=lambda one: one["t"])
+    dropped = max(len(updates) - _UPDATES, 0)
+    del updates[:dropped]
+    return {"older": dropped} if dropped else {}
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -88,10 +119,9 @@ def names(source: Source) -> dict[_Key, str]:
     if only that tells two apart."""
     found = {}
     for row in source.run.rows:
-        what = " ".join(filter(None, ("+".join(row.roles), row.title))) or "process"
         ranks = " ".join(f"{name}={value}" for name, value in row.rank.items())
         node = f"on {row.node.label}" if row.node is not None else ""
-        found[row.key] = " ".join(filter(None, (what, ranks, f"{row.host}:{row.pid}", node)))
+        found[row.key] = " ".join(filter(None, (live.called_by(row, ranks), node)))
     many = Counter(found.values())
     return {key: name if many[name] == 1 else f"{name} started {key[2]}" for key, name in found.items()}
 
@@ -115,9 +145,10 @@ def _about(rows: Iterable[Row]) -> list[tuple[str, str]]:
     return [(what, text) for what, text in lines.items() if text]
 
 
-def _process(one: live.Process, row: Row | None, named: Mapping[_Key, str], source: Source) -> dict[str, Any]:
-    events = source.of(row).events if row is not None else []
-    memory = [event["rss_bytes"] for event in events if event.get("rss_bytes")]
+def _process(
+    one: live.Process, row: Row | None, named: Mapping[_Key, str], told: Mapping[_Key, _Event]
+) -> _Event:
+    of = told[row.key] if row is not None else {"rss_bytes": None, "events": 0, "ended": 0.0}
     return {
         "name": named[row.key] if row is not None else one.name,
         **{name: getattr(one, name) for name in ("host", "pid", "start", "node", "calls", "verdict")},
@@ -127,10 +158,8 @@ def _process(one: live.Process, row: Row | None, named: Mapping[_Key, str], sour
         "how": one.ended or one.lives,
         "states": dict(one.states),
         "began": row.first_written if row is not None else 0.0,
-        "ended": lanes.ended(row, events) if row is not None else 0.0,
         "version": row.notes.get("policy_version") if row is not None else None,
-        "rss_bytes": memory[-1] if memory else None,
-        "events": len(events),
+        **{name: of[name] for name in ("ended", "rss_bytes", "events")},
     }
 
 
@@ -159,15 +188,12 @@ def _patches(rows: list[Row], patches: Mapping[str, Patch]) -> list[dict[str, An
     return [{**entry, "states": dict(entry["states"])} for entry in order]
 
 
-def _of_kind(events: _Events, kind: str, shown: Callable[[_Event], _Event]) -> list[_Event]:
-    """Return what is shown of each event of a kind, with its time and its process, the oldest first."""
-    found = [
-        {"t": event["t"], "process": process, **shown(event)}
-        for process, mine in events
-        for event in mine
-        if event["event"] == kind
-    ]
-    return sorted(found, key=lambda one: one["t"])
+def _of_kind(
+    process: str, events: list[_Event], kind: str, shown: Callable[[_Event], _Event]
+) -> Iterator[_Event]:
+    """Yield what is shown of each event of a kind, with its time and its process."""
+    of_kind = (event for event in events if event["event"] == kind)
+    yield from ({"t": event["t"], "process": process, **shown(event)} for event in of_kind)
 
 
 def _update(event: _Event) -> _Event:
@@ -190,35 +216,33 @@ def _sync(event: _Event) -> _Event:
     }
 
 
-def _incidents(
-    source: Source, named: Mapping[_Key, str], events: _Events, report: live.LiveReport
-) -> list[_Event]:
-    """Return refusals, failed updates, errors, verdicts and what is off; those whose time was not recorded have ``t`` None."""
-    found = []
-    for process, mine in events:
-        for event in mine:
-            kind = event["event"]
-            if kind == "update" and event.get("outcome") in ("abandoned", "replaced"):
-                kind = f"update {event['outcome']}"
-            elif kind == "audit" and event.get("problem"):
-                kind = "audit"
-            elif kind == "drafter" and event.get("what") in ("worse", "rollback"):
-                numbers = (event.get(when) for when in ("before", "after"))
-                lengths = [f"{number:.2f}" for number in numbers if isinstance(number, float)]
-                accepted = f", tokens per speculative step {' then '.join(lengths)}" if lengths else ""
-                event = {**event, "problem": f"drafter version {event.get('version')}{accepted}"}
-            elif kind not in ("refused", "error"):
-                continue
-            text = ": ".join(str(event[key]) for key in ("what", "problem") if event.get(key))
-            repeats = f" (and {event['repeated']} times more)" if event.get("repeated") else ""
-            found.append({"t": event["t"], "process": process, "kind": kind, "text": text[:_TEXT] + repeats})
-    found.sort(key=lambda incident: incident["t"])
-    errors = [(named[row.key], "error", row.error) for row in source.run.rows if row.error]
+def _happened(process: str, events: list[_Event]) -> Iterator[_Event]:
+    """Yield refusals, failed updates and errors."""
+    for event in events:
+        kind = event["event"]
+        if kind == "update" and event.get("outcome") in ("abandoned", "replaced"):
+            kind = f"update {event['outcome']}"
+        elif kind == "audit" and event.get("problem"):
+            kind = "audit"
+        elif kind == "drafter" and event.get("what") in ("worse", "rollback"):
+            numbers = (event.get(when) for when in ("before", "after"))
+            lengths = [f"{number:.2f}" for number in numbers if isinstance(number, float)]
+            accepted = f", tokens per speculative step {' then '.join(lengths)}" if lengths else ""
+            event = {**event, "problem": f"drafter version {event.get('version')}{accepted}"}
+        elif kind not in ("refused", "error"):
+            continue
+        text = ": ".join(str(event[key]) for key in ("what", "problem") if event.get(key))
+        repeats = f" (and {event['repeated']} times more)" if event.get("repeated") else ""
+        yield {"t": event["t"], "process": process, "kind": kind, "text": text[:_TEXT] + repeats}
+
+
+def _untimed(rows: Iterable[Row], named: Mapping[_Key, str], report: live.LiveReport) -> Iterator[_Event]:
+    """Yield errors, verdicts and what is off: their time was not recorded, so ``t`` is None."""
+    errors = [(named[row.key], "error", row.error) for row in rows if row.error]
     told = {text for *_, text in errors}
     judged = [("verdict", one) for one in report.lines] + [*report.remarks]
     errors += [("", kind, one) for kind, one in judged if not any(error in one for error in told)]
-    untimed = (dict(t=None, process=process, kind=kind, text=text[:_TEXT]) for process, kind, text in errors)
-    return [*found, *untimed]
+    yield from (dict(t=None, process=process, kind=kind, text=text[:_TEXT]) for process, kind, text in errors)
 
 
 def _not_recorded(found: dict[str, Any]) -> list[str]:
@@ -228,6 +252,7 @@ def _not_recorded(found: dict[str, Any]) -> list[str]:
     }
     said = [text for shown_by, text in page.said()["missing"] if there.isdisjoint(shown_by)]
     counts = {
+        "older": 0,
         **found["recorded"],
         "untimed": sum(not lane["timed"] for lane in found["lanes"]),
         "silent": sum(not process["events"] for process in found["processes"]),

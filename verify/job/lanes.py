@@ -8,7 +8,6 @@ from functools import cache
 from typing import Any
 
 from flashpatch.ledger.runs import Row
-from flashpatch.verify.job.source import Source
 
 _SEGMENTS = 400
 """The most segments of one lane; shorter ones are joined into one of several versions."""
@@ -30,33 +29,33 @@ def _seconds(written: str) -> float:
         return 0.0
 
 
-def lanes(source: Source, names: dict[tuple[str, int, str], str], until: float) -> list[dict[str, Any]]:
-    """Return one lane per process that holds a policy, those of a replica after each other; those that live end at ``until``.
+def lane(row: Row, process: str, events: Collection[dict[str, Any]], until: float) -> dict[str, Any] | None:
+    """Return the lane of a process, until it ended or ``until``; None if it holds no policy.
 
-    A lane has ``process``; ``label``, which tells it from the others in little room; ``replica``, counted from 1; ``segments``,
+    `in_order` completes it: it has ``process``; ``label``, which tells it from the others in little room; ``replica``, counted from 1; ``segments``,
     lists of begin, end (seconds since 1970), first and last version; ``marks``, lists of time and text of updates refused or
     abandoned; ``timed``, False if a version is known and its time is not."""
-    found, known = [], {(row.host, row.pid) for row in source.run.rows if "engine-core" in row.roles}
-    for row in source.run.rows:
-        events = source.of(row).events
-        changes = _changes(events)
-        if not changes and "policy_version" not in row.notes:
-            continue
-        end = until if row.alive else ended(row, events)
-        begin = row.first_written or (changes[0][0] if changes else end)
-        found.append(
-            {
-                "process": names[row.host, row.pid, row.start],
-                "core": _core(row, known),
-                "segments": _segments(begin, end, changes, int(row.notes.get("policy_version", 0))),
-                "marks": [
-                    [one["t"], f"{one.get('outcome', one['event'])}: {one.get('problem', '')}"[:300]]
-                    for one in events
-                    if one["event"] == "refused" or one.get("outcome") in ("abandoned", "replaced")
-                ][-100:],
-                "timed": bool(changes) or not row.notes.get("policy_version"),
-            }
-        )
+    changes = _changes(events)
+    if not changes and "policy_version" not in row.notes:
+        return None
+    end = until if row.alive else ended(row, events)
+    begin = row.first_written or (changes[0][0] if changes else end)
+    return {
+        "process": process,
+        "core": row,
+        "segments": _segments(begin, end, changes, int(row.notes.get("policy_version", 0))),
+        "marks": _marks(events),
+        "timed": bool(changes) or not row.notes.get("policy_version"),
+    }
+
+
+def in_order(found: list[dict[str, Any]], rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return the lanes of a job, those of a replica after each other, with ``replica`` and ``label``."""
+    known = {(row.host, row.pid) for row in rows if "engine-core" in row.roles}
+    for lane in found:
+        row = lane["core"]  # that it belongs to: its own process, or its parent
+        is_child = (row.host, row.pid) not in known and (row.host, row.ppid) in known
+        lane["core"] = row.host, row.ppid if is_child else row.pid
     found.sort(key=lambda lane: (lane["core"], lane["process"]))
     cores = {core: number for number, core in enumerate(dict.fromkeys(lane["core"] for lane in found), 1)}
     for lane in found:
@@ -95,7 +94,9 @@ def _segments(
     return joined
 
 
-def _core(row: Row, cores: Collection[tuple[str, int]]) -> tuple[str, int]:
-    """Host and pid of the engine core that a process belongs to: itself or its parent."""
-    is_child = (row.host, row.pid) not in cores and (row.host, row.ppid) in cores
-    return row.host, row.ppid if is_child else row.pid
+def _marks(events: Iterable[dict[str, Any]]) -> list[list[Any]]:
+    return [
+        [event["t"], f"{event.get('outcome', event['event'])}: {event.get('problem', '')}"[:300]]
+        for event in events
+        if event["event"] == "refused" or event.get("outcome") in ("abandoned", "replaced")
+    ][-100:]

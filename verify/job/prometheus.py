@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 from flashpatch.ledger import events
 from flashpatch.ledger.runs import Row
 from flashpatch.verify.job import page
 from flashpatch.verify.job.source import Source
+from flashpatch.verify.live import LiveReport
 
 Sample = tuple[str, dict[str, str], float]
 
 
-def text(source: Source, found: dict[str, Any]) -> str:
-    """Return the metrics of a job, from its rows and events and what `flashpatch.verify.job.collect.job` returns for it."""
+def text(source: Source, report: LiveReport) -> str:
+    """Return the metrics of a job, from its rows and events and the verdict on it."""
     run = {"run": source.run.id}
-    missing = sum(process["verdict"] == "missing" for process in found["processes"])
+    missing = sum(not process.present for process in report.processes)
     samples: list[Sample] = [("flashpatch_processes_missing", run, missing)]
-    proven = {(one["host"], one["pid"], one["start"]): one["verdict"] == "ok" for one in found["processes"]}
+    samples.append(("flashpatch_run_proven", run, report.ok))
+    proven = {(one.host, one.pid, one.start): one.verdict == "ok" for one in report.processes}
     many = Counter((row.host, row.pid) for row in source.run.rows)
     for row in source.run.rows:
         who = {**run, "host": row.host, "pid": str(row.pid), "role": "+".join(row.roles) or "process"}
@@ -39,7 +40,7 @@ def text(source: Source, found: dict[str, Any]) -> str:
 
 
 def _of_process(row: Row, source: Source) -> Iterator[Sample]:
-    process = source.of(row)
+    process = source.events.of(row.key)
     if row.alive is not None:
         yield "flashpatch_process_alive", {}, row.alive
     for id, patch in sorted(row.patches.items()):

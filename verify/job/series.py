@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 from flashpatch.verify.job import page
 
 Points = list[tuple[float, float]]
 """Steps or times, seconds since 1970, and values."""
+
+Collected = dict[tuple[str, str], dict[str, Points]]
+"""By id of a chart and what its points are by: the points of each line, by its label."""
 
 _POINTS = 1200
 """The most points of one line; of longer ones the least and the largest value of each stretch are kept."""
@@ -17,18 +21,20 @@ _LINES = 12
 """The most lines of one chart."""
 
 
-def charts(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
-    """Return the charts for which something was recorded, from each process's name and events.
+def add(collected: Collected, process: str, events: list[dict[str, Any]]) -> None:
+    """Add what a process of this name measured."""
+    for event in events:
+        by, at = ("step", event["step"]) if event.get("step") is not None else ("time", event["t"])
+        for chart, label, value in _values(process, event):
+            collected.setdefault((chart, by), {}).setdefault(label, []).append((at, value))
+    for arm, points in _arm_shares(events).items():
+        collected.setdefault(("arms", "time"), {})[f"{arm}, {process}"] = points
+
+
+def charts(collected: Collected) -> list[dict[str, Any]]:
+    """Return the charts for which something was recorded.
 
     Each has ``id``, ``title``, ``unit``, ``by`` (``step`` or ``time``), ``lines`` (``label`` and ``points``), ``shown`` and ``lines_left_out``."""
-    collected: dict[tuple[str, str], dict[str, Points]] = {}
-    for process, mine in events:
-        for event in mine:
-            by, at = ("step", event["step"]) if event.get("step") is not None else ("time", event["t"])
-            for chart, label, value in _values(process, event):
-                collected.setdefault((chart, by), {}).setdefault(label, []).append((at, value))
-        for arm, points in _arm_shares(mine).items():
-            collected.setdefault(("arms", "time"), {})[f"{arm}, {process}"] = points
     return [
         {"by": by, **_chart(id, title, unit, collected[id, by])}
         for id, (title, unit, *_) in page.said()["charts"].items()
@@ -40,12 +46,8 @@ def charts(events: list[tuple[str, list[dict[str, Any]]]]) -> list[dict[str, Any
 def _values(process: str, event: dict[str, Any]) -> list[tuple[str, str, float]]:
     name = event["event"]
     if name == "metrics":
-        return [
-            (id, metric, float(value))
-            for metric, value in event.get("values", {}).items()
-            for id, (_, _, *patterns) in page.said()["charts"].items()
-            if any(re.match(pattern, metric) for pattern in patterns)
-        ]
+        values = event.get("values", {}).items()
+        return [(id, metric, float(value)) for metric, value in values for id in _shown_in(metric)]
     if name == "speculation" and event.get("drafted"):
         return [("acceptance", process, float(event.get("acceptance_length", 0)))]
     if name == "update" and event.get("rss_bytes"):
@@ -53,6 +55,13 @@ def _values(process: str, event: dict[str, Any]) -> list[tuple[str, str, float]]
     if name == "audit" and "failed" in event:
         return [("audit", process, float(event["failed"]))]
     return []
+
+
+@cache
+def _shown_in(metric: str) -> list[str]:
+    """Return the ids of the charts that have a line of a metric."""
+    charts = page.said()["charts"].items()
+    return [id for id, (_, _, *patterns) in charts if any(re.match(one, metric) for one in patterns)]
 
 
 def _arm_shares(events: list[dict[str, Any]]) -> dict[str, Points]:

@@ -3,58 +3,49 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import tomllib
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from flashpatch.commands import provenance
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
 from flashpatch.ledger.nodes import node, published, ray_store
-from flashpatch.ledger.runs import Row, Run
+from flashpatch.ledger.runs import Run
 from flashpatch.patches._shared.atomic_file import replacing
-from flashpatch.verify import read_events
-from flashpatch.verify.read_events import ProcessEvents
+from flashpatch.verify.read_events import Events
 
-RAY = (
-    "first copy the run from the Ray cluster at this address (default: RAY_ADDRESS, or the cluster running here) into "
-    "the ledger, with the rows of all its nodes"
-)
 NONE = "there is no run in {}: no process with FLASHPATCH set has reported there"
+
+
+class NoRun(PatchError):
+    """Say that there is no run to show, and why."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"{why}.", advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR."
+        )
 
 
 @dataclass
 class Source:
-    """Hold what the processes of one run wrote: their rows, by host, pid and start their events, and a sentence for each file
-    that was not trusted or readable."""
+    """Hold what the processes of one run wrote: their rows, and their events as they are asked for."""
 
     run: Run
-    events: dict[tuple[str, int, str], ProcessEvents] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
-
-    def of(self, row: Row) -> ProcessEvents:
-        key = (row.host, row.pid, row.start)
-        return self.events.get(key) or ProcessEvents(*key)
+    events: Events
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what chooses a run."""
-    named = "id of a run, or its directory; the newest run if it is left out"
-    parser.add_argument("run_id", nargs="?", metavar="RUN", help=named)
-    ledger_argument(parser)
-    parser.add_argument("--ray", nargs="?", const="", metavar="ADDRESS", help=RAY)
-
-
-def ledger_argument(parser: argparse.ArgumentParser) -> None:
-    """Add what chooses a ledger."""
-    elsewhere = "look in this ledger instead of the user's"
-    parser.add_argument("--ledger", metavar="DIR", type=Path, help=elsewhere)
-
-
-def output(parser: argparse.ArgumentParser, help: str) -> None:
-    """Add what chooses a run and names the file to be written."""
-    arguments(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help=help)
+def add(parser: Any, *tables: str) -> None:
+    """Add the arguments of tables of ``options.toml`` to a parser, or to a group of it."""
+    types, folder = {"int": int, "float": float, "path": Path}, resources.files("flashpatch.verify")
+    known = tomllib.loads((folder / "options.toml").read_text())
+    for names, given in (one for table in tables for one in known[table].items()):
+        kind = {"type": types[given["type"]]} if "type" in given else {}
+        parser.add_argument(*names.split(", "), **{**given, **kind})
 
 
 def save(path: Path, text: str) -> None:
@@ -67,12 +58,16 @@ def save(path: Path, text: str) -> None:
         raise PatchError(f"{path} cannot be written: {error}", advice="Name another file by -o.") from None
 
 
-def chosen(args: argparse.Namespace) -> Path:
-    """Return what `found` does; raise PatchError if there is no run."""
-    try:
-        return found(args)
-    except LookupError as error:
-        raise no_run(error) from None
+def written(args: argparse.Namespace, text: str, name: str = "") -> int:
+    """Write a text to the file that ``-o`` names, else to ``name``, and print its path; print the text if that is empty or ``-``.
+    Return 0."""
+    output = str(args.output or name)
+    if output in ("", "-"):
+        sys.stdout.write(text)
+        return 0
+    save(Path(output), text)
+    print(output)
+    return 0
 
 
 def found(args: argparse.Namespace) -> Path:
@@ -80,7 +75,7 @@ def found(args: argparse.Namespace) -> Path:
 
     A run that is named and not there is a usage error.
 
-    Raises LookupError if there is none at all, and PatchError if the cluster cannot be reached."""
+    Raises NoRun if there is none at all, and PatchError if the cluster cannot be reached."""
     where = ledger(args)
     if args.ray is not None:
         folder = where / _published(args)
@@ -97,7 +92,7 @@ def found(args: argparse.Namespace) -> Path:
         args.usage_error(f"{error.problem} {error.advice}")
         raise
     if newest is None:
-        raise LookupError(NONE.format(where))
+        raise NoRun(NONE.format(where))
     return newest
 
 
@@ -105,13 +100,6 @@ def ledger(args: argparse.Namespace) -> Path:
     """Return the ledger that the arguments name, else the user's."""
     with provenance.environment():
         return args.ledger or files.directory()
-
-
-def no_run(why: LookupError | str) -> PatchError:
-    """Return the error that there is no run to show."""
-    return PatchError(
-        f"{why}.", advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR."
-    )
 
 
 def renew(args: argparse.Namespace, folder: Path) -> None:
@@ -128,17 +116,14 @@ def renew(args: argparse.Namespace, folder: Path) -> None:
 
 
 def load(folder: Path) -> Source:
-    """Read a run's directory; what cannot be read is named in ``problems``."""
-    found, problems = read_events.read(folder)
-    run = runs.read_run(folder) or Run(folder.name)
-    events = {(process.host, process.pid, process.start): process for process in found}
-    return Source(run, events, problems)
+    """Read a run's directory."""
+    return Source(runs.read_run(folder) or Run(folder.name), Events(folder))
 
 
 def _published(args: argparse.Namespace) -> str:
     """Return the run that the arguments name, or the one that was published last on their Ray cluster, whose store they keep.
 
-    Raises LookupError, with the newest ones, if the cluster has no such run, and PatchError if it cannot be reached."""
+    Raises NoRun, with the newest ones, if the cluster has no such run, and PatchError if it cannot be reached."""
     try:
         args.store = ray_store.Store(ray_store.address(args.ray))
         found = published.run_ids(args.store)
@@ -148,7 +133,7 @@ def _published(args: argparse.Namespace) -> str:
         return args.run_id or found[-1]
     wanted, newest = f"run {args.run_id!r}" if args.run_id else "run", ", ".join(found[:-6:-1]) or "none"
     where = f"the Ray cluster at {args.store.address}"
-    raise LookupError(f"no {wanted} is published on {where}; the newest are: {newest}")
+    raise NoRun(f"no {wanted} is published on {where}; the newest are: {newest}")
 
 
 def _unreachable(error: Exception) -> PatchError:

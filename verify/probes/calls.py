@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from flashpatch import ledger
 from flashpatch.ledger.runs import Row
 from flashpatch.settings import selections
 from flashpatch.verify import due
+from flashpatch.verify.probes import jobs
 from flashpatch.verify.proof import Proof
 
 
@@ -22,13 +23,13 @@ def options(family: str) -> Mapping[str, Any]:
     return selections.from_environment(selections.NOTHING).choices[family].options
 
 
-def counted(nonce: str, of: str, taken: Mapping[str, Sequence[str]]) -> Proof:
+def counted(nonce: str, of: str) -> Proof:
     """Judge what was counted of a family and framework, such as ``grpo.verl``, under the nonce.
 
-    ``taken`` has by role the last parts of the ids of patches that are on the probe's way; of the others the probe's runner says
-    whether they were due, and called."""
+    ``settings.toml`` has by role the last parts of the ids of patches that are on the probe's way; of the others the probe's runner
+    says whether they were due, and called."""
     found, idle = rows(nonce), list[str]()
-    for role, names in taken.items():
+    for role, names in jobs.given()["taken"][of].items():
         called = set().union(*(due.called(row) for row in found if role in row.roles))
         idle += [f"{of}.{name} by any {role}" for name in names if f"{of}.{name}" not in called]
     calls = Counter[str]()

@@ -180,9 +180,9 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def engine_here() -> str:
-    """Return the name of the installed engine: vllm if both are, empty if neither is."""
-    return next((name for name in ("vllm", "sglang") if find_spec(name) is not None), "")
+def engine_here(kind: str = "") -> str:
+    """Return the name of the installed engine, of this kind if one is named: vllm if both are, empty if neither is."""
+    return next((name for name in ([kind] if kind else ["vllm", "sglang"]) if find_spec(name)), "")
 
 
 def engine() -> Any:

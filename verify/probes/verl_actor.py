@@ -18,17 +18,17 @@ def on_cpu(*names: str) -> None:
         flashpatch.enable(*names)
 
 
-def configuration(overrides: list[str]) -> Any:
+def configuration(overrides: list[str], name: str = "ppo_trainer", folder: str = "config") -> Any:
+    """Return the config of verl's trainer, or another of a folder, which may be relative to the trainer's."""
     import verl
     from hydra import compose, initialize_config_dir
 
-    folder = Path(verl.__file__).parent / "trainer" / "config"
-    with initialize_config_dir(str(folder), version_base=None):
-        return compose("ppo_trainer", overrides)
+    with initialize_config_dir(str(Path(verl.__file__).parent / "trainer" / folder), version_base=None):
+        return compose(name, overrides)
 
 
-def refusal(recipe: dict[str, Any]) -> tuple[str, str]:
-    """Return the patch and the error with which verl's config validation refuses a recipe; empty if it does not."""
+def refusal(recipe: dict[str, Any]) -> str:
+    """Return the error with which verl's config validation refuses a recipe; empty if it does not."""
     from omegaconf import OmegaConf
     from verl.utils.config import validate_config
 
@@ -37,8 +37,8 @@ def refusal(recipe: dict[str, Any]) -> tuple[str, str]:
     try:
         validate_config(OmegaConf.create(recipe), False, False)
     except PatchError as error:
-        return error.patch or "", str(error)
-    return "", ""
+        return str(error)
+    return ""
 
 
 def untrained(**settings: Any) -> Any:

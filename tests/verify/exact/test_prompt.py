@@ -69,7 +69,7 @@ def test_what_was_compared_is_printed() -> None:
 
 
 def test_a_model_that_cannot_be_read_is_no_traceback(monkeypatch, model: Path) -> None:
-    monkeypatch.setattr(command, "installed", lambda kind="": "vllm")
+    monkeypatch.setattr(command.jobs, "engine_here", lambda kind="": "vllm")
     (model / "config.json").write_text('{"model_type": "nonesuch"}')
     problem = certify(str(model)).problem
     assert problem.startswith("cannot compare here: ") and "nonesuch" in problem

@@ -83,13 +83,13 @@ def test_what_a_file_had_no_room_for_is_said(tmp_path) -> None:
 
 
 def test_thousands_of_versions_are_joined_and_none_is_lost(tmp_path) -> None:
-    folder = write_run(tmp_path / "run", updates=10_000)
+    folder = write_run(tmp_path / "run", updates=10_001)
     found = collect.job(source.load(folder), registry.patches())
     [lane] = found["lanes"]
-    assert len(lane["segments"]) <= 401 and lane["segments"][-1][3] == 10_000
+    assert len(lane["segments"]) <= 401 and lane["segments"][-1][3] == 10_001
     for before, after in zip(lane["segments"], lane["segments"][1:], strict=False):
         assert before[1] == after[0] and before[3] + 1 == after[2]
-    assert len(found["updates"]) == 10_000
+    assert len(found["updates"]) == 10_000 and "1 older updates" in str(found["not_recorded"])
 
 
 def test_long_lines_keep_their_extremes() -> None:

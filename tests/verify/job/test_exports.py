@@ -15,6 +15,7 @@ from job_page import write_run
 from machine import limit
 
 from flashpatch import registry
+from flashpatch.verify import live
 from flashpatch.verify.job import collect, page, prometheus, source
 
 
@@ -36,6 +37,7 @@ def test_prometheus_reads_the_metrics(flashpatch) -> None:
     assert samples["flashpatch_speculation_choices_total", "3_1_4"] == 16
     assert samples["flashpatch_mismatch_k3_nats", None] == 0.002
     assert samples["flashpatch_policy_version", None] == 3
+    assert samples["flashpatch_run_proven", None] == 0, "its processes were killed"
     for name, family in found.items():
         assert family.documentation and family.type in ("gauge", "counter")
         assert {sample.labels["run"] for sample in family.samples} == {"job-1"}, name
@@ -54,7 +56,7 @@ def test_labels_are_escaped_and_names_of_metrics_follow_the_conventions() -> Non
     [sample] = families(line + "\n")["flashpatch_process_proven"].samples
     assert sample.labels == {"role": 'a"b\\c\nd'}
     units = ("_seconds", "_bytes", "_total", "_tokens", "_versions", "_nats")
-    without = {"process_alive", "process_proven", "processes_missing", "policy_version"}
+    without = {"process_alive", "process_proven", "processes_missing", "policy_version", "run_proven"}
     for name, (kind, help, *_) in page.said()["metrics"].items():
         assert name.endswith(units) or name.removeprefix("flashpatch_") in without
         assert name.endswith("_total") == (kind == "counter") and help.endswith(".")
@@ -118,5 +120,6 @@ def test_two_processes_of_one_host_and_pid_are_told_apart(tmp_path) -> None:
     found = collect.job(job, registry.patches())
     told = {one["start"]: (one["name"], one["verdict"]) for one in found["processes"] if one["pid"] == 2}
     assert told["77"][1] == "not proven" and len({name for name, _ in told.values()}) == 2
-    lines = [line.rpartition(" ")[0] for line in prometheus.text(job, found).splitlines()]
+    metrics = prometheus.text(job, live.judge(job.run, registry.patches()))
+    lines = [line.rpartition(" ")[0] for line in metrics.splitlines()]
     assert len(lines) == len(set(lines)) and any('start="77"' in line for line in lines)

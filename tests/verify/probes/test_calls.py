@@ -3,7 +3,7 @@
 import pytest
 from live_rows import entry, row
 
-from flashpatch.verify.probes import calls
+from flashpatch.verify.probes import calls, jobs
 
 TAKEN = {"trainer": ("release_server", "generate")}
 
@@ -20,7 +20,8 @@ def said(monkeypatch: pytest.MonkeyPatch, *rows: dict[str, int]) -> tuple[bool, 
         for pid, one in enumerate(rows, 10)
     ]
     monkeypatch.setattr(calls, "rows", lambda nonce: found)
-    proof = calls.counted("n", "grpo.verl", TAKEN)
+    monkeypatch.setitem(jobs.given()["taken"], "grpo.verl", TAKEN)
+    proof = calls.counted("n", "grpo.verl")
     return proof.ok, proof.evidence
 
 

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 
 from flashpatch import registry
+from flashpatch.verify import live
 from flashpatch.verify.job import collect, prometheus, source
 
 HELP = "a job's state in Prometheus's text format"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    source.output(parser, "replace this file atomically; unset: standard output")
+    source.add(parser, "run", "ledger", "metrics")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the metrics, or with ``--json`` what they are made of; return 0."""
-    found = source.load(source.chosen(args))
-    job = collect.job(found, registry.patches())
-    text = json.dumps(job, indent=2) + "\n" if args.json else prometheus.text(found, job)
-    if args.output is None:
-        sys.stdout.write(text)
-    else:
-        source.save(args.output, text)
-    return 0
+    found = source.load(source.found(args))
+    if args.json:
+        return source.written(args, json.dumps(collect.job(found, registry.patches()), indent=2) + "\n")
+    return source.written(args, prometheus.text(found, live.judge(found.run, registry.patches())))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
-from pathlib import Path
 
 from flashpatch.verify.job import collect, page, source
 
@@ -12,17 +12,14 @@ HELP = "one HTML page that shows what a job did"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    source.output(parser, "where to write the page; unset: RUN.html, here")
+    source.add(parser, "run", "ledger", "report")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write the page and print its path, or with ``-o -`` the page, with ``--json`` what it shows; return 0."""
-    folder = source.chosen(args)
+    """Write the page and print its path, or with ``--json`` print what it shows; return 0."""
+    folder = source.found(args)
+    gc.disable()  # a large job is many objects, none of them in a cycle
     found = collect.read(folder)
-    if args.json or str(args.output) == "-":
-        print(json.dumps(found, indent=2) if args.json else page.render(found))
-        return 0
-    output = args.output or Path(f"{folder.name}.html")
-    source.save(output, page.render(found))
-    print(output)
-    return 0
+    if args.json:
+        return source.written(args, json.dumps(found, indent=2) + "\n")
+    return source.written(args, page.render(found), f"{folder.name}.html")

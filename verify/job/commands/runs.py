@@ -22,7 +22,7 @@ _SHOWN = 20
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    source.ledger_argument(parser)
+    source.add(parser, "ledger")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     folders = runs.newest_first(ledger)
     found = list(itertools.islice(filter(None, map(_about, folders)), _SHOWN))
     if not found:
-        raise source.no_run(source.NONE.format(ledger))
+        raise source.NoRun(source.NONE.format(ledger))
     found.sort(key=lambda one: one["began"], reverse=True)
     older = max(len(folders) - _SHOWN, 0)
     notes = ["flashpatch report RUN, flashpatch-verify --run RUN: one of them"]

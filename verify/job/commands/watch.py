@@ -16,9 +16,7 @@ HELP = "show a job in the terminal while it runs"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    source.arguments(parser)
-    parser.add_argument("--every", metavar="S", type=float, default=2.0, help="seconds between two looks (2)")
-    parser.add_argument("--once", action="store_true", help="print the present state once")
+    source.add(parser, "run", "ledger", "watch")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -27,7 +25,7 @@ def run(args: argparse.Namespace) -> int:
     Where standard output is no terminal, and with ``--once``, it is shown once; with ``--json`` as JSON."""
     if not args.every > 0:
         raise PatchError(f"--every {args.every:g} is not above 0.", advice="Name seconds, such as --every 2.")
-    folder = source.chosen(args)
+    folder = source.found(args)
     found = collect.read(folder)
     if args.json:
         print(json.dumps(found, indent=2))

@@ -26,24 +26,6 @@ _ARMS = ["1_1_2", "2_1_3", "3_1_4"]
 """Arms of the bandit. With ``disable`` it would seldom speculate if a draft costs more than a token, and no drafter
 could be judged."""
 _ADDS = 0.02  # what the target's layers add, for states to depend on the context and drafts to be right
-#: Patches that the job must have called beside those that are due by their records, by engine and role.
-_TAKEN: Mapping[str, Mapping[str, Sequence[str]]] = {
-    "vllm": {
-        "driver": (),
-        "engine-core": ("free_request", "scheduler_init", "collective_rpc"),
-        "worker": ("worker",),
-    },
-    "sglang": {
-        "worker": (
-            "verify",
-            "forward_prefill_batch",
-            "release_kv_cache",
-            "init_weight_updater",
-            "begin_weight_update",
-            "end_weight_update",
-        )
-    },
-}
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
@@ -76,7 +58,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
         _aligned(workdir / "target", samples, seen),
         _proof(learns, *bandit_adapts(notes)),
         _proof(follows, *drafter_follows(notes)),
-        calls.counted(nonce, f"eagle.{name}", _TAKEN[name]),
+        calls.counted(nonce, f"eagle.{name}"),
     ]
 
 

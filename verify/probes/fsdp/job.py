@@ -74,14 +74,14 @@ def loss(model: Any, ids: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1).float(), ids[:, 1:].flatten())
 
 
-def plain_step(path: Path) -> Any:
+def plain_step(path: Path, clip: float = 1.0) -> Any:
     """Return the model after one step of a single process without verl and FSDP."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
     loss(model, batch()).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
     return model
 

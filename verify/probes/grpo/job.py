@@ -223,7 +223,7 @@ def rank(workdir: Path, seen: dict[str, Any]) -> None:
     if number == 0:
         losses = [{"actor": {"policy_loss": {"loss_mode": mode}}} for mode in OTHER_LOSSES]
         seen |= {
-            "refused": [verl_actor.refusal({"actor_rollout_ref": recipe})[1] for recipe in losses],
+            "refused": [verl_actor.refusal({"actor_rollout_ref": recipe}) for recipe in losses],
             "logprobs": logprobs_away(),
             "routed": asyncio.run(asyncio.wait_for(servers.routed(), 60)),
             "resumed": asyncio.run(servers.resumed()),

@@ -20,10 +20,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     ended = jobs.run(commands, workdir, _TIMEOUT)
     if ended.problem:
         return [Proof("grpo", "two ranks train with verl's engines", False, ended.problem, ended.seconds)]
-    return [
-        *_weigh(ended.ranks, ended.seconds),
-        calls.counted(nonce, "grpo.verl", jobs.given()["taken"]["grpo.verl"]),
-    ]
+    return [*_weigh(ended.ranks, ended.seconds), calls.counted(nonce, "grpo.verl")]
 
 
 def _weigh(seen: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[Proof]:

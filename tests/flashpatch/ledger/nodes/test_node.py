@@ -12,7 +12,7 @@ import pytest
 from flashpatch.ledger import files, old_runs, runs
 from flashpatch.ledger.nodes import keys
 from flashpatch.ledger.nodes.node import Node
-from flashpatch.verify import read_events
+from flashpatch.verify import live, read_events
 from flashpatch.verify.job import collect, prometheus, source
 
 
@@ -75,7 +75,7 @@ def test_pages_and_metrics_name_the_node(tmp_path: Path) -> None:
     place(tmp_path, "one", row("far", 2))
     job = source.load(tmp_path / "r")
     assert [*collect.names(job).values()] == ["process far:2 on one (oneoneon)"]
-    assert 'node="one (oneoneon)"' in prometheus.text(job, collect.job(job, {}))
+    assert 'node="one (oneoneon)"' in prometheus.text(job, live.judge(job.run, {}))
 
 
 def test_a_row_that_is_here_already_is_the_newer_one(tmp_path: Path) -> None:
