@@ -28,5 +28,5 @@ def test_a_gpus_rounding_is_no_fault_and_a_neighbours_state_is(
         tokens = torch.tensor(prompt + answer)
         samples.append(SimpleNamespace(input_ids=tokens, hidden=states.roll(shift, 0), known=known))
     seen = {"answers": [dict(prompt=prompt, tokens=answer) for prompt in job.prompts()]}
-    counts = {"lost": 0, "mismatched": 0}
-    assert probe._aligned(target, samples * 5, seen, counts).ok is good  # it wants some hundred
+    seen["captured"] = {"lost": 0, "mismatched": 0}
+    assert probe._aligned(target, samples * 5, seen).ok is good  # it wants some hundred
