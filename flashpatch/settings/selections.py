@@ -93,7 +93,7 @@ def extend(
         same = before is not None and before.name == name
         base = before.options if before is not None and same else _base_options(family, name, settings)
         own = {key: value for key, value in values.items() if key in _record(family).options}
-        _left_to_the_name(family, name, own, "enable()")
+        _left_to_the_name(family, name, own)
         choices[family] = Choice(name, {**base, **_checked(family, own, "enable()")}, explicit=True)
     if strict is None:
         strict = current.strict if current.choices else strictness(settings)
@@ -219,18 +219,16 @@ def _checked(family: str, values: Mapping[str, Any], source: str) -> dict[str, A
 def _base_options(family: str, name: str, settings: Config) -> dict[str, Any]:
     record = _record(family)
     preset = _checked(family, record.names.get(name, {}), f"the preset of {name!r}")
-    given = settings.tables.get(family, {})
-    _left_to_the_name(family, name, given, f"[{family}] of the config file")
-    return {**options.defaults(record), **given, **preset}
+    return {**options.defaults(record), **settings.tables.get(family, {}), **preset}
 
 
-def _left_to_the_name(family: str, name: str, given: Mapping[str, Any], source: str) -> None:
-    """Raise PatchError if a value of ``given`` is not what the name sets, for an option that each name of the family sets."""
+def _left_to_the_name(family: str, name: str, given: Mapping[str, Any]) -> None:
+    """Raise PatchError if a value given to ``enable()`` is not what the name sets, for an option that each name of the family sets."""
     names = _record(family).names
     for option, value in names.get(name, {}).items():
         if given.get(option, value) != value and all(option in preset for preset in names.values()):
             raise PatchError(
-                f"option {option!r} in {source} is {given[option]!r}, but the name {name!r} decides it: {value!r}.",
+                f"option {option!r} in enable() is {given[option]!r}, but the name {name!r} decides it: {value!r}.",
                 patch=name,
                 advice=f"Leave {option} out, or choose another name: {', '.join(names)}.",
             )

@@ -133,7 +133,7 @@ def _published(args: argparse.Namespace) -> str:
         return args.run_id or found[-1]
     wanted, newest = f"run {args.run_id!r}" if args.run_id else "run", ", ".join(found[:-6:-1]) or "none"
     where = f"the Ray cluster at {args.store.address}"
-    raise NoRun(f"no {wanted} is published on {where}; the newest are: {newest}")
+    raise NoRun(f"no {wanted} is published on {where}.", advice=f"The newest are: {newest}.")
 
 
 def _unreachable(error: Exception) -> PatchError:

@@ -153,9 +153,6 @@ def test_what_the_name_decides_is_not_said_otherwise(refusing):
     refusing("""
 said = "but the name 'int8' decides it: 'int8'. Leave precision out, or choose another name: fp8, bf16, "
 assert "option 'precision' in enable() is 'fp8', " + said in refused("int8", precision="fp8")
-with open("flashpatch.toml", "w") as file:
-    file.write('[fp8]\\nprecision = "bf16"')
-assert "option 'precision' in [fp8] of the config file is 'bf16', " + said in refused("int8")
 assert flashpatch.enable("bf16", precision="bf16").names == ("bf16",)
 """)
 
