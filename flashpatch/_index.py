@@ -23,7 +23,7 @@ FAMILIES = {
         'names': {'fsdp': {}},
         'options': {'audit': ('refuse', ('refuse', 'report', 'off'), 'str', 'str', ()), 'audit_every': (1, (), 'int', 'str', (1, None, None, None))},
         'modules': 'verl.workers.engine.fsdp.transformer_impl verl.workers.engine.fsdp.utils verl.experimental.separation.engine_workers verl.utils.config verl.trainer.main_ppo verl.workers.rollout.vllm_rollout.bucketed_weight_transfer sglang.srt.managers.scheduler_components.weight_updater sglang.srt.model_executor.model_runner_components.weight_updater sglang.srt.managers.scheduler sglang.srt.model_executor.model_runner',
-        'patches': 'fsdp.verl.get_per_tensor_param fsdp.verl.get_sharding_strategy fsdp.verl.get_strategy_handlers fsdp.verl.validate_config fsdp.verl.run_ppo fsdp.verl_vllm.receive_weights fsdp.sglang.begin_weight_update fsdp.sglang.update_weights_from_tensor fsdp.sglang.runner_end_weight_update fsdp.sglang.end_weight_update fsdp.sglang_0_5_12.scheduler_init fsdp.sglang_0_5_12.update_weights_from_tensor',
+        'patches': 'fsdp.verl.get_per_tensor_param fsdp.verl.get_sharding_strategy fsdp.verl_0_9.get_strategy_handlers fsdp.verl.validate_config fsdp.verl.run_ppo fsdp.verl_vllm.receive_weights fsdp.sglang.begin_weight_update fsdp.sglang.update_weights_from_tensor fsdp.sglang.runner_end_weight_update fsdp.sglang.end_weight_update fsdp.sglang_0_5_12.scheduler_init fsdp.sglang_0_5_12.update_weights_from_tensor',
     },
     'eagle': {
         'names': {'eagle': {}},

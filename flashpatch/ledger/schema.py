@@ -57,13 +57,13 @@ def event(line: bytes | str) -> dict[str, Any] | None:
     """Return the event of a line; None if the line is none, as the last one of a killed process may be."""
     try:
         value = loads(line)
-        found = _fields(value, _EVENT, "the event")
+        found = {"t": _time(value["t"], "t"), "event": _word(value["event"], "event")}
         for name, fact in value.items():
             if name not in found and fact is not None:
                 check = _FACTS.get(name) or (_measured if name.startswith(("timing_s/", "sync/")) else None)
                 found[sys.intern(name)] = check(fact, name) if check else fact
         return found
-    except ValueError:
+    except (ValueError, KeyError, TypeError):  # it has not the two, or is no mapping
         return None
 
 
@@ -79,7 +79,8 @@ def _clean(value: Any, depth: int = 0) -> Any:
     if depth == _DEEPEST:
         return "..."
     if kind is dict:
-        return {text(key): _clean(inner, depth + 1) for key, inner in value.items()}
+        items = value.items()
+        return {key if key.isprintable() else text(key): _clean(inner, depth + 1) for key, inner in items}
     return [_clean(inner, depth + 1) for inner in value]
 
 
@@ -112,8 +113,8 @@ def _each(check: Check, or_none: bool = False) -> Check:
 
 def _fields(value: Any, checks: Mapping[str, Check], name: str) -> dict[str, Any]:
     """Return the values of a mapping under these names, checked."""
-    absent = [repr(key) for key in checks if key not in _mapping(value, name)]
-    if absent:
+    held = _mapping(value, name)
+    if absent := [repr(key) for key in checks if key not in held]:
         raise ValueError(f"no key {', '.join(absent)}: it is of another version of FlashPatch")
     return {key: check(value[key], key) for key, check in checks.items()}
 
@@ -185,7 +186,6 @@ _ROW: Mapping[str, Check] = {
     "notes": _notes,
     "error": _is(str, type(None)),
 }
-_EVENT = {"t": _time, "event": _word}
 idle: Check = _ROW["patches"]  # patches that rows name together
 _LATER = {
     **dict.fromkeys(("run", "title", "engine", "idle"), _text),

@@ -43,7 +43,6 @@ def before_exchange(patches: Patches) -> None:
 
     patches.wrap(
         f"{WORKER}._get_strategy_handlers",
-        requires="verl>=0.9",
         relies_on=(
             f"{WORKER}.save_model_to_cpu",
             f"{WORKER}.restore_model_from_cpu",

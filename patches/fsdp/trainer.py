@@ -277,4 +277,5 @@ def get_sharding_strategy(original, device_mesh: Any, *args: Any, **kwargs: Any)
     return original(device_mesh, *args, **kwargs)
 
 
-gathered.before_exchange(patches)
+of_verl_0_9 = Patches("fsdp", "verl>=0.9", framework="verl_0_9", scope="trainer")
+gathered.before_exchange(of_verl_0_9)
