@@ -174,7 +174,7 @@ def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:
     while True:
         source.renew(options, folder)
         if (run := runs.read_run(folder)) is None:
-            raise source.NoRun(source.NONE.format(folder))
+            raise source.no_run(source.NONE.format(folder))
         now = splits(run.rows, patches)
         if now in ([], before) or not any(row.alive for row in run.rows):
             return run

@@ -25,10 +25,10 @@ NONE = "there is no run in {}: no process with FLASHPATCH set has reported there
 class NoRun(PatchError):
     """Say that there is no run to show, and why."""
 
-    def __init__(self, why: str) -> None:
-        super().__init__(
-            f"{why}.", advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR."
-        )
+
+def no_run(why: str) -> NoRun:
+    """Return the error that there is no run to show."""
+    return NoRun(f"{why}.", advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR.")
 
 
 @dataclass
@@ -92,7 +92,7 @@ def found(args: argparse.Namespace) -> Path:
         args.usage_error(f"{error.problem} {error.advice}")
         raise
     if newest is None:
-        raise NoRun(NONE.format(where))
+        raise no_run(NONE.format(where))
     return newest
 
 
