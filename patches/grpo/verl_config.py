@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
 
-from flashpatch import engine, user_directories
+from flashpatch import engine
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared.verl_config import (
     TARGET,
@@ -28,7 +27,6 @@ logger = logging.getLogger("flashpatch.grpo")
 
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
-MODEL = "actor_rollout_ref.model"
 ROLLOUT = "actor_rollout_ref.rollout"
 REPLAY = f"{ROLLOUT}.enable_rollout_routing_replay"
 FIRST_SGLANG = Version("0.5.23")
@@ -91,7 +89,6 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
         yield f"{REPLAY}=True ({streaming.MODE} trains in rounds of its own, which replay no experts)"
     if get(REPLAY) and get(f"{ROLLOUT}.name") == "sglang" and Version(version("sglang")) < FIRST_SGLANG:
         yield f"{REPLAY}=True (SGLang {version('sglang')}; its record of experts was found true from {FIRST_SGLANG} on)"
-    yield from _fused_refusal(get, options)
     yield from parted_replicas(get)
     mode = get(LOSS, _DEFAULT)
     if not options["loss"]:
@@ -101,24 +98,6 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     if mode not in (None, _DEFAULT, MODE):
         yield f"{LOSS}={mode} (grpo sets {MODE}; choose one of the two)"
     yield from replaced_losses(get)
-
-
-def _fused_refusal(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield why verl's fused log-probabilities would fail in the first step: FSDP2 shards a head that is not tied as a unit of its
-    own. Says nothing of a model that is no folder here."""
-    backend = get(f"{MODEL}.fused_kernel_options.impl_backend")
-    folder = Path(user_directories.expand(str(get(f"{MODEL}.path"))))
-    if not (backend and get(f"{MODEL}.use_fused_kernels") and (folder / "config.json").exists()):
-        return
-    from transformers import AutoConfig
-
-    model = AutoConfig.from_pretrained(folder, trust_remote_code=bool(get(f"{MODEL}.trust_remote_code")))
-    is_sharded = get(f"{ACTOR}.strategy") == "fsdp2" and not getattr(model, "tie_word_embeddings", False)
-    if is_sharded and not (options["logprobs"] and backend != "triton"):
-        yield (
-            f"{MODEL}.use_fused_kernels=True (with {ACTOR}.strategy=fsdp2 and impl_backend={backend} verl gets a shard of "
-            "this model's head; set grpo's option logprobs and impl_backend=torch)"
-        )
 
 
 def adaptations(get: Get, options: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
