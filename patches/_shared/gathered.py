@@ -1,4 +1,4 @@
-"""Free the weights that FSDP has gathered and kept after a forward."""
+"""Let verl save and exchange a policy as it is: free what FSDP has gathered and kept after a forward, and save copies."""
 
 from __future__ import annotations
 
@@ -24,22 +24,34 @@ def free(module: Any) -> None:
 
 
 def before_exchange(patches: Patches) -> None:
-    """Add a patch that frees them where verl's asynchronous trainers put another policy's shards in place."""
+    """Add a patch that does both where verl's asynchronous trainers put another policy's shards in place."""
 
     def get_strategy_handlers(original: Any, self: Any) -> Any:
-        """Free gathered weights before verl saves a policy's shards, and before it puts saved ones in place."""
-        handlers = original(self)
-        if self.config.actor.strategy not in ("fsdp", "fsdp2"):
+        """Free gathered weights before verl saves a policy's shards, and before it puts saved ones in place; save copies."""
+        from flashpatch.patches._shared import streams
+
+        save, restore = handlers = original(self)
+        strategy = self.config.actor.strategy
+        if strategy not in ("fsdp", "fsdp2"):
             return handlers
 
         def fresh(handle: Callable[..., Any]) -> Callable[..., Any]:
             def call(model: Any, *saved: Any) -> Any:
                 free(model)
+                streams.settle()
                 return handle(model, *saved)
 
             return call
 
-        return tuple(map(fresh, handlers))
+        def copied(model: Any) -> Any:
+            shards, spec = save(model)
+            held = {getattr(shard, "_local_tensor", shard).data_ptr() for shard in model.parameters()}
+            return {
+                name: (shard.clone() if shard.data_ptr() in held else shard, of)
+                for name, (shard, of) in shards.items()
+            }, spec
+
+        return fresh(copied if strategy == "fsdp2" else save), fresh(restore)
 
     patches.wrap(
         f"{WORKER}._get_strategy_handlers",
@@ -50,6 +62,7 @@ def before_exchange(patches: Patches) -> None:
         ),
         evidence="optional",  # of trainer modes with rollouts apart, and several updates between two syncs, alone
         why="FSDP keeps gathered weights after a forward. With those the next one computes, and trains, though verl has "
-        "put other shards in place; FSDP2 then has no shards to save.",
-        remove_when="verl reshards a model before it saves and restores its shards.",
+        "put other shards in place; FSDP2 then has no shards to save. Of FSDP2's shards on the host (offload, or no "
+        "accelerator) verl keeps no copy: training changes what was saved, and what is put back undoes the last updates.",
+        remove_when="verl reshards a model before it saves and restores its shards, and copies those on the host.",
     )(get_strategy_handlers)

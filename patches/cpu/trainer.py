@@ -11,6 +11,7 @@ from typing import Any
 
 from flashpatch import ledger
 from flashpatch.decorate import Patches
+from flashpatch.patches._shared import gathered
 
 DISTRIBUTED = "verl.utils.distributed"
 INIT = "torch.distributed.fsdp._init_utils"
@@ -92,30 +93,7 @@ def separate_async_setup(original, self) -> None:
         names["logger"] = logger
 
 
-@patches.wrap(
-    "verl.utils.fsdp_utils:fsdp2_sharded_save_to_cpu",
-    relies_on=("param._local_tensor", "detach"),
-    why="With several mini-batches between two weight updates, the trainer keeps the policy that drew the samples on the "
-    "CPU; of parameters that are there already verl keeps no copy, so training changes it too, and importance ratios "
-    "are 1 where they are not.",
-    remove_when="verl copies the shards on the CPU too, as it does for FSDP1.",
-)
-def fsdp2_sharded_save_to_cpu(original, model: Any) -> tuple[dict[str, tuple[Any, Any]], Any]:
-    """Copy shards that share memory with the model's parameters.
-
-    Returns:
-        verl's: name to the shard on the CPU and its DTensor specification, and the first specification."""
-    from torch.distributed.tensor import DTensor
-
-    saved, spec = original(model)
-    local = {name: p._local_tensor if isinstance(p, DTensor) else p for name, p in model.named_parameters()}
-
-    def own(name: str, shard: Any) -> Any:
-        shared = shard.untyped_storage().data_ptr() == local[name].untyped_storage().data_ptr()
-        return shard.clone() if shared else shard
-
-    return {name: (own(name, shard), of) for name, (shard, of) in saved.items()}, spec
-
+gathered.before_exchange(patches)
 
 torch_patches = Patches(
     "cpu", "torch>=2.6", scope="trainer", evidence="optional", needs="cpu.verl.register_platform"

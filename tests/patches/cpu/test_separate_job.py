@@ -18,7 +18,7 @@ def test_rollouts_in_processes_of_their_own_follow_the_updates(wide_world, tmp_p
     # the first load, then an update before the first step and one after each
     assert worker["patches"]["fp8.vllm.process_weights_after_loading"]["calls"] == 4
     assert worker["patches"]["fsdp.verl_vllm.receive_weights"]["calls"] == 3
-    assert trainer["patches"]["cpu.verl.fsdp2_sharded_save_to_cpu"]["calls"] == 4
+    assert trainer["patches"]["cpu.verl.get_strategy_handlers"]["calls"] > 4
     assert calls(processes, "cpu.verl.separate_async_setup") == 1
 
 
