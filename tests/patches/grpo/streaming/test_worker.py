@@ -19,6 +19,7 @@ pytestmark = pytest.mark.verl
 
 CODE = """
     import inspect, json, random, re, sys
+    import pytest
     from pathlib import Path
     sys.path.append(os.environ["SUPPORT"])
     import flashpatch
@@ -32,6 +33,7 @@ CODE = """
     folder = Path(os.environ["FOLDER"])
     if rank == 0:
         lab.job.tiny(folder / "model")
+        lab.job.verl_actor.write_model(folder / "draws", norms=1.0, attention_dropout=0.1)
     dist.barrier()
     batch = lab.rows(folder / "model")
     rejected = lab.corrected(batch)
@@ -72,6 +74,8 @@ CODE = """
             seen |= {f"{strategy} {name}": got for name, got in drawn(engine, mode, 100 * SEED + at)}
     POLICY_LOSS_REGISTRY["sapo"].divides_by = "aggregation"  # as all losses were taken to divide
     wrong = max(distance(plain, "sapo", "token-mean", random.Random(seed), {})["away"] for seed in range(4))
+    with pytest.raises(flashpatch.PatchError, match="draws random numbers"):
+        distance(lab.job.engine_for("fsdp2", folder / "draws"), "sapo", "token-mean", random.Random(0), {})
     print(json.dumps([seen, modes, wrong, sorted(named ^ UNITS.keys())]))
 """
 NEAR = {"flowrl": 5e-6}  # float32: its residual is the difference of terms some 15 times as large
