@@ -1,6 +1,6 @@
-"""The bandit's rules on traces of decode steps: how near they come to the best fixed arm.
+"""The bandit, and FastRL's, on traces of decode steps: how near they come to the best fixed arm.
 
-    python benchmarks/bandit.py [--trace FILE ...] [--seeds 3] [--rules thompson,ucb1] [--json]
+    python benchmarks/bandit.py [--trace FILE ...] [--seeds 3] [--rules thompson,fastrl_eg] [--json]
 
 A rule sees only the arm it chose, pays the trace's cost of each switch in seconds, and is told step times
 that include it. Columns:
@@ -30,7 +30,8 @@ from bandit_traces import KINDS, Trace, made_up, read
 from flashpatch.commands.report import Table, emit
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.policy import Policy
-from flashpatch.patches.eagle.bandit.rules import DEFAULT, RULES
+
+OURS = "thompson"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def replay(trace: Trace, rule: str, seed: int) -> Outcome:
     if rule in PUBLISHED:
         policy = PUBLISHED[rule](trace.arms, seed)
     else:
-        policy = Policy(trace.arms, rule=rule, seed=seed)
+        policy = Policy(trace.arms, seed=seed)
     return run(trace, policy.select, policy.update)
 
 
@@ -97,9 +98,9 @@ def main() -> None:
     )
     parser.add_argument("--trace", nargs="+", default=[], metavar="FILE")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--rules", default=",".join([*RULES, *PUBLISHED]))
+    parser.add_argument("--rules", default=",".join([OURS, *PUBLISHED]))
     parser.add_argument("--json", action="store_true")
-    options = quick.parse(parser, seeds=1, rules="thompson")
+    options = quick.parse(parser, seeds=1, rules=OURS)
     traces = [read(path) for path in options.trace] or [made_up(kind, 0) for kind in KINDS]
     rows, data = [], []
     shares: dict[str, list[float]] = {}
@@ -117,14 +118,13 @@ def main() -> None:
             shares.setdefault(rule, []).append(rate / rates[best])
             one = {"trace": trace.name, "source": trace.source, "rule": rule, "of_best": rate / rates[best]}
             data.append({**one, "of_none": rate / none, "switches": switches, "us": micros})
-            name = f"{rule} (default)" if rule == DEFAULT else rule
             figures = [
                 f"x{rate / rates[best]:.3f}",
                 f"x{rate / none:.3f}",
                 f"{switches:.1%}",
                 f"{micros:.1f}",
             ]
-            rows.append([trace.name, trace.source, name, *figures])
+            rows.append([trace.name, trace.source, rule, *figures])
     order = sorted(shares, key=lambda rule: -fmean(shares[rule]))
     whole = [[rule, f"x{fmean(shares[rule]):.3f}", f"x{min(shares[rule]):.3f}"] for rule in order]
     columns = ["trace", "source", "rule", "of best", "of none", "switches", "us"]

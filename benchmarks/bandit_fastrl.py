@@ -11,7 +11,7 @@ from collections import deque
 from statistics import median
 
 from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.bandit.rules.base import bucket_of
+from flashpatch.patches.eagle.bandit.buckets import bucket_of
 
 GUARD, WINDOW, EPSILON, SPECULATE_UP_TO = 2048, 300, 0.1, 32
 THRESHOLDS = (1, 2, 5, 21)

@@ -42,6 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from flashpatch.verify.exact import command
 
         return command.main(given[1:])
+    if given[:1] == ["eagle"] and any(one.startswith("--drafter") for one in given):
+        from flashpatch.patches.eagle.vllm import before_a_job
+
+        return before_a_job.main(given[1:])
     parser = _parser()
     options = parser.parse_args(given)
     try:
@@ -63,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flashpatch-verify",
         description="Prove by observed behaviour that patches are live.",
-        epilog="exact MODEL compares an engine with the trainer's model: see exact --help. Exit status: 0 every required patch is live, 1 some are not, 2 wrong use. With --against: 0 no drift, "
+        epilog="exact MODEL compares an engine with the trainer's model: see exact --help. eagle --drafter D --model M tells what a drafter brings: see eagle --drafter D --help. Exit status: 0 every required patch is live, 1 some are not, 2 wrong use. With --against: 0 no drift, "
         "1 drift, 2 wrong use or a path that cannot be read, 3 a path that holds nothing of what is patched.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")

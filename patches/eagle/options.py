@@ -40,7 +40,6 @@ OPTIONS = {
         "that the engine can run",
         kind=list,
     ),
-    "rule": Option("", "choose by this rule; empty: thompson", ("", "eg", "thompson", "ucb1")),
     "guard": Option(
         2048, "never verify more draft tokens than this in one step, over the whole batch", kind=int, least=1
     ),

@@ -37,7 +37,7 @@ class Controller:
         self.drafts = self.drafted = self.accepted = 0
         self._verified = deque[tuple[int, int]](maxlen=_RECENT)  # requests and accepted tokens of a step
         self._noted = clock()
-        ledger.note(eagle_arms=[str(arm) for arm in policy.arms], eagle_rule=policy.rule_name)
+        ledger.note(eagle_arms=[str(arm) for arm in policy.arms])
 
     def choose(self, batch_size: int) -> Arm:
         """Return the arm for the next step over ``batch_size`` requests."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
-from flashpatch.patches.eagle.bandit.rules import DEFAULT, RULES
-from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, bucket_of
+from flashpatch.patches.eagle.bandit.buckets import BUCKETS, bucket_of
+from flashpatch.patches.eagle.bandit.thompson import HOLD, Thompson
 
 if TYPE_CHECKING:
     from flashpatch.patches.eagle.bandit.rank_broadcast import RankBroadcast
@@ -19,17 +19,15 @@ MAX_SECONDS = 1e6  # seconds of a step; a longer one is a clock that jumped
 class Policy:
     """Choose the arm of each decode step.
 
-    `select` and `update` cost a few microseconds with the default rule, and do not grow with the steps seen. An
+    `select` and `update` cost a few microseconds, and do not grow with the steps seen. An
     observation that cannot be true is counted and otherwise ignored.
 
     Args:
         arms: arms or their texts, e.g. ``["3_1_4", "5_1_6", "disable"]``.
-        rule: one of `flashpatch.patches.eagle.bandit.rules.RULES`; "" for the default.
         guard: most tokens that a step may verify over the batch. An arm beyond it is never chosen; if it
             leaves none, the choice is ``disable``.
-        window: steps after which an observation weighs little or nothing.
-        seed: of the rule's random draws.
-        hold: steps for which a choice is kept (unless the guard forbids it by then); None for the rule's own.
+        window: steps, at least 2, after which an observation weighs little or nothing.
+        seed: of the random draws.
         broadcast: makes all ranks of an engine run the same arm.
 
     Raises:
@@ -38,21 +36,15 @@ class Policy:
     def __init__(
         self,
         arms: Iterable[str | Arm],
-        rule: str = "",
         guard: int = 2048,
         window: int = 300,
         seed: int = 0,
-        hold: int | None = None,
         broadcast: RankBroadcast | None = None,
     ) -> None:
         self.arms = parse_arms(arms)
-        self.rule_name = rule or DEFAULT
-        kind = RULES[self.rule_name]
         self.guard = guard
-        self._random = random.Random(seed)
         self._place = {arm: place for place, arm in enumerate(self.arms)}
-        self.rule = kind(self.arms, window, self._random)
-        self.hold = kind.hold if hold is None else hold
+        self.rule = Thompson(self.arms, window, random.Random(seed))
         self._broadcast = broadcast
         self._step = 0
         self._hold_left = 0
@@ -81,7 +73,7 @@ class Policy:
                 self._best[bucket] = self.rule.best
             if self._broadcast is not None:
                 chosen = self._broadcast(self._step, batch_size, chosen)
-            self._hold_left = self.hold - 1
+            self._hold_left = HOLD - 1
         else:
             chosen = allowed[0] if allowed else -1
             self._hold_left = 0

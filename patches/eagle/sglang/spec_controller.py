@@ -97,4 +97,4 @@ def engine_arms(asked: list[Any], own: Arm) -> tuple[Arm, ...]:
 def make_policy(options: Any, own: Arm, broadcast: RankBroadcast | None = None) -> Policy:
     """Make the bandit that the family's options describe, for an engine opened as ``own``; ``broadcast`` makes all its
     ranks run the same arm. Raises PatchError for an arm larger than what the engine has room for."""
-    return Policy(engine_arms(options["arms"], own), options["rule"], options["guard"], broadcast=broadcast)
+    return Policy(engine_arms(options["arms"], own), options["guard"], broadcast=broadcast)

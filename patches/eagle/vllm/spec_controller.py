@@ -27,7 +27,6 @@ logger = logging.getLogger("flashpatch.eagle")
 
 _MOST_REQUESTS = 1024  # batch sizes that the schedule names; larger ones have the arm of the last
 UNTAUGHT_STEPS = 32  # steps in a row that teach nothing, after which a step with a prompt in it does
-HOLD = 4  # steps for which a choice is kept at least: the first of them verifies the drafts of the one before
 
 
 def arms_schedule(policy: Policy) -> list[tuple[int, int, int]]:
@@ -222,8 +221,4 @@ def engine_arms(asked: list[Any], max_drafts: int) -> tuple[Arm, ...]:
 def make_policy(options: Any, max_drafts: int) -> Policy:
     """Make the bandit that the family's options describe. Raises PatchError for an arm that vLLM
     cannot run."""
-    arms = engine_arms(options["arms"], max_drafts)
-    policy = Policy(arms, options["rule"], options["guard"])
-    if len(arms) > 1:
-        policy.hold = max(policy.hold, HOLD)
-    return policy
+    return Policy(engine_arms(options["arms"], max_drafts), options["guard"])

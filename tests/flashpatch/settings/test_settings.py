@@ -71,7 +71,6 @@ assert "not one of its values. Write bits = 4 or 8 or 16: Width." in refused("to
 assert "of type list" in refused("toy", exclude="model")
 message = refused("fp8", scheme="fp8_per_chanel")
 assert "Did you mean 'fp8_per_channel'? Write scheme = " in message and '"fp8_per_block"' in message, message
-assert "Did you mean 'thompson'?" in refused("eagle", rule="tompson")
 for call in flashpatch.enable, flashpatch.disable:
     assert "name is text, not ['fp8']. Write " + 'enable("fp8", "flowrl").' in refused(["fp8"], call=call)
 assert "of type float. Write scale = a number: Scale." in refused("toy", scale="1")

@@ -9,7 +9,7 @@ from bandit_lab import Engine, drive
 
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.policy import Policy
-from flashpatch.patches.eagle.bandit.rules.thompson import (
+from flashpatch.patches.eagle.bandit.thompson import (
     LAST,
     LOW,
     PER_UNIT,

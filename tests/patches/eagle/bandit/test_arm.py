@@ -5,7 +5,7 @@ import pytest
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle import FAMILY
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
-from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, bucket_of
+from flashpatch.patches.eagle.bandit.buckets import BUCKETS, bucket_of
 from flashpatch.patches.eagle.verl.verl_config import DRAFT_TOKENS, draft_tokens
 from flashpatch.patches.eagle.vllm.spec_controller import make_policy
 
@@ -36,12 +36,10 @@ def test_buckets_follow_the_recorded_graph_sizes():
 DEFAULTS = {name: option.default for name, option in FAMILY.options.items()}
 
 
-def test_rule_and_guard_are_the_options_or_the_defaults():
-    for options in ({}, {"rule": "ucb1", "guard": 9}):
+def test_the_guard_is_the_option_or_the_default():
+    for options in ({}, {"guard": 9}):
         asked = DEFAULTS | {"arms": ["disable", "3_1_4"]} | options
-        policy = make_policy(asked, 3)
-        wanted = (asked["rule"] or "thompson", asked["guard"], 4)
-        assert (policy.rule_name, policy.guard, policy.hold) == wanted
+        assert make_policy(asked, 3).guard == asked["guard"]
 
 
 @pytest.mark.parametrize(

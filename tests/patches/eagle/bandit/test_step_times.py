@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from flashpatch.patches.eagle.bandit.policy import Policy
-from flashpatch.patches.eagle.bandit.rules.thompson import BORROWED, StepTimes
+from flashpatch.patches.eagle.bandit.thompson import BORROWED, StepTimes
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_the_newest_weigh_most() -> None:
 
 def _looks(noise: float, seed: int) -> int:
     """Steps that went to other arms than the one preferred, after the beginning."""
-    policy = Policy(("disable", "1_1_2", "3_1_4"), rule="thompson", seed=seed)
+    policy = Policy(("disable", "1_1_2", "3_1_4"), seed=seed)
     source, ran = random.Random(seed), Counter()
     tokens, seconds = {"disable": 1, "1_1_2": 1.6, "3_1_4": 2.6}, {"disable": 1.0, "1_1_2": 1.2, "3_1_4": 1.6}
     for step in range(800):

@@ -12,12 +12,12 @@ Thompson Sampling" (2018), section 6.3."""
 from __future__ import annotations
 
 import functools
+import random
 from collections.abc import Sequence
 from math import exp, sqrt
-from typing import Any
 
 from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.bandit.rules.base import BUCKETS, Rule
+from flashpatch.patches.eagle.bandit.buckets import BUCKETS
 
 LOW, HIGH = -5.0, 5.0
 """Ends of the grid: chances of 0.7 % and 99.3 %."""
@@ -97,6 +97,8 @@ class StepTimes:
         self.mean[arm] += (seconds - self.mean[arm]) * share / self.weight[arm]
 
 
+HOLD = 4
+"""Steps for which the policy keeps a choice; the first of them verifies the drafts of the one before."""
 UNKNOWN = 4.0
 """Variance of the level before anything is seen, and the largest."""
 RENEWED = 1.0
@@ -127,18 +129,23 @@ _MIN_SPREAD = TIME_SPREAD * TIME_SPREAD
 _SHAPE_VARIANCE = SHAPE_ROWS * SHAPE_SPREAD
 
 
-class Thompson(Rule):
-    """Draw a level and each arm's deviation from its curve, and choose the arm of the highest rate."""
+class Thompson:
+    """Draw a level and each arm's deviation from its curve, and choose the arm of the highest rate.
 
-    hold = 4
+    Args:
+        arms: all arms; a choice names them by their place here.
+        window: steps, at least 2, after which an observation weighs little or nothing.
+        random: the policy's random numbers.
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        window, count = max(2, self.length), len(self.arms)
+    Attributes:
+        best: tokens per second of the best allowed arm as the last `choose` estimated them; 0 if nothing is known."""
+
+    def __init__(self, arms: tuple[Arm, ...], window: int, random: random.Random) -> None:
+        self.best, self._gauss, count = 0.0, random.gauss, len(arms)
         self._keep = 1.0 - 1.0 / window
         self._drift = DRIFT / (window * window)
-        self._curves, self._by_point = acceptance_curves(self.arms), tokens_by_point(self.arms)
-        self._drafts = [arm.steps > 0 for arm in self.arms]
+        self._curves, self._by_point = acceptance_curves(arms), tokens_by_point(arms)
+        self._drafts = [arm.steps > 0 for arm in arms]
         self._level, self._variance = 0.0, UNKNOWN
         self._dispersion = DISPERSION
         self._surprise = 0.0  # recent mean of errors, in standard deviations
@@ -149,12 +156,13 @@ class Thompson(Rule):
         self._cost = 0.0  # mean seconds that a step after a switch takes beyond the arm's usual ones
 
     def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
-        times, gauss = self._times[bucket] or self._new_times(bucket), self.random.gauss
+        """Choose one of ``allowed`` (never empty); ``current`` is the engine's present arm, or -1."""
+        times, gauss = self._times[bucket] or self._new_times(bucket), self._gauss
         expected = self._by_point[nearest_point(self._level)]
         drawn = self._by_point[nearest_point(self._level + sqrt(self._variance) * gauss(0.0, 1.0))]
         switch_factor = 1.0
         if current >= 0 and times.weight[current]:
-            spent = self.hold * times.mean[current]
+            spent = HOLD * times.mean[current]
             switch_factor = max(0.5, spent / (spent + self._cost))
         top, chosen, best = -1.0, allowed[0], 0.0
         for arm in allowed:
@@ -174,6 +182,7 @@ class Thompson(Rule):
         return chosen
 
     def learn(self, bucket: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:
+        """Learn from a step; ``switched`` when the step before ran another arm, so that its time includes the switch."""
         self._variance = min(self._variance + self._drift, UNKNOWN)
         if self._drafts[arm]:
             self._learn_level(batch, arm, tokens / batch)
@@ -224,6 +233,7 @@ class Thompson(Rule):
             self._shape[arm] = shape + (gained / mean - shape) * batch / rows
 
     def rates(self, bucket: int) -> Sequence[float]:
+        """Return the estimated tokens per second of each arm in a bucket, 0 if nothing is known."""
         times = self._times[bucket]
         if times is None:
             return [0.0] * len(self._shape)
@@ -234,6 +244,7 @@ class Thompson(Rule):
         ]
 
     def refresh(self) -> None:
+        """Trust less what was seen of the drafter, which has changed."""
         self._variance = max(self._variance, RENEWED)
         self._rows = [min(rows, SHAPE_ROWS) for rows in self._rows]
 
