@@ -59,14 +59,15 @@ def save(path: Path, text: str) -> None:
 
 
 def written(args: argparse.Namespace, text: str, name: str = "") -> int:
-    """Write a text to the file that ``-o`` names, else to ``name``, and print its path; print the text if that is empty or ``-``.
-    Return 0."""
+    """Write a text to the file that ``-o`` names, else to ``name``; print the text if that is empty or ``-``. The file's path is printed
+    if ``name`` is given. Return 0."""
     output = str(args.output or name)
     if output in ("", "-"):
         sys.stdout.write(text)
         return 0
     save(Path(output), text)
-    print(output)
+    if name:
+        print(output)
     return 0
 
 

@@ -45,7 +45,7 @@ def test_prometheus_reads_the_metrics(flashpatch) -> None:
 
 def test_the_file_is_replaced(flashpatch, tmp_path: Path) -> None:
     (tmp_path / "job.prom").write_text("old")
-    flashpatch("metrics", "job-1", "-o", "job.prom")
+    assert flashpatch("metrics", "job-1", "-o", "job.prom").stdout == "", "cron mails what is printed"
     assert (tmp_path / "job.prom").read_text().startswith("# HELP")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
