@@ -51,9 +51,9 @@ def test_the_file_is_replaced(flashpatch, tmp_path: Path) -> None:
 
 
 def test_labels_are_escaped_and_names_of_metrics_follow_the_conventions() -> None:
-    line = prometheus._line("flashpatch_process_proven", {"role": 'a"b\\c\nd'}, 1)
-    assert line == 'flashpatch_process_proven{role="a\\"b\\\\c\\nd"} 1'
-    [sample] = families(line + "\n")["flashpatch_process_proven"].samples
+    labels = prometheus._labels({"role": 'a"b\\c\nd'})
+    assert labels == 'role="a\\"b\\\\c\\nd"'
+    [sample] = families(f"flashpatch_process_proven{{{labels}}} 1\n")["flashpatch_process_proven"].samples
     assert sample.labels == {"role": 'a"b\\c\nd'}
     units = ("_seconds", "_bytes", "_total", "_tokens", "_versions", "_nats")
     without = {"process_alive", "process_proven", "processes_missing", "policy_version", "run_proven"}
