@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashpatch import __version__, registry
 from flashpatch.commands.report import Table, counted, emit, reader_left
@@ -85,25 +85,18 @@ def _probes(options: argparse.Namespace) -> int:
     ]
     bad = (False, None) if options.names else (False,)
     ok = not any(report.ok in bad for report in reports)
-    patches = [
-        (patch.id, str(patch.state), patch.evidence, patch.framework, "yes" if patch.tested else "untested")
-        for report in reports
-        for patch in report.patches
-        if patch.framework and (options.all or report.ok in bad and patch.state.word not in run.GOOD)
-    ]
     proofs = [
         (proof.subject, proof.what, "yes" if proof.ok else "failed", proof.evidence, f"{proof.seconds:.1f}")
         for report in reports
         for proof in report.proofs
     ]
-    absent = absent_frameworks(
-        patch.id for report in reports for patch in report.patches if not patch.framework
-    )
     tables = [Table("Observed", ("about", "behaviour", "seen", "evidence", "seconds"), proofs, "nothing")]
-    if options.all or patches:
-        columns = ("patch", "state", "evidence", "framework", "tested")
-        tables.insert(0, Table("Patches" if options.all else "Not live", columns, patches))
-    notes = absent if options.all else [*absent, "--all shows every patch"]
+    if options.all:
+        rows = [_patch(one) for report in reports for one in report.patches]
+        tables.insert(0, Table("Patches", ("patch", "states", "evidence", "tested"), rows))
+    notes = absent_frameworks(id for report in reports for id in report.absent)
+    notes += [text for report in reports for what, text in report.about if what == "versions"]
+    notes += [] if options.all else ["--all shows every patch"]
     columns = ("name", "observed", "patches at work", "verdict")
     tables.append(Table("Verdict", columns, list(map(_verdict, reports)), notes=notes))
     emit({"ok": ok, "families": [asdict(report) for report in reports]}, tables, options.json)
@@ -117,9 +110,21 @@ def _verdict(report: FamilyReport) -> tuple[str, str, str, str]:
     """Return the row of one name."""
     if report.ok is None:
         return report.name, "-", "-", "nothing that it patches is installed"
-    seen, live = sum(proof.ok for proof in report.proofs), [patch.state.word for patch in report.patches]
+    seen, live = sum(proof.ok for proof in report.proofs), sum(one["calls"] > 0 for one in report.patches)
     verdict = "proven" if report.ok else "NOT proven"
-    return report.name, f"{seen} of {len(report.proofs)}", str(live.count("live")), verdict
+    return report.name, f"{seen} of {len(report.proofs)}", str(live), verdict
+
+
+def _patch(one: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Return the row of a patch, of what `collect.of_patches` says of it."""
+    seen = f"{one['calls']} calls in {counted(one['processes'], 'process', 'processes')}"
+    states = ", ".join(f"{word} in {count}" for word, count in one["states"].items())
+    return (
+        one["id"],
+        states,
+        seen if one["calls"] else f"due {one['due']}",
+        "yes" if one["tested"] else "untested",
+    )
 
 
 def _live(options: argparse.Namespace) -> int:

@@ -361,17 +361,17 @@ def _name(family: str, rows: Sequence[Row], report: LiveReport) -> TypedName:
     return TypedName(
         name=report.typed[family],
         family=family,
-        acted=", ".join(_of(kind, acted[kind], there[kind]) for kind in order) or "nowhere",
+        acted=", ".join(
+            f"{acted[kind]} of {there[kind]} {kind.replace('-', ' ')}{'s' * (there[kind] > 1 and kind.islower())}"
+            for kind in order
+        )
+        or "nowhere",
         calls=sum(process.by_family[family] for process in mine),
         versions=tuple(sorted({process.version for process in mine if process.version is not None})),
         precision=_precision(family, rows),
         problems=len(report.by_family.get(family, ())),
         verdict=report.of(family),
     )
-
-
-def _of(kind: str, acted: int, of: int) -> str:
-    return f"{acted} of {of} {kind.replace('-', ' ')}{'s' if of > 1 and kind.islower() else ''}"
 
 
 def _precision(family: str, rows: Sequence[Row]) -> str:

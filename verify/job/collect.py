@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flashpatch import __version__, registry
+from flashpatch.evidence import explain
 from flashpatch.ledger import files
 from flashpatch.ledger.runs import Row
 from flashpatch.patch_status import is_absent
@@ -44,7 +45,7 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "run": source.run.id,
         "version": __version__,
         "generated": now,
-        "about": _about(source.run.rows),
+        "about": about(source.run.rows),
         "verdict": report.verdict,
         "how": report.ended,
         "running": report.ended == ends.RUNNING,
@@ -56,7 +57,7 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "processes": [
             _process(one, rows.get((one.host, one.pid, one.start)), named, told) for one in report.processes
         ],
-        "patches": _patches(source.run.rows, patches),
+        "patches": of_patches(source.run.rows, patches),
         **shown,
     }
     times = [time for one in told.values() for time in one["times"] if time]
@@ -126,7 +127,7 @@ def names(source: Source) -> dict[_Key, str]:
     return {key: name if many[name] == 1 else f"{name} started {key[2]}" for key, name in found.items()}
 
 
-def _about(rows: Iterable[Row]) -> list[tuple[str, str]]:
+def about(rows: Iterable[Row]) -> list[tuple[str, str]]:
     """Return what to show above a job, label and text; a line of which nothing is known is left out."""
     rows = sorted(rows, key=lambda row: (row.first_written or float("inf"), row.pid))
     versions: dict[str, dict[str, None]] = {}
@@ -163,7 +164,7 @@ def _process(
     }
 
 
-def _patches(rows: list[Row], patches: Mapping[str, Patch]) -> list[dict[str, Any]]:
+def of_patches(rows: Sequence[Row], known: Mapping[str, Patch]) -> list[dict[str, Any]]:
     """Return one entry per patch that was on somewhere, with its calls over all processes."""
     found: dict[str, dict[str, Any]] = {}
     parts = {id(part): part for row in rows for part in row.parts}  # many rows share one
@@ -171,10 +172,9 @@ def _patches(rows: list[Row], patches: Mapping[str, Patch]) -> list[dict[str, An
     for number, part in parts.items():
         for name, patch in part.items():
             if name not in found:
-                known = patches.get(name)
-                due, why = (
-                    (known.evidence, known.why) if known else ("unknown", "not a patch of this FlashPatch")
-                )
+                due, why = "unknown", "not a patch of this FlashPatch"
+                if record := known.get(name):
+                    due, why = explain(record), record.why
                 found[name] = dict(
                     id=name, due=due, calls=0, processes=0, states=Counter(), tested=None, why=why
                 )

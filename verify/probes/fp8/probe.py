@@ -11,8 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flashpatch import registry
-from flashpatch.arming.preflight import other_generation
 from flashpatch.verify.probes import answers, calls, jobs
 from flashpatch.verify.probes.fp8 import tiny
 from flashpatch.verify.proof import Proof
@@ -44,11 +42,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
         jobs.job("fp8.job:fresh", workdir, jobs.FRESH, engine.IN_ONE),
     ]
     ended = jobs.run(commands, workdir, _TIMEOUT)
-    framework = other_generation(registry.family("fp8").patches, engine.NAME) or engine.NAME
-    return [
-        *_judged(ended, precision, engine.RELOAD),
-        calls.counted(nonce, f"fp8.{framework}"),
-    ]
+    return list(_judged(ended, precision, engine.RELOAD))
 
 
 def _judged(ended: jobs.Outcome, precision: str, reload: str) -> Iterator[Proof]:
