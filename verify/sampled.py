@@ -25,7 +25,7 @@ def batches(engine: str) -> Iterator[tuple[list[int], list[Asked]]]:
     for turn in range(TURNS):
         seeded = [NUCLEUS | {"seed": turn}, ASKED[1] | {"seed": turn}]
         own = [PENALIZED, *seeded] if engine == "vllm" else [NUCLEUS] * 3
-        yield [3 + (turn + 7 * place) % 29 for place in range(5)], [*ASKED, *own]
+        yield [3 + (turn + 7 * place) % 29 for place in range(4)], [*ASKED, *ASKED[1:], *own]
 
 
 def distributions(
@@ -56,7 +56,7 @@ def distributions(
 
 class Tally:
     """Judge sampled answers: tokens outside the nucleus, how likely all are, how often two answers to one prompt are the same by more
-    than chance, as where requests share a seed, and the log-probabilities that the engine returned.
+    than chance, as where requests share a seed (a rare token weighs more), and the log-probabilities that the engine returned.
 
     ``close`` is by how much an engine's log-probabilities may be off."""
 
@@ -64,7 +64,7 @@ class Tally:
         self._close = close
         self.tokens, self.outside, self.worst = 0, 0, 0.0
         self._surprise, self._variance, self._alike, self._spread = 0.0, 0.0, 0.0, 0.0
-        self._prompt, self._beside = list[int](), list[tuple[list[int], torch.Tensor]]()
+        self._prompt, self._beside = list[int](), list[tuple[list[int], torch.Tensor, torch.Tensor]]()
 
     def add(
         self,
@@ -88,12 +88,16 @@ class Tally:
         self.tokens, self.outside = self.tokens + len(inside), self.outside + int((~inside).sum())
         if prompt != self._prompt:
             self._prompt, self._beside = prompt, []
-        for others, chances in self._beside:
-            apart = [one != other for one, other in zip(tokens, others)] + [True]
-            same = (chance * chances)[: apart.index(True) + 1].sum(-1)  # up to the first that differs
-            self._alike += apart.index(True) - float(same.sum())
-            self._spread += float((same * (1 - same)).sum())
-        self._beside.append((tokens, chance))
+        for others, chances, logs in self._beside:
+            first = next((at for at, pair in enumerate(zip(tokens, others)) if len({*pair}) > 1), len(tokens))
+            both, rare = (
+                (chance * chances)[: first + 1],
+                -(known + logs)[: first + 1],
+            )  # up to the first that differs
+            mean = (both * rare).sum(-1)
+            self._alike += float(rare.gather(1, at[1][: first + 1, None])[:first].sum() - mean.sum())
+            self._spread += float(((both * rare**2).sum(-1) - mean**2).sum())
+        self._beside.append((tokens, chance, known))
         warm = (logits / (asked["temperature"] or 1.0)).log_softmax(-1)
         wanted = (logits.log_softmax(-1) if returned == "raw" else warm)[at]
         self.worst = max(self.worst, float((wanted - torch.tensor(given)).abs().max()))
