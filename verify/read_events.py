@@ -37,15 +37,15 @@ class ProcessEvents:
     unreadable: int = 0
 
 
-class Events:
-    """Read what a process of a run recorded each time it is asked for, as all of it may be much.
+class Recorded:
+    """Hold the rows of a run, and read what a process of it recorded each time it is asked for, as all of it may be much.
 
     ``files`` has by host, pid and start those of each process, what was fetched from other nodes too. ``problems`` gets for each file
     that was not trusted or readable a sentence that names it; nothing is raised."""
 
     def __init__(self, folder: Path) -> None:
-        self.problems: dict[str, None] = {}
-        self.files, self._folder = dict[_Key, _Files](), folder.name
+        self.run, self.problems = runs.read_run(folder) or runs.Run(folder.name), dict[str, None]()
+        self.files = dict[_Key, _Files]()
         for place in node.places(folder)[0]:  # what is wrong with them, the reader of rows says
             there = sorted(place.events.items())
             self.files |= _by_process(
@@ -60,18 +60,12 @@ class Events:
             try:
                 lines = [line for line in content().split(b"\n") if line.strip()]
             except (OSError, ValueError) as error:
-                self.problems[schema.text(f"{self._folder}/{name}: {error}")] = None
+                self.problems[schema.text(f"{self.run.id}/{name}: {error}")] = None
                 continue
             found = [event for event in map(schema.event, lines) if event is not None]
             process.unreadable += len(lines) - len(found)
             process.events += found
         return _finished(process)
-
-
-def read(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
-    """Return what each process of a run recorded, and the problems: see `Events`."""
-    found = Events(folder)
-    return [found.of(key) for key in sorted(found.files)], list(found.problems)
 
 
 def _content(path: str) -> bytes:

@@ -18,7 +18,7 @@ from flashpatch.patch_status import is_absent
 from flashpatch.record import Patch
 from flashpatch.verify import ends, live
 from flashpatch.verify.job import lanes, page, series
-from flashpatch.verify.job.source import Source, load
+from flashpatch.verify.read_events import Recorded
 
 PHASES = ("gather", "transfer", "load", "process")
 """Parts of a sync under verl, in the order in which they begin; see `flashpatch.patches.fp8.verl.transfer.receipts`."""
@@ -31,7 +31,7 @@ _Key = tuple[str, int, str]
 _Event = dict[str, Any]
 
 
-def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) -> dict[str, Any]:
+def job(source: Recorded, patches: Mapping[str, Patch], now: float | None = None) -> dict[str, Any]:
     """Return what is known of a job, for the page: see the keys below. Times are seconds since 1970.
 
     ``about`` says what job it was (label, text), ``verdict`` whether what is due was observed, ``how`` the job ended, ``stated`` what the names
@@ -53,7 +53,7 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "names": [
             {**vars(name), "versions": list(name.versions), "cells": name.cells()} for name in report.names
         ],
-        "problems": [*report.lines, *(text for _, text in report.remarks), *source.events.problems],
+        "problems": [*report.lines, *(text for _, text in report.remarks), *source.problems],
         "processes": [
             _process(one, rows.get((one.host, one.pid, one.start)), named, told) for one in report.processes
         ],
@@ -70,16 +70,16 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
 
 
 def _gathered(
-    source: Source, rows: Mapping[_Key, Row], named: Mapping[_Key, str], now: float
+    source: Recorded, rows: Mapping[_Key, Row], named: Mapping[_Key, str], now: float
 ) -> tuple[dict[str, Any], dict[_Key, dict[str, Any]]]:
     """Return what the page shows of events, and by process what its entry says of them. The events of one process at a time are in
     memory: a job may have millions."""
     updates, syncs, incidents, held = list[_Event](), list[_Event](), list[_Event](), list[_Event]()
     charts, told, recorded = series.Collected(), dict[_Key, dict[str, Any]](), Counter[str]()
-    for key in dict.fromkeys([*rows, *source.events.files]):
-        process = source.events.of(key)
+    for key in dict.fromkeys([*rows, *source.files]):
+        process = source.of(key)
         recorded.update({name: getattr(process, name) for name in _LOST})
-        recorded.update(events=len(process.events), processes=key in source.events.files)
+        recorded.update(events=len(process.events), processes=key in source.files)
         if key not in rows:
             continue
         events, name = process.events, named[key]
@@ -112,10 +112,10 @@ def _drop_older(updates: list[_Event]) -> dict[str, int]:
 
 def read(folder: Path) -> dict[str, Any]:
     """Return `job` of a run's directory, now, by the records of all patches."""
-    return job(load(folder), registry.patches())
+    return job(Recorded(folder), registry.patches())
 
 
-def names(source: Source) -> dict[_Key, str]:
+def names(source: Recorded) -> dict[_Key, str]:
     """Return host, pid and start of each process of a job to its name: roles, ranks, host, pid, the node of Ray, and the start
     if only that tells two apart."""
     found = {}

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from flashpatch.ledger import events
 from flashpatch.ledger.runs import Row
 from flashpatch.verify.job import page
-from flashpatch.verify.job.source import Source
 from flashpatch.verify.live import LiveReport
+from flashpatch.verify.read_events import Recorded
 
 
-def text(source: Source, report: LiveReport) -> str:
+def text(source: Recorded, report: LiveReport) -> str:
     """Return the metrics of a job, from its rows and events and the verdict on it."""
     run, found = _labels({"run": source.run.id}), defaultdict[str, list[str]](list)
 
@@ -36,8 +36,8 @@ def text(source: Source, report: LiveReport) -> str:
     return "".join(part for name, head in heads.items() if name in found for part in (head, *found[name]))
 
 
-def _of_process(row: Row, source: Source) -> Iterator[tuple[str, dict[str, str], float]]:
-    process = source.events.of(row.key)
+def _of_process(row: Row, source: Recorded) -> Iterator[tuple[str, dict[str, str], float]]:
+    process = source.of(row.key)
     if row.alive is not None:
         yield "flashpatch_process_alive", {}, row.alive
     for id, patch in sorted(row.parts[0].items()):

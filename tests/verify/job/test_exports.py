@@ -16,7 +16,8 @@ from machine import limit
 
 from flashpatch import registry
 from flashpatch.verify import live
-from flashpatch.verify.job import collect, page, prometheus, source
+from flashpatch.verify.job import collect, page, prometheus
+from flashpatch.verify.read_events import Recorded
 
 
 def families(text: str) -> dict:
@@ -116,7 +117,7 @@ def test_two_processes_of_one_host_and_pid_are_told_apart(tmp_path) -> None:
     row = json.loads(worker.read_text())
     row["start"], row["error"] = "77", "it broke"
     worker.with_name(f"row-{row['host']}-2-77.json").write_text(json.dumps(row))
-    job = source.load(folder)
+    job = Recorded(folder)
     found = collect.job(job, registry.patches())
     told = {one["start"]: (one["name"], one["verdict"]) for one in found["processes"] if one["pid"] == 2}
     assert told["77"][1] == "not proven" and len({name for name, _ in told.values()}) == 2
