@@ -208,10 +208,9 @@ def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
 def _processes(report: LiveReport) -> Table:
     rows = []
     for process in report.processes:
-        rank = "".join(f" {key}={value}" for key, value in process.rank.items())
         live = f"{process.states.get('live', 0)} of {sum(process.states.values())}"
         told = process.ended or process.lives, live, str(process.calls)
-        rows.append((process.name.replace("+", " + ") + rank, *told, process.verdict))
+        rows.append((process.name.replace("+", " + "), *told, process.verdict))
     return Table("Processes", ("process", "ended", "patches live", "calls", "verdict"), rows)
 
 

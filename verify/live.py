@@ -53,7 +53,7 @@ class Process:
 
     @property
     def name(self) -> str:
-        return called_by(self) + (f" on {self.node}" if self.node else "")
+        return called_by(self)
 
     @property
     def verdict(self) -> str:
@@ -320,10 +320,12 @@ def _ends(rows: Sequence[Row], ended: str) -> Iterator[str]:
             yield "the job failed: " * (end == ended) + f"{called_by(row)} ended with {end}"
 
 
-def called_by(one: Row | Process, ranks: str = "") -> str:
-    """Return what a process is called: its roles, the class of its actor of Ray, its ranks if they are given, host and pid."""
+def called_by(one: Row | Process) -> str:
+    """Return what a process is called: its roles, the class of its actor of Ray, its ranks, host and pid, and the node of Ray."""
     what = " ".join(filter(None, ("+".join(one.roles), one.title))) or "process"
-    return " ".join(filter(None, (what, ranks, f"{one.host}:{one.pid}")))
+    ranks = [f"{name}={value}" for name, value in one.rank.items()]
+    node = [f"on {one.node if isinstance(one, Process) else one.node.label}"] if one.node else []
+    return " ".join([what, *ranks, f"{one.host}:{one.pid}", *node])
 
 
 def _missing(expected: Expected) -> Process:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,8 @@ def _gathered(
         if key not in rows:
             continue
         events, name = process.events, named[key]
-        updates += _of_kind(name, events, "update", _update)
-        syncs += _of_kind(name, events, "sync", _sync)
+        updates += [_update(event) | {"process": name} for event in events if event["event"] == "update"]
+        syncs += [_sync(event) | {"process": name} for event in events if event["event"] == "sync"]
         incidents += _happened(name, events)
         held += [lane for lane in [lanes.lane(rows[key], name, events, now)] if lane]
         series.add(charts, name, events)
@@ -116,13 +116,8 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def names(source: Recorded) -> dict[_Key, str]:
-    """Return host, pid and start of each process of a job to its name: roles, ranks, host, pid, the node of Ray, and the start
-    if only that tells two apart."""
-    found = {}
-    for row in source.run.rows:
-        ranks = " ".join(f"{name}={value}" for name, value in row.rank.items())
-        node = f"on {row.node.label}" if row.node is not None else ""
-        found[row.key] = " ".join(filter(None, (live.called_by(row, ranks), node)))
+    """Return host, pid and start of each process of a job to what it is called, with the start if only that tells two apart."""
+    found = {row.key: live.called_by(row) for row in source.run.rows}
     many = Counter(found.values())
     return {key: name if many[name] == 1 else f"{name} started {key[2]}" for key, name in found.items()}
 
@@ -188,16 +183,9 @@ def of_patches(rows: Sequence[Row], known: Mapping[str, Patch]) -> list[dict[str
     return [{**entry, "states": dict(entry["states"])} for entry in order]
 
 
-def _of_kind(
-    process: str, events: list[_Event], kind: str, shown: Callable[[_Event], _Event]
-) -> Iterator[_Event]:
-    """Yield what is shown of each event of a kind, with its time and its process."""
-    of_kind = (event for event in events if event["event"] == kind)
-    yield from ({"t": event["t"], "process": process, **shown(event)} for event in of_kind)
-
-
 def _update(event: _Event) -> _Event:
     return {
+        "t": event["t"],
         "role": event.get("role", "target"),
         "outcome": event.get("outcome", "committed"),
         "load": event.get("load_seconds"),
@@ -208,6 +196,7 @@ def _update(event: _Event) -> _Event:
 
 def _sync(event: _Event) -> _Event:
     return {
+        "t": event["t"],
         "step": event.get("step"),
         **{name: event.get(f"timing_s/sync/{name}") for name in (*PHASES, "total")},
         "bytes": event.get("sync/bytes"),

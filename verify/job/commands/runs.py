@@ -10,11 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flashpatch import __version__
+from flashpatch import __version__, registry
 from flashpatch.commands.report import Table, emit
 from flashpatch.ledger import files, runs, schema
 from flashpatch.verify import ends
 from flashpatch.verify.job import collect, source
+from flashpatch.verify.read_events import Recorded
 
 HELP = "the runs of a ledger, newest first: command, names, verdict, processes alive"
 SUMMARY = ".summary.json"
@@ -52,9 +53,9 @@ def _about(folder: Path) -> dict[str, Any] | None:
     with suppress(*schema.BROKEN, KeyError, TypeError):
         if (kept := schema.loads(files.load_bytes(str(path), runs.LARGEST)[0]))["of"] == of:
             return kept["about"]
-    if runs.read_run(folder) is None:
+    if (recorded := Recorded(folder)).run == runs.Run(folder.name):  # nothing is in it
         return None
-    job = collect.read(folder)
+    job = collect.job(recorded, registry.patches())
     about = {
         "run": folder.name,
         "began": job["began"],
