@@ -21,11 +21,10 @@ from flashpatch.commands.report import Table, counted, emit, reader_left
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
 from flashpatch.patch_status import absent_frameworks
-from flashpatch.verify import ends
-from flashpatch.verify.job import source
+from flashpatch.verify import ends, live
+from flashpatch.verify.job import screen, source
 
 if TYPE_CHECKING:
-    from flashpatch.verify.live import LiveReport
     from flashpatch.verify.run import FamilyReport
 
 OK, NOT_LIVE, USAGE = 0, 1, 2
@@ -110,9 +109,9 @@ def _verdict(report: FamilyReport) -> tuple[str, str, str, str]:
     """Return the row of one name."""
     if report.ok is None:
         return report.name, "-", "-", "nothing that it patches is installed"
-    seen, live = sum(proof.ok for proof in report.proofs), sum(one["calls"] > 0 for one in report.patches)
+    seen, called = sum(proof.ok for proof in report.proofs), sum(one["calls"] > 0 for one in report.patches)
     verdict = "proven" if report.ok else "NOT proven"
-    return report.name, f"{seen} of {len(report.proofs)}", str(live), verdict
+    return report.name, f"{seen} of {len(report.proofs)}", str(called), verdict
 
 
 def _patch(one: dict[str, Any]) -> tuple[str, str, str, str]:
@@ -128,8 +127,6 @@ def _patch(one: dict[str, Any]) -> tuple[str, str, str, str]:
 
 
 def _live(options: argparse.Namespace) -> int:
-    from flashpatch.verify import live
-
     if options.live:
         is_name = options.ledger or options.live in registry.names()
         if not is_name and (os.sep in options.live or Path(options.live).is_dir()):
@@ -148,7 +145,11 @@ def _live(options: argparse.Namespace) -> int:
         return NOT_LIVE
     report = live.judge(chosen, registry.patches(), required)
     rows, notes = [name.cells() for name in report.names], _about(report, chosen, options.all)
-    tables = [Table(_which(chosen), live.COLUMNS, rows, notes=notes)]
+    # The newest that there is may not be the one that was meant.
+    began, command = min(((row.first_written, row.argv0) for row in chosen.rows), default=(0.0, ""))
+    at = f"{time.strftime('%b %d %H:%M', time.localtime(began))}, {screen.span(time.time() - began)} ago"
+    title = f"Run {chosen.id}" + (f": {Path(command).name or 'python'}, began {at}" if began else "")
+    tables = [Table(title, live.COLUMNS, rows, notes=notes)]
     if report.stated:
         said = [(report.typed[one.family], one.what, one.seen or live.NOT_SEEN) for one in report.stated]
         remarks = [text for _, text in report.remarks]
@@ -159,15 +160,6 @@ def _live(options: argparse.Namespace) -> int:
         tables.append(_processes(report))
     emit(report.as_json(), tables, options.json)
     return OK if report.ok else NOT_LIVE
-
-
-def _which(run: runs.Run) -> str:
-    """Say which job a run was: the newest that there is may not be the one that was meant."""
-    from flashpatch.verify.job.screen import span
-
-    began, command = min((row.first_written, row.argv0) for row in run.rows) if run.rows else (0.0, "")
-    at = f"{time.strftime('%b %d %H:%M', time.localtime(began))}, {span(time.time() - began)} ago"
-    return f"Run {run.id}" + (f": {Path(command).name or 'python'}, began {at}" if began else "")
 
 
 def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:
@@ -187,7 +179,7 @@ def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:
         time.sleep(_BETWEEN_LOOKS)
 
 
-def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
+def _about(report: live.LiveReport, run: runs.Run, all: bool) -> list[str]:
     """Return a line on the processes, one on those that the job left behind, and one on the nodes of Ray, if there are some."""
     alive = Counter(one.alive for one in report.processes)
     there = [one for one in report.processes if one.present]
@@ -205,12 +197,12 @@ def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
     return lines + ([f"nodes: {', '.join(nodes)}"] if nodes else [])
 
 
-def _processes(report: LiveReport) -> Table:
+def _processes(report: live.LiveReport) -> Table:
     rows = []
     for process in report.processes:
-        live = f"{process.states.get('live', 0)} of {sum(process.states.values())}"
-        told = process.ended or process.lives, live, str(process.calls)
-        rows.append((process.name.replace("+", " + "), *told, process.verdict))
+        at_work = f"{process.states.get('live', 0)} of {sum(process.states.values())}"
+        told = process.ended or process.lives, at_work, str(process.calls)
+        rows.append((live.called_by(process).replace("+", " + "), *told, process.verdict))
     return Table("Processes", ("process", "ended", "patches live", "calls", "verdict"), rows)
 
 

@@ -52,10 +52,6 @@ class Process:
     states: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def name(self) -> str:
-        return called_by(self)
-
-    @property
     def verdict(self) -> str:
         return "missing" if not self.present else "not proven" if self.problems else "ok"
 
@@ -165,7 +161,7 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
             for one in stated
             if not one.seen and ended == ends.RETURNED
         ),
-        *(f"{process.name}: {problem}" for process in processes for problem in process.problems),
+        *(f"{called_by(process)}: {problem}" for process in processes for problem in process.problems),
         *(f"no process carries {named[family]}" for family in sorted(set(named) - carried)),
         *(text for _, text in sorted(once.items())),
         *split,

@@ -146,7 +146,7 @@ def _process(
 ) -> _Event:
     of = told[row.key] if row is not None else {"rss_bytes": None, "events": 0, "ended": 0.0}
     return {
-        "name": named[row.key] if row is not None else one.name,
+        "name": named[row.key] if row is not None else live.called_by(one),
         **{name: getattr(one, name) for name in ("host", "pid", "start", "node", "calls", "verdict")},
         **{name: list(getattr(one, name)) for name in ("roles", "names", "problems")},
         "rank": dict(one.rank),

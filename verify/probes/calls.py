@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from flashpatch import ledger
 from flashpatch.ledger.runs import Row
-from flashpatch.settings import selections
 from flashpatch.verify import due
 from flashpatch.verify.probes import jobs
 from flashpatch.verify.proof import Proof
-
-
-def rows(nonce: str) -> list[Row]:
-    return [row for run in ledger.read() if run.id == nonce for row in run.rows]
-
-
-def options(family: str) -> Mapping[str, Any]:
-    """Return the options with which a family is probed."""
-    return selections.from_environment(selections.NOTHING).choices[family].options
 
 
 def counted(found: Sequence[Row], family: str) -> Iterator[Proof]:

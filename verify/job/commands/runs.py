@@ -38,7 +38,12 @@ def run(args: argparse.Namespace) -> int:
     notes = ["flashpatch report RUN, flashpatch-verify --run RUN: one of them"]
     notes += [f"in {ledger}: {older} older"] if older else []
     columns = ("run", "began", "command", "names", "verdict", "alive")
-    emit(found, [Table("Runs", columns, [_cells(one) for one in found], notes=notes)], args.json)
+    rows = []
+    for job in found:
+        began, name = time.strftime("%b %d %H:%M", time.localtime(job["began"])), Path(job["command"]).name
+        alive = f"{job['alive']} of {job['processes']}"
+        rows.append((job["run"], began, name, ", ".join(job["names"]), job["verdict"], alive))
+    emit(found, [Table("Runs", columns, rows, notes=notes)], args.json)
     return 0
 
 
@@ -71,9 +76,3 @@ def _about(folder: Path) -> dict[str, Any] | None:
             files.write(path, {"of": of, "about": about})
             os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))  # when the job last wrote to it
     return about
-
-
-def _cells(job: dict[str, Any]) -> tuple[str, ...]:
-    began = time.strftime("%b %d %H:%M", time.localtime(job["began"]))
-    alive = f"{job['alive']} of {job['processes']}"
-    return job["run"], began, Path(job["command"]).name, ", ".join(job["names"]), job["verdict"], alive

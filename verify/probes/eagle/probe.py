@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flashpatch import ledger
 from flashpatch.patches.eagle.capture import sample_queue
 from flashpatch.settings import selections
-from flashpatch.verify.probes import calls, jobs
+from flashpatch.verify.probes import jobs
 from flashpatch.verify.probes.eagle.job import DRAFTERS
 from flashpatch.verify.proof import Proof
 
@@ -43,7 +44,8 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     environment = {**tiny.ENVIRONMENT, **engine.APART, **given}
     commands = [jobs.job("eagle.job:run", workdir, environment=environment)]
     seen = jobs.run(commands, workdir, _TIMEOUT).checked().seen["job"]
-    notes = {name: value for row in calls.rows(nonce) for name, value in row.notes.items()}
+    rows = [row for run in ledger.read() if run.id == nonce for row in run.rows]
+    notes = {name: value for row in rows for name, value in row.notes.items()}
     samples = sample_queue.SampleReader(queue).read_samples(10_000)
     learns = "the bandit chooses the number of tokens, and learns from the steps"
     follows = "new drafter weights arrive: acceptance falls with noise, which is rolled back, and rises with better ones"

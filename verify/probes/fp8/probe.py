@@ -11,7 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flashpatch.verify.probes import answers, calls, jobs
+from flashpatch.settings import selections
+from flashpatch.verify.probes import answers, jobs
 from flashpatch.verify.probes.fp8 import tiny
 from flashpatch.verify.proof import Proof
 
@@ -28,7 +29,8 @@ _STEPS = {
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    engine, precision = jobs.engine(), calls.options("fp8")["precision"]
+    chosen = selections.from_environment(selections.NOTHING).choices["fp8"]
+    engine, precision = jobs.engine(), chosen.options["precision"]
     for name, seed in (("a", 1), ("b", 2)):
         tiny.write(workdir / name, seed)
     if precision == "int8" and engine.NAME == "vllm":  # stock vLLM does not round: its checkpoint is

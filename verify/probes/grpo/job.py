@@ -96,18 +96,14 @@ def loss_function(mode: str, aggregation: str) -> Any:
 
 def share(batch: list[dict[str, torch.Tensor]], configured: int, split: dict[str, Any]) -> Any:
     """Return rows as verl's trainer passes them to one rank's engine."""
-    from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
     jagged = {
         name: torch.nested.nested_tensor([row[name] for row in batch], layout=torch.jagged)
         for name in batch[0]
     }
-    data = TensorDict(jagged, batch_size=len(batch))
-    tu.assign_non_tensor(
-        data, use_remove_padding=False, temperature=1.0, global_batch_size=configured, pad_token_id=0, **split
-    )
-    return data
+    settings = dict(use_remove_padding=False, temperature=1.0, global_batch_size=configured, pad_token_id=0)
+    return tu.get_tensordict(jagged, {**settings, **split})
 
 
 def gradient(engine: Any, data: Any, loss: Any) -> torch.Tensor:
@@ -214,6 +210,6 @@ def rank(workdir: Path, seen: dict[str, Any]) -> None:
         seen |= {
             "refused": [verl_actor.refusal({"actor_rollout_ref": recipe}) for recipe in losses],
             "routed": asyncio.run(asyncio.wait_for(servers.routed(), 60)),
-            "resumed": asyncio.run(servers.resumed()),
+            "resumed": [asyncio.run(asyncio.wait_for(servers.resumed(one), 60)) for one in "ab"],
         }
     distributed.destroy_global_process_group()
