@@ -1,4 +1,4 @@
-"""Read all that the processes of a run recorded, at once."""
+"""Read all that the processes of a run recorded, at once: each process's events, and the problems."""
 
 from pathlib import Path
 
@@ -6,6 +6,5 @@ from flashpatch.verify.read_events import ProcessEvents, Recorded
 
 
 def read(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
-    """What each process recorded, and the problems."""
     found = Recorded(folder)
     return [found.of(key) for key in sorted(found.files)], list(found.problems)
