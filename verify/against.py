@@ -9,7 +9,7 @@ import tomllib
 import zipfile
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from email.parser import HeaderParser
 from importlib import metadata
 from pathlib import Path
@@ -52,13 +52,11 @@ class Cell:
 
 def _cell(patch: Patch, tree: Tree) -> Cell:
     tested = patch.tested_on(tree.version)
+    found = Cell(patch.id, tree.distribution, tree.version, "outside", tested)
     if tree.version != "unknown" and not versions.satisfies(patch.requires, tree.version):
-        return Cell(patch.id, tree.distribution, tree.version, "outside", tested)
+        return found
     result = contract.check(patch, Sources({tree.package: tree.root}.get), tree.version)
-    of = patch.id, tree.distribution, tree.version
-    return (
-        Cell(*of, "holds", tested) if result.ok else Cell(*of, "drifted", tested, result.line, result.drift)
-    )
+    return replace(found, verdict="holds" if result.ok else "drifted", line=result.line, drift=result.drift)
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,17 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flashpatch import __version__, registry
 from flashpatch.commands.report import Table, counted, emit, reader_left
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
 from flashpatch.patch_status import absent_frameworks
-from flashpatch.verify import ends
-from flashpatch.verify.job import source
+from flashpatch.verify import ends, live
+from flashpatch.verify.job import screen, source
 
 if TYPE_CHECKING:
-    from flashpatch.verify.live import LiveReport
     from flashpatch.verify.run import FamilyReport
 
 OK, NOT_LIVE, USAGE = 0, 1, 2
@@ -89,25 +88,18 @@ def _probes(options: argparse.Namespace) -> int:
     ]
     bad = (False, None) if options.names else (False,)
     ok = not any(report.ok in bad for report in reports)
-    patches = [
-        (patch.id, str(patch.state), patch.evidence, patch.framework, "yes" if patch.tested else "untested")
-        for report in reports
-        for patch in report.patches
-        if patch.framework and (options.all or report.ok in bad and patch.state.word not in run.GOOD)
-    ]
     proofs = [
         (proof.subject, proof.what, "yes" if proof.ok else "failed", proof.evidence, f"{proof.seconds:.1f}")
         for report in reports
         for proof in report.proofs
     ]
-    absent = absent_frameworks(
-        patch.id for report in reports for patch in report.patches if not patch.framework
-    )
     tables = [Table("Observed", ("about", "behaviour", "seen", "evidence", "seconds"), proofs, "nothing")]
-    if options.all or patches:
-        columns = ("patch", "state", "evidence", "framework", "tested")
-        tables.insert(0, Table("Patches" if options.all else "Not live", columns, patches))
-    notes = absent if options.all else [*absent, "--all shows every patch"]
+    if options.all:
+        rows = [_patch(one) for report in reports for one in report.patches]
+        tables.insert(0, Table("Patches", ("patch", "states", "evidence", "tested"), rows))
+    notes = absent_frameworks(id for report in reports for id in report.absent)
+    notes += [text for report in reports for what, text in report.about if what == "versions"]
+    notes += [] if options.all else ["--all shows every patch"]
     columns = ("name", "observed", "patches at work", "verdict")
     tables.append(Table("Verdict", columns, list(map(_verdict, reports)), notes=notes))
     emit({"ok": ok, "families": [asdict(report) for report in reports]}, tables, options.json)
@@ -121,14 +113,24 @@ def _verdict(report: FamilyReport) -> tuple[str, str, str, str]:
     """Return the row of one name."""
     if report.ok is None:
         return report.name, "-", "-", "nothing that it patches is installed"
-    seen, live = sum(proof.ok for proof in report.proofs), [patch.state.word for patch in report.patches]
+    seen, called = sum(proof.ok for proof in report.proofs), sum(one["calls"] > 0 for one in report.patches)
     verdict = "proven" if report.ok else "NOT proven"
-    return report.name, f"{seen} of {len(report.proofs)}", str(live.count("live")), verdict
+    return report.name, f"{seen} of {len(report.proofs)}", str(called), verdict
+
+
+def _patch(one: dict[str, Any]) -> tuple[str, str, str, str]:
+    """Return the row of a patch, of what `collect.of_patches` says of it."""
+    seen = f"{one['calls']} calls in {counted(one['processes'], 'process', 'processes')}"
+    states = ", ".join(f"{word} in {count}" for word, count in one["states"].items())
+    return (
+        one["id"],
+        states,
+        seen if one["calls"] else f"due {one['due']}",
+        "yes" if one["tested"] else "untested",
+    )
 
 
 def _live(options: argparse.Namespace) -> int:
-    from flashpatch.verify import live
-
     if options.live:
         is_name = options.ledger or options.live in registry.names()
         if not is_name and (os.sep in options.live or Path(options.live).is_dir()):
@@ -147,7 +149,11 @@ def _live(options: argparse.Namespace) -> int:
         return NOT_LIVE
     report = live.judge(chosen, registry.patches(), required)
     rows, notes = [name.cells() for name in report.names], _about(report, chosen, options.all)
-    tables = [Table(_which(chosen), live.COLUMNS, rows, notes=notes)]
+    # The newest that there is may not be the one that was meant.
+    began, command = min(((row.first_written, row.argv0) for row in chosen.rows), default=(0.0, ""))
+    at = f"{time.strftime('%b %d %H:%M', time.localtime(began))}, {screen.span(time.time() - began)} ago"
+    title = f"Run {chosen.id}" + (f": {Path(command).name or 'python'}, began {at}" if began else "")
+    tables = [Table(title, live.COLUMNS, rows, notes=notes)]
     if report.stated:
         said = [(report.typed[one.family], one.what, one.seen or live.NOT_SEEN) for one in report.stated]
         remarks = [text for _, text in report.remarks]
@@ -158,15 +164,6 @@ def _live(options: argparse.Namespace) -> int:
         tables.append(_processes(report))
     emit(report.as_json(), tables, options.json)
     return OK if report.ok else NOT_LIVE
-
-
-def _which(run: runs.Run) -> str:
-    """Say which job a run was: the newest that there is may not be the one that was meant."""
-    from flashpatch.verify.job.screen import span
-
-    began, command = min((row.first_written, row.argv0) for row in run.rows) if run.rows else (0.0, "")
-    at = f"{time.strftime('%b %d %H:%M', time.localtime(began))}, {span(time.time() - began)} ago"
-    return f"Run {run.id}" + (f": {Path(command).name or 'python'}, began {at}" if began else "")
 
 
 def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:
@@ -186,7 +183,7 @@ def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:
         time.sleep(_BETWEEN_LOOKS)
 
 
-def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
+def _about(report: live.LiveReport, run: runs.Run, all: bool) -> list[str]:
     """Return a line on the processes, one on those that the job left behind, and one on the nodes of Ray, if there are some."""
     alive = Counter(one.alive for one in report.processes)
     there = [one for one in report.processes if one.present]
@@ -204,13 +201,12 @@ def _about(report: LiveReport, run: runs.Run, all: bool) -> list[str]:
     return lines + ([f"nodes: {', '.join(nodes)}"] if nodes else [])
 
 
-def _processes(report: LiveReport) -> Table:
+def _processes(report: live.LiveReport) -> Table:
     rows = []
     for process in report.processes:
-        rank = "".join(f" {key}={value}" for key, value in process.rank.items())
-        live = f"{process.states.get('live', 0)} of {sum(process.states.values())}"
-        told = process.ended or process.lives, live, str(process.calls)
-        rows.append((process.name.replace("+", " + ") + rank, *told, process.verdict))
+        at_work = f"{process.states.get('live', 0)} of {sum(process.states.values())}"
+        told = process.ended or process.lives, at_work, str(process.calls)
+        rows.append((live.called_by(process).replace("+", " + "), *told, process.verdict))
     return Table("Processes", ("process", "ended", "patches live", "calls", "verdict"), rows)
 
 

@@ -107,7 +107,10 @@ def _problem(one: Due, row: Row, carried: Mapping[str, Mapping[str, Any]]) -> st
     """Return what is missing; empty if the state says enough, or another framework is at work in the process."""
     written = carried[one.patch.id]
     word, others = written["state"], [carried[id]["state"] for id in one.patch.one_of if id in carried]
-    if word == "waiting" and not _ARRIVED & set(others) and _in_use(one.patch.framework, row):
+    arrived = {id.split(".")[1] for id, patch in row.patches.items() if patch["state"] in _ARRIVED}
+    # If another framework's patches have arrived and none of this one's has, the process works with that.
+    in_use = one.patch.framework in arrived or not arrived
+    if word == "waiting" and not _ARRIVED & set(others) and in_use:
         return f"{one.patch.id} is still waiting for {written['target'] or one.patch.targets[0]}, though {one.reason}"
     if word == "installed" and one.patch.evidence != "install":
         return f"{one} was never called, though {one.reason}"
@@ -130,10 +133,3 @@ def has_stepped(row: Row, patches: Mapping[str, Patch]) -> bool:
     found = (patches[id] for id in called(row) if id in patches and row.parts[0][id]["calls"] >= least)
     steps = any(patch.evidence == "step" and patch.scope != {"driver"} for patch in found)
     return steps or bool(row.notes.get("steps"))
-
-
-def _in_use(framework: str, row: Row) -> bool:
-    """Whether the process works with the framework. If another one's patches have arrived and none of
-    this one's has, it does not; if none has at all, its role says that it works with some."""
-    arrived = {id.split(".")[1] for id, patch in row.patches.items() if patch["state"] in _ARRIVED}
-    return framework in arrived or not arrived

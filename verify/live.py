@@ -52,10 +52,6 @@ class Process:
     states: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def name(self) -> str:
-        return called_by(self) + (f" on {self.node}" if self.node else "")
-
-    @property
     def verdict(self) -> str:
         return "missing" if not self.present else "not proven" if self.problems else "ok"
 
@@ -165,7 +161,7 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
             for one in stated
             if not one.seen and ended == ends.RETURNED
         ),
-        *(f"{process.name}: {problem}" for process in processes for problem in process.problems),
+        *(f"{called_by(process)}: {problem}" for process in processes for problem in process.problems),
         *(f"no process carries {named[family]}" for family in sorted(set(named) - carried)),
         *(text for _, text in sorted(once.items())),
         *split,
@@ -320,10 +316,12 @@ def _ends(rows: Sequence[Row], ended: str) -> Iterator[str]:
             yield "the job failed: " * (end == ended) + f"{called_by(row)} ended with {end}"
 
 
-def called_by(one: Row | Process, ranks: str = "") -> str:
-    """Return what a process is called: its roles, the class of its actor of Ray, its ranks if they are given, host and pid."""
+def called_by(one: Row | Process) -> str:
+    """Return what a process is called: its roles, the class of its actor of Ray, its ranks, host and pid, and the node of Ray."""
     what = " ".join(filter(None, ("+".join(one.roles), one.title))) or "process"
-    return " ".join(filter(None, (what, ranks, f"{one.host}:{one.pid}")))
+    ranks = [f"{name}={value}" for name, value in one.rank.items()]
+    node = [f"on {one.node if isinstance(one, Process) else one.node.label}"] if one.node else []
+    return " ".join([what, *ranks, f"{one.host}:{one.pid}", *node])
 
 
 def _missing(expected: Expected) -> Process:
@@ -361,17 +359,17 @@ def _name(family: str, rows: Sequence[Row], report: LiveReport) -> TypedName:
     return TypedName(
         name=report.typed[family],
         family=family,
-        acted=", ".join(_of(kind, acted[kind], there[kind]) for kind in order) or "nowhere",
+        acted=", ".join(
+            f"{acted[kind]} of {there[kind]} {kind.replace('-', ' ')}{'s' * (there[kind] > 1 and kind.islower())}"
+            for kind in order
+        )
+        or "nowhere",
         calls=sum(process.by_family[family] for process in mine),
         versions=tuple(sorted({process.version for process in mine if process.version is not None})),
         precision=_precision(family, rows),
         problems=len(report.by_family.get(family, ())),
         verdict=report.of(family),
     )
-
-
-def _of(kind: str, acted: int, of: int) -> str:
-    return f"{acted} of {of} {kind.replace('-', ' ')}{'s' if of > 1 and kind.islower() else ''}"
 
 
 def _precision(family: str, rows: Sequence[Row]) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
 
 from flashpatch.ledger.runs import Row
 from flashpatch.record import Patch
@@ -52,16 +52,12 @@ def _is_one_engine(rows: Sequence[Row]) -> bool:
 
 
 def _split(rows: Sequence[Row], name: str, what: str) -> Iterator[str]:
-    held = Counter(row.notes.get(name) for row in rows)
+    held = {row.notes.get(name) for row in rows}
     if len(held) < 2 or any(row.notes.get("policy_state", "ready") != "ready" for row in rows):
         return
-    texts = (
-        f"{'none' if value is None else value} in {', '.join(_who(row) for row in rows if row.notes.get(name) == value)}"
-        for value in sorted(held, key=lambda value: (value is not None, value))
-    )
+    who: dict[Any, list[str]] = {value: [] for value in sorted(held, key=lambda one: (one is not None, one))}
+    for row in rows:
+        ranks = ", ".join(f"{key} {value}" for key, value in row.rank.items() if key != "local_rank")
+        who[row.notes.get(name)].append(f"{ranks or 'worker'} ({row.host}:{row.pid})")
+    texts = (f"{'none' if value is None else value} in {', '.join(mine)}" for value, mine in who.items())
     yield f"{what}: {'; '.join(texts)}. Send a complete update to all of them"
-
-
-def _who(row: Row) -> str:
-    ranks = ", ".join(f"{key} {value}" for key, value in row.rank.items() if key != "local_rank")
-    return f"{ranks or 'worker'} ({row.host}:{row.pid})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -15,7 +15,7 @@ from flashpatch.ledger.nodes import keys, node
 _LARGEST = 64 << 20  # bytes of one file
 _KINDS = ("events", "samples")
 _Key = tuple[str, int, str]
-_Files = list[tuple[str, Callable[[], bytes]]]
+_Files = list[tuple[str, Callable[[], Sequence[Any]]]]
 
 
 @dataclass
@@ -37,30 +37,30 @@ class ProcessEvents:
     unreadable: int = 0
 
 
-class Events:
-    """Read what a process of a run recorded each time it is asked for, as all of it may be much.
+class Recorded:
+    """Hold the rows of a run, and read what a process of it recorded each time it is asked for, as all of it may be much.
 
     ``files`` has by host, pid and start those of each process, what was fetched from other nodes too. ``problems`` gets for each file
     that was not trusted or readable a sentence that names it; nothing is raised."""
 
     def __init__(self, folder: Path) -> None:
-        self.problems: dict[str, None] = {}
-        self.files, self._folder = dict[_Key, _Files](), folder.name
+        self.run, self.problems = runs.read_run(folder) or runs.Run(folder.name), dict[str, None]()
+        self.files = dict[_Key, _Files]()
         for place in node.places(folder)[0]:  # what is wrong with them, the reader of rows says
             there = sorted(place.events.items())
             self.files |= _by_process(
-                (name, partial(str.encode, text, errors="replace")) for name, text in there
+                (name, lambda text=text: [text.encode(errors="replace")]) for name, text in there
             )
         here = sorted(runs.entries(folder), key=lambda entry: entry.name)
-        self.files |= _by_process((one.name, partial(_content, one.path)) for one in here)
+        self.files |= _by_process((one.name, partial(files.load_bytes, one.path, _LARGEST)) for one in here)
 
     def of(self, key: _Key) -> ProcessEvents:
         process = ProcessEvents(*key)
         for name, content in self.files.get(key, ()):
             try:
-                lines = [line for line in content().split(b"\n") if line.strip()]
+                lines = [line for line in content()[0].split(b"\n") if line.strip()]
             except (OSError, ValueError) as error:
-                self.problems[schema.text(f"{self._folder}/{name}: {error}")] = None
+                self.problems[schema.text(f"{self.run.id}/{name}: {error}")] = None
                 continue
             found = [event for event in map(schema.event, lines) if event is not None]
             process.unreadable += len(lines) - len(found)
@@ -68,18 +68,8 @@ class Events:
         return _finished(process)
 
 
-def read(folder: Path) -> tuple[list[ProcessEvents], list[str]]:
-    """Return what each process of a run recorded, and the problems: see `Events`."""
-    found = Events(folder)
-    return [found.of(key) for key in sorted(found.files)], list(found.problems)
-
-
-def _content(path: str) -> bytes:
-    return files.load_bytes(path, _LARGEST)[0]
-
-
-def _by_process(named: Iterable[tuple[str, Callable[[], bytes]]]) -> dict[_Key, _Files]:
-    """Return by process those of some files that have events: name, and what reads it."""
+def _by_process(named: Iterable[tuple[str, Callable[[], Sequence[Any]]]]) -> dict[_Key, _Files]:
+    """Return by process those of some files that have events: name, and what reads it, the content first."""
     found: dict[_Key, _Files] = {}
     for name, content in named:
         match = keys.FILE.fullmatch(name)

@@ -1,4 +1,4 @@
-"""Run the probes of families, and judge their observations beside what the patched processes wrote."""
+"""Run the probes of families; what their processes wrote is judged as that of any job."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 from flashpatch import ledger, registry
-from flashpatch.arming.preflight import examine, packages
+from flashpatch.arming.preflight import packages
 from flashpatch.contracts import versions
-from flashpatch.evidence import explain
-from flashpatch.ledger.runs import Row, Run
-from flashpatch.record import Family, Patch, State
+from flashpatch.ledger.runs import Run
+from flashpatch.record import Family
 from flashpatch.settings import selections
 from flashpatch.verify import live, probes
-from flashpatch.verify.due import called as called_in
-from flashpatch.verify.probes import jobs
+from flashpatch.verify.job import collect
+from flashpatch.verify.probes import calls, jobs
 from flashpatch.verify.proof import Proof
 
 Probe = Callable[[str, Path], list[Proof]]
@@ -34,31 +34,19 @@ Probe = Callable[[str, Path], list[Proof]]
 PARTS = {"lora": ("bf16", "flashpatch.verify.probes.fp8.lora_probe")}
 """By the name of a part of a family that has a probe of its own: the name that switches it on, and the probe's module."""
 
-GOOD = frozenset({"live", "installed", "superseded", "disabled"})
-_FURTHEST = ("failed", "displaced", "skipped", "live", "installed", "superseded", "waiting", "disabled")
-
-
-@dataclass(frozen=True)
-class PatchReport:
-    """The state of one patch while its family's probe ran; ``framework`` is distribution and version, empty if not installed."""
-
-    id: str
-    state: State
-    evidence: str
-    framework: str
-    tested: bool
-
 
 @dataclass(frozen=True)
 class FamilyReport:
-    """What became of one family, by the name that the user typed, with the verdict of `live.judge` on the probe's processes; ``ok``
-    is None if no framework that it patches is installed."""
+    """What became of one family, by the name that the user typed, with the verdict of `live.judge` on the probe's processes and what
+    `collect` says of them. ``absent`` are patches whose framework is not installed; if all are, ``ok`` is None."""
 
     family: str
     name: str
     ok: bool | None
     proofs: tuple[Proof, ...]
-    patches: tuple[PatchReport, ...]
+    absent: tuple[str, ...]
+    patches: tuple[dict[str, Any], ...] = ()
+    about: tuple[tuple[str, str], ...] = ()
     workdir: str = ""
     verdict: str = ""
 
@@ -81,39 +69,33 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
     The working directory is kept if anything failed."""
     [(family_name, choice)] = selection.choices.items()
     family, name = registry.family(family_name), part or choice.name
-    found = {patch.id: _owner(patch) for patch in family.patches}
-    if not any(found.values()):
+    own = {patch.id: patch for patch in family.patches}
+    absent = tuple(id for id, patch in own.items() if not any(map(versions.owner, packages(patch))))
+    if len(absent) == len(own):
         progress(f"{name}: no framework it patches is installed")
-        return FamilyReport(family.name, name, None, (), tuple(map(_not_installed, family.patches)))
+        return FamilyReport(family.name, name, None, (), absent)
     workdir, nonce = Path(tempfile.mkdtemp(prefix="flashpatch-verify-")), f"verify-{secrets.token_hex(8)}"
     # The probe's processes inherit this: the one family, a new ledger and run.
-    own = {"FLASHPATCH_LEDGER": str(workdir / "ledger"), "FLASHPATCH_RUN": nonce}
-    with mock.patch.dict(os.environ, own), ExitStack() as if_ended:
+    private = {"FLASHPATCH_LEDGER": str(workdir / "ledger"), "FLASHPATCH_RUN": nonce}
+    with mock.patch.dict(os.environ, private), ExitStack() as if_ended:
         if_ended.callback(shutil.rmtree, workdir)
         selections.export(selection)
         proofs = list(_observe(family, name, nonce, workdir, progress))
         written = {run.id: run for run in ledger.read(workdir / "ledger")}
         if_ended.pop_all()
     run = written.get(nonce, Run(nonce))
-    rows = [row for row in run.rows if row.pid != os.getpid()]
-    reports = tuple(
-        _not_installed(patch) if (owner := found[patch.id]) is None else _report(patch, owner, rows)
-        for patch in family.patches
-    )
-    known = {patch.id: patch for patch in family.patches if found[patch.id] is not None}
-    judged = live.judge(run, known, {family.name: choice.name})
+    if not part:
+        proofs += [replace(proof, subject=name) for proof in calls.counted(run.rows, family.name)]
+    judged = live.judge(run, own, {family.name: choice.name})
     what = "the probe's processes wrote the nonce and carry what is due"
-    seen = "; ".join(judged.lines) or f"{len(rows)} processes under {nonce}"
-    proofs.append(Proof(name, what, judged.ok, seen))
-    idle = _unused(family, rows) | _paths_not_taken(family)
-    states = [
-        r.state.word for r in reports if r.framework and not (r.state.word == "waiting" and r.id in idle)
-    ]
-    ok = all(proof.ok for proof in proofs) and all(word in GOOD for word in states)
+    found = "; ".join(judged.lines) or f"{len(run.rows)} processes under {nonce}"
+    proofs.append(Proof(name, what, judged.ok, found))
+    ok = all(proof.ok for proof in proofs)
     kept = "" if ok else str(workdir)
     if ok:
         shutil.rmtree(workdir)
-    return FamilyReport(family.name, name, ok, tuple(proofs), reports, kept, judged.verdict)
+    seen = tuple(collect.of_patches(run.rows, own)), tuple(collect.about(run.rows))
+    return FamilyReport(family.name, name, ok, tuple(proofs), absent, *seen, kept, judged.verdict)
 
 
 def find_probe(family: Family) -> Probe | None:
@@ -143,58 +125,3 @@ def _observe(
         proofs = [Proof(name, "the probe runs", False, f"{type(error).__name__}: {error}", spent)]
     for proof in proofs:
         yield replace(proof, subject=name) if proof.subject == family.name else proof
-
-
-def _report(patch: Patch, owner: versions.Installed, rows: list[Row]) -> PatchReport:
-    """Return the patch's state over the processes that wrote a row under the nonce: a failure if there is one,
-    else the most advanced state."""
-    seen = [(row, row.patches[patch.id]) for row in rows if patch.id in row.patches]
-    called = [(row, entry["calls"]) for row, entry in seen if entry["calls"]]
-    anywhere = {id for row in rows for id in called_in(row)}
-    first = min((entry for _, entry in seen), key=lambda one: _FURTHEST.index(one["state"]), default=None)
-    if first is None and any(row.on.get(patch.family, {}).get("off") for row in rows):
-        state = State("disabled")
-    elif first is None:
-        state = State("failed", "no process of the probe carried it")
-    elif first["state"] == "installed" and not _may_be_idle(patch, anywhere):
-        state = State("failed", "installed, but never called")
-    else:
-        state = State(first["state"], first.get("detail", ""))
-    evidence = ", ".join(f"{calls} calls in {'+'.join(row.roles)} {row.pid}" for row, calls in called)
-    if not evidence:
-        evidence = f"due {explain(patch)}" if _is_of_a_path(patch) else "none"
-    return PatchReport(patch.id, state, evidence, str(owner), patch.tested_on(owner.version))
-
-
-def _unused(family: Family, rows: list[Row]) -> set[str]:
-    """Return the ids of patches for frameworks that the probe did not use, if it used another: only ``--live`` verifies those."""
-    used = {id.split(".")[1] for row in rows for id, entry in row.patches.items() if entry["calls"]}
-    used &= {patch.framework for patch in family.patches}
-    return {patch.id for patch in family.patches if used and patch.framework not in used}
-
-
-def _paths_not_taken(family: Family) -> set[str]:
-    """Return the ids of patches that are due only on a path, and could be installed as soon as its module is imported."""
-    return {patch.id for patch in family.patches if _is_of_a_path(patch) and examine(patch).problem is None}
-
-
-def _is_of_a_path(patch: Patch) -> bool:
-    """Whether a healthy process may never call the patch. What is due of such, `live.judge` says."""
-    return patch.evidence in ("fault", "optional") or bool(patch.when or patch.one_of)
-
-
-def _may_be_idle(patch: Patch, called: Collection[str]) -> bool:
-    """Whether a patch that was never called is healthy while these were."""
-    if patch.one_of and patch.evidence in ("update", "step") and not patch.when:
-        return any(id in called for id in patch.one_of)
-    return patch.evidence == "install" or _is_of_a_path(patch)
-
-
-def _not_installed(patch: Patch) -> PatchReport:
-    absent = ", ".join(sorted(packages(patch)))
-    return PatchReport(patch.id, State("skipped", f"{absent} is not installed"), "none", "", False)
-
-
-def _owner(patch: Patch) -> versions.Installed | None:
-    owners = (versions.owner(package) for package in sorted(packages(patch)))
-    return next((owner for owner in owners if owner is not None), None)

@@ -25,7 +25,7 @@ def batches(engine: str) -> Iterator[tuple[list[int], list[Asked]]]:
     for turn in range(TURNS):
         seeded = [NUCLEUS | {"seed": turn}, ASKED[1] | {"seed": turn}]
         own = [PENALIZED, *seeded] if engine == "vllm" else [NUCLEUS] * 3
-        yield [3 + (turn + 7 * place) % 29 for place in range(5)], [*ASKED, *own]
+        yield [3 + (turn + 7 * place) % 29 for place in range(4)], [*ASKED, *ASKED[1:], *own]
 
 
 def distributions(
@@ -55,14 +55,16 @@ def distributions(
 
 
 class Tally:
-    """Judge sampled answers: tokens outside the nucleus, how likely all are, and the log-probabilities that the engine returned.
+    """Judge sampled answers: tokens outside the nucleus, how likely all are, how often two answers to one prompt are the same by more
+    than chance, as where requests share a seed (a rare token weighs more), and the log-probabilities that the engine returned.
 
     ``close`` is by how much an engine's log-probabilities may be off."""
 
     def __init__(self, close: float) -> None:
         self._close = close
         self.tokens, self.outside, self.worst = 0, 0, 0.0
-        self._surprise, self._variance = 0.0, 0.0
+        self._surprise, self._variance, self._alike, self._spread = 0.0, 0.0, 0.0, 0.0
+        self._prompt, self._beside = list[int](), list[tuple[list[int], torch.Tensor, torch.Tensor]]()
 
     def add(
         self,
@@ -73,7 +75,9 @@ class Tally:
         given: list[float],
         returned: str,
     ) -> None:
-        """Take an answer along, whose log-probabilities ``given`` are those of the ``raw`` logits, or at the temperature ``asked`` for."""
+        """Take an answer along, whose log-probabilities ``given`` are those of the ``raw`` logits, or at the temperature ``asked`` for.
+
+        Those to one prompt come one after the other."""
         at = torch.arange(len(logits)), torch.tensor(tokens)
         drawn = distributions(logits, prompt, tokens, asked, self._close)
         inside, chance = drawn[at].isfinite(), drawn.exp()
@@ -82,6 +86,18 @@ class Tally:
         self._surprise += float((known[at] - mean)[inside].sum())
         self._variance += float(((chance * known**2).sum(-1) - mean**2)[inside].sum())
         self.tokens, self.outside = self.tokens + len(inside), self.outside + int((~inside).sum())
+        if prompt != self._prompt:
+            self._prompt, self._beside = prompt, []
+        for others, chances, logs in self._beside:
+            first = next((at for at, pair in enumerate(zip(tokens, others)) if len({*pair}) > 1), len(tokens))
+            both, rare = (
+                (chance * chances)[: first + 1],
+                -(known + logs)[: first + 1],
+            )  # up to the first that differs
+            mean = (both * rare).sum(-1)
+            self._alike += float(rare.gather(1, at[1][: first + 1, None])[:first].sum() - mean.sum())
+            self._spread += float(((both * rare**2).sum(-1) - mean**2).sum())
+        self._beside.append((tokens, chance, known))
         warm = (logits / (asked["temperature"] or 1.0)).log_softmax(-1)
         wanted = (logits.log_softmax(-1) if returned == "raw" else warm)[at]
         self.worst = max(self.worst, float((wanted - torch.tensor(given)).abs().max()))
@@ -92,5 +108,11 @@ class Tally:
         return abs(self._surprise) / max(self._variance, 1e-30) ** 0.5
 
     @property
+    def shared(self) -> float:
+        """By how many standard deviations more tokens of two answers are the same than if each is drawn by itself."""
+        return self._alike / max(self._spread, 1e-30) ** 0.5
+
+    @property
     def good(self) -> bool:
-        return not self.outside and self.off < SURE and self.worst < self._close
+        known = self.off < SURE and self.shared < SURE
+        return not self.outside and known and self.worst < self._close

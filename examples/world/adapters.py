@@ -30,7 +30,8 @@ def ends(values: list[float]) -> tuple[float, float]:
 def adapters(ledger: Path, job: str) -> list[str]:
     """The digests of the adapters that the job's engine put in place, in order."""
     runs = sorted(ledger.glob(f"{job}-*"), key=lambda run: run.stat().st_mtime)
-    processes = read_events.read(runs[-1])[0] if runs else []
+    recorded = read_events.Recorded(runs[-1]) if runs else None
+    processes = map(recorded.of, sorted(recorded.files)) if recorded else ()
     found = [event for process in processes for event in process.events if event.get("role") == "lora"]
     return [event["digest"] for event in found if event["outcome"] == "committed"]
 

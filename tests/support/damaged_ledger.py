@@ -14,7 +14,8 @@ from flashpatch import cli, registry
 from flashpatch.commands import report
 from flashpatch.ledger import files
 from flashpatch.verify import cli as verify_cli
-from flashpatch.verify.job import collect, screen, source
+from flashpatch.verify.job import collect, screen
+from flashpatch.verify.read_events import Recorded
 
 RUN = "r"
 
@@ -137,7 +138,7 @@ def outputs(home: Path, workdir: Path) -> dict[str, str]:
     found["page"] = page.read_text()
     for arguments in (["--live", str(home)], ["--live", str(home), "--json"]):
         found[" ".join(arguments[::2])] = _printed(verify_cli.main, arguments)
-    tables = screen.view(collect.job(source.load(home / RUN), registry.patches()), 60)
+    tables = screen.view(collect.job(Recorded(home / RUN), registry.patches()), 60)
     found["screen"] = "".join(map(drawn, tables))
     return found
 

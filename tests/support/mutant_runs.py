@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,9 +24,9 @@ class Verdict(NamedTuple):
 
     @property
     def by(self) -> list[str]:
-        """What gave the alarm: proofs that failed, ``--live``, or else a patch's state; empty if nothing did."""
+        """What gave the alarm: proofs that failed, and ``--live``; empty if nothing did."""
         failed = [proof["what"] for proof in self.family["proofs"] if not proof["ok"]]
-        return [*failed, *(["--live"] if self.live else [])] or (["a patch's state"] if self.code else [])
+        return [*failed, *(["--live"] if self.live else [])]
 
 
 def verdict(
@@ -49,15 +48,15 @@ def generated(clean: Verdict, ranked: bool) -> list[str]:
     ``ranked``: the probe runs on ranks that are numbered."""
     known = registry.patches()
     acting = {
-        patch["id"]: max(map(int, re.findall(r"(\d+) calls", patch["evidence"])))
+        patch["id"]: patch["calls"] > patch["processes"]
         for patch in clean.family["patches"]
-        if patch["state"]["word"] == "live" and known[patch["id"]].wrapper is not None
+        if patch["calls"] and known[patch["id"]].wrapper is not None
     }
     return [
         f"{kind} {id}"
-        for id, calls in acting.items()
+        for id, several in acting.items()
         for kind in mutants.KINDS
-        if (kind != "once" or calls > 1)
+        if (kind != "once" or several)
         and (kind != "one_rank" or (ranked and known[id].scope & {"trainer", "worker"}))
     ]
 

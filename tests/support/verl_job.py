@@ -17,12 +17,11 @@ from typing import Any
 
 import machine
 import ray_start
+import run_events
 import warm
 from cpu_lab import environment, tail
 from machine import limit
 from tree import SUPPORT
-
-from flashpatch.verify import read_events
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verl_cpu"
 LIMIT = limit(1500)  # seconds
@@ -226,7 +225,7 @@ def calls(processes: list[dict[str, Any]], patch: str) -> int:
 def adapters_of(folder: Path) -> list[dict[str, Any]]:
     """The adapters that the job's engine committed, in order."""
     (run,) = (one for one in (folder / "ledger").iterdir() if one.is_dir())
-    processes, _ = read_events.read(run)
+    processes, _ = run_events.read(run)
     found = [event for process in processes for event in process.events]
     return [event for event in found if event.get("role") == "lora" and event["outcome"] == "committed"]
 

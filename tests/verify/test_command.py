@@ -6,14 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-import types
 
 import pytest
-from live_rows import patch, row
 
 import flashpatch
 from flashpatch.ledger.files import process_start
-from flashpatch.record import Family
 
 JOB = """
 from toyfw.engine import Engine
@@ -38,10 +35,11 @@ def test_a_live_family_passes(verify, tmp_path):
     report = json.loads(done.stdout)
     [family] = report["families"]
     assert report["ok"] and family["ok"]
-    update, fault = family["patches"]
-    assert (update["state"]["word"], update["framework"], update["tested"]) == ("live", "toyfw 1.0", True)
-    assert update["evidence"].startswith("1 calls in worker ")
-    assert (fault["state"]["word"], fault["evidence"]) == ("live", update["evidence"])
+    patches = {one["id"]: one for one in family["patches"]}
+    for id in ("toy.toyfw.update", "toy.toyfw.fault"):
+        one = patches[id]
+        assert (one["states"], one["calls"], one["processes"], one["tested"]) == ({"live": 1}, 1, 1, True)
+    assert dict(family["about"])["versions"].endswith(", toyfw 1.0")
     assert "toy: probing" in done.stderr and "the update adds one" not in done.stderr, "it is said once"
     assert not list(tmp_path.glob("flashpatch-verify-*"))
 
@@ -70,22 +68,14 @@ raise SystemExit(cli.main(["toy"]))"""
 def test_a_part_of_a_family_passes_under_the_name_that_switches_it_on(run):
     parts = "from flashpatch.verify import cli, run; run.PARTS['part'] = 'toy', 'toyfamily'"
     done = run("-c", f"{parts}; raise SystemExit(cli.main(['part']))")
-    assert done.returncode == 0 and flat(done.stdout.splitlines()[-2]).startswith("part 2 of 2"), done.stdout
-
-
-def test_without_names_the_enabled_families_are_verified(verify):
-    assert "toy.toyfw.update" in verify("--all", FLASHPATCH="toy").stdout
-    done = verify()
-    assert done.returncode == 2 and "nothing is switched on" in done.stderr
+    assert done.returncode == 0 and flat(done.stdout.splitlines()[-3]).startswith("part 2 of 2"), done.stdout
 
 
 def test_the_verdict_comes_last(verify):
-    good, bad = verify("toy"), verify("toy", TOY_JOB="import toyfw.engine\nprint(42)")
-    last = map(flat, good.stdout.splitlines()[-2:])
-    assert list(last) == ["toy 2 of 2 2 proven", "--all shows every patch"]
-    assert "toy.toyfw" not in good.stdout
-    assert bad.stdout.startswith("Not live\n") and "toy.toyfw.update" in bad.stdout
-    assert "NOT proven" in bad.stdout.splitlines()[-2]
+    told = verify("toy").stdout
+    *_, verdict, versions, note = map(flat, told.splitlines())
+    assert (verdict, note) == ("toy 2 of 2 2 proven", "--all shows every patch") and "toyfw 1.0" in versions
+    assert "toy.toyfw" not in told
 
 
 def test_an_absent_framework(verify, site):
@@ -93,53 +83,18 @@ def test_an_absent_framework(verify, site):
     named = verify("toy")
     assert named.returncode == 1 and "toyfw: not installed, 2 patches wait" in named.stdout
     [family] = json.loads(verify("toy", "--json").stdout)["families"]
-    assert [one["state"]["detail"] for one in family["patches"]] == ["toyfw is not installed"] * 2
+    assert family["absent"] == ["toy.toyfw.update", "toy.toyfw.fault"]
     assert verify(FLASHPATCH="toy").returncode == 0
 
 
-@pytest.mark.parametrize(
-    ("evidence", "word", "text"),
-    [
-        ("fault", "installed", "due only on a fault"),
-        ("optional", "installed", "due only if this path is taken; another one may be"),
-        ("install", "installed", "none"),
-        ("step", "failed", "none"),
-    ],
-)
-def test_the_report_says_why_a_patch_that_was_never_called_is_healthy(evidence, word, text):
-    from flashpatch.verify.run import _report
-
-    one = patch("toy.one.a", evidence, tested=("1.0",))
-    written = row(patches={one.id: {"state": "installed", "calls": 0}})
-    found = _report(one, types.SimpleNamespace(version="1.0"), [written])
-    assert (found.state.word, found.evidence, found.tested) == (word, text, True)
-
-
-def test_what_waits_for_a_framework_that_the_probe_did_without():
-    """Only that: a patch still waiting for a framework in use, or for the only one, is a failure."""
-    from flashpatch.verify.run import _unused
-
-    def called(**calls):
-        entries = {f"toy.{name}": {"state": "live", "calls": count} for name, count in calls.items()}
-        return row(patches={id.replace("_", "."): entry for id, entry in entries.items()})
-
-    ids = ("toy.one.a", "toy.one.b", "toy.two.a")
-    family = Family("toy", "", tuple(patch(id, "update", requires=f"{id.split('.')[1]}>=1") for id in ids))
-    assert _unused(family, [called(one_a=1, one_b=0, two_a=0)]) == {"toy.two.a"}
-    assert _unused(family, [called(one_a=1), called(two_a=1)]) == set()
-    assert _unused(family, [called(one_a=0)]) == set() == _unused(family, [])
-
-
-def test_what_waits_for_a_module_of_a_path_that_was_not_taken():
-    """Only where its target is there: a patch that could not be installed either is still a failure."""
-    from flashpatch.verify.run import _paths_not_taken
-
-    there = dict.fromkeys(("optional", "fault", "step"), "packaging.version:parse")
-    gone = {"renamed": "packaging.version:no_such_function", "moved": "packaging.no_such_module:parse"}
-    patches = [patch(f"toy.packaging.{name}", name, targets=(at,)) for name, at in there.items()]
-    patches += [patch(f"toy.packaging.{name}", "optional", targets=(at,)) for name, at in gone.items()]
-    family = Family("toy", "", tuple(patches))
-    assert _paths_not_taken(family) == {"toy.packaging.optional", "toy.packaging.fault"}
+def test_without_names_the_enabled_families_are_verified_and_all_says_of_each_patch_when_it_is_due(verify):
+    done = verify("--all", FLASHPATCH="toy", TOY_JOB=JOB.replace("engine.generate()", "42"))
+    assert done.returncode == 0, done.stdout
+    update, fault = (flat(line) for line in done.stdout.splitlines() if "toy.toyfw" in line)
+    assert update == "toy.toyfw.update live in 1 1 calls in 1 process yes"
+    assert fault == "toy.toyfw.fault installed in 1 due only on a fault yes"
+    done = verify()
+    assert done.returncode == 2 and "nothing is switched on" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -147,14 +102,14 @@ def test_what_waits_for_a_module_of_a_path_that_was_not_taken():
     [
         ("the wrapper was removed", hurt("Engine.update = Engine.update.__wrapped__"), "displaced"),
         ("another tool displaced it", hurt("Engine.update = lambda self, policy: None"), "displaced"),
-        ("the wrapper was never called", "import toyfw.engine\nprint(42)", "installed, but never called"),
-        ("the module was never imported", "print(42)", "waiting"),
+        ("the wrapper was never called", "import toyfw.engine\nprint(42)", "nothing of it was due"),
+        ("the module was never imported", "print(42)", "nothing of it was due"),
         (
             "the worker had no environment",
             "import os, subprocess, sys\n"
             "env = {k: v for k, v in os.environ.items() if not k.startswith('FLASHPATCH')}\n"
             f"subprocess.run([sys.executable, '-c', {JOB!r}], env=env)",
-            "waiting",
+            "nothing of it was due",
         ),
         (
             "nothing was started with the nonce",
@@ -167,7 +122,7 @@ def test_what_waits_for_a_module_of_a_path_that_was_not_taken():
 def test_sabotage_is_caught(verify, tmp_path, sabotage, job, symptom):
     done = verify("toy", TOY_JOB=job)
     assert done.returncode == 1, sabotage
-    assert symptom in flat(done.stdout)
+    assert symptom in flat(done.stdout) and "NOT proven" in done.stdout.splitlines()[-3]
     [kept] = tmp_path.glob("flashpatch-verify-*")
     assert str(kept) in done.stderr
 
@@ -176,7 +131,12 @@ def test_sabotage_is_caught(verify, tmp_path, sabotage, job, symptom):
     ("module", "text", "other", "said"),
     [
         ("toyfamily", "policy + 1", "policy", "the update adds one failed 41"),
-        ("toyfamily", "wrapper=update,", "apply=lambda _: 1 / 0, undo=print,", "failed(ZeroDivisionError"),
+        (
+            "toyfamily",
+            "wrapper=update,",
+            "apply=lambda _: 1 / 0, undo=print,",
+            "toy.toyfw.update is failed: ZeroDivisionError",
+        ),
         ("toyfw/engine", "policy)", "weights)", "no longer takes 'policy' (toyfw/engine.py:5)"),
         ("toyfamily", "    command = ", "    open('/nowhere')\n    command = ", "FileNotFoundError: "),
         ("toyfamily", "return [Proof(", "return [] and [Proof(", "it saw nothing"),

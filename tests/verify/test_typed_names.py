@@ -7,7 +7,7 @@ from live_rows import entry, row
 
 from flashpatch import registry
 from flashpatch.ledger.runs import Expected, Run
-from flashpatch.verify.live import judge
+from flashpatch.verify.live import called_by, judge
 
 PATCHES = registry.patches()
 ON = {"fp8": {"name": "int8", "options": {"precision": "int8"}}, "fsdp": {"name": "fsdp", "options": {}}}
@@ -64,7 +64,7 @@ def test_an_actor_is_called_by_its_class_if_its_role_says_no_more():
     plain = row(pid=8, patches={STEP: entry("live", 1)})
     names, report = job(server, loop, plain)
     assert names["int8"].cells()[1] == "1 of 1 AgentLoopWorker, 1 of 1 process, 1 of 1 vLLMHttpServer"
-    assert [process.name for process in report.processes] == [
+    assert [called_by(process) for process in report.processes] == [
         "driver vLLMHttpServer far:6",
         "AgentLoopWorker far:7",
         "process far:8",

@@ -57,7 +57,9 @@ def recorded(model: torch.nn.Module) -> Iterator[list[Call]]:
         routes = is_router(calls[place].name, returned)
         first = logits_of(returned) if routes else first_tensor(returned)
         calls[place] = replace(calls[place], returned=_host(first))
-        if added and added[0].any() and _passed_on(added[1], returned):
+        found = tensors_in(returned) if added and isinstance(returned, (list, tuple)) else []
+        # A norm that gave the residual back as it was, as Cohere's does, added nothing to it.
+        if len(found) == 2 and added[0].any() and torch.equal(_host(found[1]), added[1]):
             calls[place] = replace(calls[place], given=added[0])
 
     modules = dict(model.named_modules())
@@ -98,12 +100,6 @@ def _added(module: torch.nn.Module, args: tuple, kwargs: dict) -> list[torch.Ten
     kind = type(module).__name__
     is_fused = "Norm" in kind and "Gated" not in kind and len(wide) == 2 and wide[0].shape == wide[1].shape
     return wide if is_fused else []
-
-
-def _passed_on(residual: torch.Tensor, returned: Any) -> bool:
-    """Whether a norm gave the residual back as it was, as Cohere's does: it added nothing to it."""
-    found = tensors_in(returned) if isinstance(returned, (list, tuple)) else []
-    return len(found) == 2 and torch.equal(_host(found[1]), residual)
 
 
 def first_tensor(returned: Any) -> torch.Tensor:

@@ -19,8 +19,6 @@ from flashpatch.verify.exact.verl_job import Trainer
 
 PADS = 8
 """Tokens of padding before the prompt."""
-Way = tuple[str, str, Callable[[], torch.Tensor]]
-"""What is switched, how, and what then gives the model's logits."""
 
 
 def certified(
@@ -80,8 +78,9 @@ def measured(
     return tuple(found)
 
 
-def batches(model: torch.nn.Module, ids: list[int]) -> Iterator[Way]:
-    """Yield the ways in which trainers give a model, with eager attention, a sequence among others."""
+def batches(model: torch.nn.Module, ids: list[int]) -> Iterator[tuple[str, str, Callable[[], torch.Tensor]]]:
+    """Yield ways in which trainers give a model, with eager attention, a sequence among others: what is switched, how, and what then
+    gives the model's logits."""
     length, device = len(ids), next(model.parameters()).device
     row = torch.tensor(ids, device=device)
 

@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flashpatch import __version__, registry
+from flashpatch.evidence import explain
 from flashpatch.ledger import files
 from flashpatch.ledger.runs import Row
 from flashpatch.patch_status import is_absent
 from flashpatch.record import Patch
 from flashpatch.verify import ends, live
 from flashpatch.verify.job import lanes, page, series
-from flashpatch.verify.job.source import Source, load
+from flashpatch.verify.read_events import Recorded
 
 PHASES = ("gather", "transfer", "load", "process")
 """Parts of a sync under verl, in the order in which they begin; see `flashpatch.patches.fp8.verl.transfer.receipts`."""
@@ -30,7 +31,7 @@ _Key = tuple[str, int, str]
 _Event = dict[str, Any]
 
 
-def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) -> dict[str, Any]:
+def job(source: Recorded, patches: Mapping[str, Patch], now: float | None = None) -> dict[str, Any]:
     """Return what is known of a job, for the page: see the keys below. Times are seconds since 1970.
 
     ``about`` says what job it was (label, text), ``verdict`` whether what is due was observed, ``how`` the job ended, ``stated`` what the names
@@ -44,7 +45,7 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "run": source.run.id,
         "version": __version__,
         "generated": now,
-        "about": _about(source.run.rows),
+        "about": about(source.run.rows),
         "verdict": report.verdict,
         "how": report.ended,
         "running": report.ended == ends.RUNNING,
@@ -52,11 +53,11 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
         "names": [
             {**vars(name), "versions": list(name.versions), "cells": name.cells()} for name in report.names
         ],
-        "problems": [*report.lines, *(text for _, text in report.remarks), *source.events.problems],
+        "problems": [*report.lines, *(text for _, text in report.remarks), *source.problems],
         "processes": [
             _process(one, rows.get((one.host, one.pid, one.start)), named, told) for one in report.processes
         ],
-        "patches": _patches(source.run.rows, patches),
+        "patches": of_patches(source.run.rows, patches),
         **shown,
     }
     times = [time for one in told.values() for time in one["times"] if time]
@@ -69,21 +70,21 @@ def job(source: Source, patches: Mapping[str, Patch], now: float | None = None) 
 
 
 def _gathered(
-    source: Source, rows: Mapping[_Key, Row], named: Mapping[_Key, str], now: float
+    source: Recorded, rows: Mapping[_Key, Row], named: Mapping[_Key, str], now: float
 ) -> tuple[dict[str, Any], dict[_Key, dict[str, Any]]]:
     """Return what the page shows of events, and by process what its entry says of them. The events of one process at a time are in
     memory: a job may have millions."""
     updates, syncs, incidents, held = list[_Event](), list[_Event](), list[_Event](), list[_Event]()
     charts, told, recorded = series.Collected(), dict[_Key, dict[str, Any]](), Counter[str]()
-    for key in dict.fromkeys([*rows, *source.events.files]):
-        process = source.events.of(key)
+    for key in dict.fromkeys([*rows, *source.files]):
+        process = source.of(key)
         recorded.update({name: getattr(process, name) for name in _LOST})
-        recorded.update(events=len(process.events), processes=key in source.events.files)
+        recorded.update(events=len(process.events), processes=key in source.files)
         if key not in rows:
             continue
         events, name = process.events, named[key]
-        updates += _of_kind(name, events, "update", _update)
-        syncs += _of_kind(name, events, "sync", _sync)
+        updates += [_update(event) | {"process": name} for event in events if event["event"] == "update"]
+        syncs += [_sync(event) | {"process": name} for event in events if event["event"] == "sync"]
         incidents += _happened(name, events)
         held += [lane for lane in [lanes.lane(rows[key], name, events, now)] if lane]
         series.add(charts, name, events)
@@ -111,22 +112,17 @@ def _drop_older(updates: list[_Event]) -> dict[str, int]:
 
 def read(folder: Path) -> dict[str, Any]:
     """Return `job` of a run's directory, now, by the records of all patches."""
-    return job(load(folder), registry.patches())
+    return job(Recorded(folder), registry.patches())
 
 
-def names(source: Source) -> dict[_Key, str]:
-    """Return host, pid and start of each process of a job to its name: roles, ranks, host, pid, the node of Ray, and the start
-    if only that tells two apart."""
-    found = {}
-    for row in source.run.rows:
-        ranks = " ".join(f"{name}={value}" for name, value in row.rank.items())
-        node = f"on {row.node.label}" if row.node is not None else ""
-        found[row.key] = " ".join(filter(None, (live.called_by(row, ranks), node)))
+def names(source: Recorded) -> dict[_Key, str]:
+    """Return host, pid and start of each process of a job to what it is called, with the start if only that tells two apart."""
+    found = {row.key: live.called_by(row) for row in source.run.rows}
     many = Counter(found.values())
     return {key: name if many[name] == 1 else f"{name} started {key[2]}" for key, name in found.items()}
 
 
-def _about(rows: Iterable[Row]) -> list[tuple[str, str]]:
+def about(rows: Iterable[Row]) -> list[tuple[str, str]]:
     """Return what to show above a job, label and text; a line of which nothing is known is left out."""
     rows = sorted(rows, key=lambda row: (row.first_written or float("inf"), row.pid))
     versions: dict[str, dict[str, None]] = {}
@@ -150,7 +146,7 @@ def _process(
 ) -> _Event:
     of = told[row.key] if row is not None else {"rss_bytes": None, "events": 0, "ended": 0.0}
     return {
-        "name": named[row.key] if row is not None else one.name,
+        "name": named[row.key] if row is not None else live.called_by(one),
         **{name: getattr(one, name) for name in ("host", "pid", "start", "node", "calls", "verdict")},
         **{name: list(getattr(one, name)) for name in ("roles", "names", "problems")},
         "rank": dict(one.rank),
@@ -163,7 +159,7 @@ def _process(
     }
 
 
-def _patches(rows: list[Row], patches: Mapping[str, Patch]) -> list[dict[str, Any]]:
+def of_patches(rows: Sequence[Row], known: Mapping[str, Patch]) -> list[dict[str, Any]]:
     """Return one entry per patch that was on somewhere, with its calls over all processes."""
     found: dict[str, dict[str, Any]] = {}
     parts = {id(part): part for row in rows for part in row.parts}  # many rows share one
@@ -171,10 +167,9 @@ def _patches(rows: list[Row], patches: Mapping[str, Patch]) -> list[dict[str, An
     for number, part in parts.items():
         for name, patch in part.items():
             if name not in found:
-                known = patches.get(name)
-                due, why = (
-                    (known.evidence, known.why) if known else ("unknown", "not a patch of this FlashPatch")
-                )
+                due, why = "unknown", "not a patch of this FlashPatch"
+                if record := known.get(name):
+                    due, why = explain(record), record.why
                 found[name] = dict(
                     id=name, due=due, calls=0, processes=0, states=Counter(), tested=None, why=why
                 )
@@ -188,16 +183,9 @@ def _patches(rows: list[Row], patches: Mapping[str, Patch]) -> list[dict[str, An
     return [{**entry, "states": dict(entry["states"])} for entry in order]
 
 
-def _of_kind(
-    process: str, events: list[_Event], kind: str, shown: Callable[[_Event], _Event]
-) -> Iterator[_Event]:
-    """Yield what is shown of each event of a kind, with its time and its process."""
-    of_kind = (event for event in events if event["event"] == kind)
-    yield from ({"t": event["t"], "process": process, **shown(event)} for event in of_kind)
-
-
 def _update(event: _Event) -> _Event:
     return {
+        "t": event["t"],
         "role": event.get("role", "target"),
         "outcome": event.get("outcome", "committed"),
         "load": event.get("load_seconds"),
@@ -208,6 +196,7 @@ def _update(event: _Event) -> _Event:
 
 def _sync(event: _Event) -> _Event:
     return {
+        "t": event["t"],
         "step": event.get("step"),
         **{name: event.get(f"timing_s/sync/{name}") for name in (*PHASES, "total")},
         "bytes": event.get("sync/bytes"),

@@ -2,48 +2,45 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from flashpatch.ledger import events
 from flashpatch.ledger.runs import Row
 from flashpatch.verify.job import page
-from flashpatch.verify.job.source import Source
 from flashpatch.verify.live import LiveReport
+from flashpatch.verify.read_events import Recorded
 
-Sample = tuple[str, dict[str, str], float]
 
-
-def text(source: Source, report: LiveReport) -> str:
+def text(source: Recorded, report: LiveReport) -> str:
     """Return the metrics of a job, from its rows and events and the verdict on it."""
-    run = {"run": source.run.id}
-    missing = sum(not process.present for process in report.processes)
-    samples: list[Sample] = [("flashpatch_processes_missing", run, missing)]
-    samples.append(("flashpatch_run_proven", run, report.ok))
+    run, found = _labels({"run": source.run.id}), defaultdict[str, list[str]](list)
+
+    def add(name: str, labels: str, value: float) -> None:
+        found[name].append(f"{name}{{{labels}}} {float(value):.10g}\n")
+
+    add("flashpatch_processes_missing", run, sum(not process.present for process in report.processes))
+    add("flashpatch_run_proven", run, report.ok)
     proven = {(one.host, one.pid, one.start): one.verdict == "ok" for one in report.processes}
     many = Counter((row.host, row.pid) for row in source.run.rows)
     for row in source.run.rows:
-        who = {**run, "host": row.host, "pid": str(row.pid), "role": "+".join(row.roles) or "process"}
-        if many[row.host, row.pid] > 1:
-            who["start"] = row.start
-        if row.node is not None:
-            who["node"] = row.node.label
-        samples.append(("flashpatch_process_proven", who, proven.get(row.key, False)))
-        samples += [(name, {**who, **labels}, value) for name, labels, value in _of_process(row, source)]
-    lines = []
-    for name, (kind, help, *_) in page.said()["metrics"].items():
-        mine = [sample for sample in samples if sample[0] == name]
-        if mine:
-            lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
-            lines += [_line(*sample) for sample in mine]
-    return "".join(f"{line}\n" for line in lines)
+        who = {"host": row.host, "pid": str(row.pid), "role": "+".join(row.roles) or "process"}
+        who |= {"start": row.start} if many[row.host, row.pid] > 1 else {}
+        who |= {"node": row.node.label} if row.node is not None else {}
+        of = f"{run},{_labels(who)}"
+        add("flashpatch_process_proven", of, proven.get(row.key, False))
+        for name, labels, value in _of_process(row, source):
+            add(name, f"{of},{_labels(labels)}" if labels else of, value)
+    known = page.said()["metrics"].items()
+    heads = {name: f"# HELP {name} {help}\n# TYPE {name} {kind}\n" for name, (kind, help, *_) in known}
+    return "".join(part for name, head in heads.items() if name in found for part in (head, *found[name]))
 
 
-def _of_process(row: Row, source: Source) -> Iterator[Sample]:
-    process = source.events.of(row.key)
+def _of_process(row: Row, source: Recorded) -> Iterator[tuple[str, dict[str, str], float]]:
+    process = source.of(row.key)
     if row.alive is not None:
         yield "flashpatch_process_alive", {}, row.alive
-    for id, patch in sorted(row.patches.items()):
+    for id, patch in sorted(row.parts[0].items()):
         if patch["calls"]:
             yield "flashpatch_patch_calls_total", {"patch": id}, patch["calls"]
     if isinstance(row.notes.get("policy_version"), int):
@@ -69,7 +66,6 @@ def _of_process(row: Row, source: Source) -> Iterator[Sample]:
         yield "flashpatch_events_dropped_total", {}, process.dropped
 
 
-def _line(name: str, labels: dict[str, str], value: float) -> str:
+def _labels(labels: dict[str, str]) -> str:
     escapes = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
-    written = ",".join(f'{label}="{text.translate(escapes)}"' for label, text in labels.items())
-    return f"{name}{{{written}}} {float(value):.10g}"
+    return ",".join(f'{label}="{text.translate(escapes)}"' for label, text in labels.items())

@@ -1,4 +1,4 @@
-"""Find one run in a ledger and read its rows and events."""
+"""Find one run in a ledger."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import sys
 import tomllib
 from contextlib import nullcontext
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ from flashpatch.commands import provenance
 from flashpatch.errors import PatchError
 from flashpatch.ledger import files, runs
 from flashpatch.ledger.nodes import node, published, ray_store
-from flashpatch.ledger.runs import Run
 from flashpatch.patches._shared.atomic_file import replacing
-from flashpatch.verify.read_events import Events
 
 NONE = "there is no run in {}: no process with FLASHPATCH set has reported there"
 
@@ -29,14 +26,6 @@ class NoRun(PatchError):
 def no_run(why: str) -> NoRun:
     """Return the error that there is no run to show."""
     return NoRun(f"{why}.", advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR.")
-
-
-@dataclass
-class Source:
-    """Hold what the processes of one run wrote: their rows, and their events as they are asked for."""
-
-    run: Run
-    events: Events
 
 
 def add(parser: Any, *tables: str) -> None:
@@ -59,14 +48,15 @@ def save(path: Path, text: str) -> None:
 
 
 def written(args: argparse.Namespace, text: str, name: str = "") -> int:
-    """Write a text to the file that ``-o`` names, else to ``name``, and print its path; print the text if that is empty or ``-``.
-    Return 0."""
+    """Write a text to the file that ``-o`` names, else to ``name``; print the text if that is empty or ``-``. The file's path is printed
+    if ``name`` is given. Return 0."""
     output = str(args.output or name)
     if output in ("", "-"):
         sys.stdout.write(text)
         return 0
     save(Path(output), text)
-    print(output)
+    if name:
+        print(output)
     return 0
 
 
@@ -113,11 +103,6 @@ def renew(args: argparse.Namespace, folder: Path) -> None:
         raise _unreachable(error) from error
     except OSError as error:
         raise PatchError(f"{folder} cannot be written: {error}", advice="Name another ledger.") from None
-
-
-def load(folder: Path) -> Source:
-    """Read a run's directory."""
-    return Source(runs.read_run(folder) or Run(folder.name), Events(folder))
 
 
 def _published(args: argparse.Namespace) -> str:

@@ -67,6 +67,12 @@ class Outcome:
     def ranks(self) -> list[dict[str, Any]]:
         return [self.seen[name] for name in sorted(self.seen) if name.startswith("rank-")]
 
+    def checked(self) -> Outcome:
+        """Return this. Raises RuntimeError with what went wrong, if something did."""
+        if self.problem:
+            raise RuntimeError(self.problem)
+        return self
+
 
 def job(
     function: str, workdir: Path, name: str = "job", environment: Mapping[str, str] | None = None
@@ -124,22 +130,18 @@ def busyness() -> float:
 
 
 def _start(command: Command, workdir: Path) -> subprocess.Popen[bytes]:
+    without = (*_FROM_A_JOB, "VLLM_CPU_KVCACHE_SPACE", *["FLASHPATCH"] * command.stock)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     with (workdir / f"{command.name}.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-P", *command.arguments],
-            env=_environment(command),
+            env={**kept, **_EVERYWHERE, **command.environment},
             cwd=workdir,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
-
-
-def _environment(command: Command) -> dict[str, str]:
-    without = (*_FROM_A_JOB, "VLLM_CPU_KVCACHE_SPACE", *["FLASHPATCH"] * command.stock)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
-    return {**kept, **_EVERYWHERE, **command.environment}
 
 
 def _wait(
@@ -187,7 +189,9 @@ def engine_here(kind: str = "") -> str:
 
 def engine() -> Any:
     """Return the module of the installed engine's standard job: `vllm_engine` or `sglang_engine`."""
-    return import_module(f"{__package__}.{engine_here()}_engine")
+    if not (name := engine_here()):
+        raise RuntimeError("neither vLLM nor SGLang is installed here")
+    return import_module(f"{__package__}.{name}_engine")
 
 
 def wait_for(path: Path) -> str:

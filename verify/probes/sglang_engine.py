@@ -86,6 +86,21 @@ class Engine:
             found.append([triple[0] for triple in triples])
         return found
 
+    def generate(
+        self, prompts: list[list[int]], asked: list[dict[str, Any]], tokens: int
+    ) -> list[dict[str, Any]]:
+        """Return so many tokens and their logprobs for each prompt of a batch, sampled as is asked for each."""
+        sampling = [dict(one, max_new_tokens=tokens, ignore_eos=True) for one in asked]
+        found = self.engine.generate(input_ids=prompts, sampling_params=sampling, return_logprob=True)
+        scores = [[row[0] for row in one["meta_info"]["output_token_logprobs"]] for one in found]
+        return [dict(tokens=one["output_ids"], logprobs=row) for one, row in zip(found, scores)]
+
+    def call(self, method: str, *given: Any) -> Any:
+        """Return what the first scheduler answers to a command of FlashPatch."""
+        from flashpatch.patches.eagle import verl_sglang
+
+        return self.engine.loop.run_until_complete(verl_sglang.eagle_call(self.engine, method, given))[0]
+
     def close(self) -> None:
         self.engine.shutdown()
 

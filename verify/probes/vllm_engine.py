@@ -105,13 +105,27 @@ class Engine:
         """Return what `answers` does, under an adapter if one is named."""
         return answers(self.llm, adapter=self._adapters.get(adapter))
 
+    def generate(
+        self, prompts: list[list[int]], asked: list[dict[str, Any]], tokens: int
+    ) -> list[dict[str, Any]]:
+        """Return so many tokens and their logprobs for each prompt of a batch, sampled as is asked for each."""
+        given = [dict(one, max_tokens=tokens, logprobs=0) for one in asked]
+        found = [one.outputs[0] for one in _ask(self.llm, prompts, *given)]
+        return [
+            dict(tokens=list(one.token_ids), logprobs=_logprobs(one.token_ids, one.logprobs)) for one in found
+        ]
+
+    def call(self, method: str, *given: Any) -> Any:
+        """Return what the first worker answers to a command of FlashPatch."""
+        return self.llm.collective_rpc(method, args=given)[0]
+
     def close(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()
 
     def look(self) -> dict[str, Any]:
         """Return what the worker has in memory, and vLLM's own version spans of an answer; None before 0.32."""
         [found] = self.llm.collective_rpc("flashpatch_probe_look")
-        [output] = _ask(self.llm, PROMPTS[0], None, max_tokens=TOKENS)
+        [output] = _ask(self.llm, PROMPTS[:1], dict(max_tokens=TOKENS))
         spans = getattr(output.outputs[0], "weight_versions", None)
         return {**found, "spans": spans and [[span.version, span.start, span.end] for span in spans]}
 
@@ -122,19 +136,22 @@ def answers(llm: Any, prompts: Sequence[list[int]] = PROMPTS, adapter: Any = Non
     Requests run one at a time, so that batches are the same in every process."""
     rows = []
     for prompt in prompts:
-        [scored] = _ask(llm, prompt, adapter, max_tokens=1, prompt_logprobs=0)
-        [output] = _ask(llm, prompt, adapter, max_tokens=TOKENS, logprobs=0)
+        [scored] = _ask(llm, [prompt], dict(max_tokens=1, prompt_logprobs=0), adapter=adapter)
+        [output] = _ask(llm, [prompt], dict(max_tokens=TOKENS, logprobs=0), adapter=adapter)
         continued = output.outputs[0]
-        pairs = [
-            *zip(prompt[1:], scored.prompt_logprobs[1:], strict=True),
-            *zip(continued.token_ids, continued.logprobs, strict=True),
-        ]
-        rows.append([found[token].logprob for token, found in pairs])
+        read = _logprobs(prompt[1:], scored.prompt_logprobs[1:])
+        rows.append(read + _logprobs(continued.token_ids, continued.logprobs))
     return rows
 
 
-def _ask(llm: Any, prompt: list[int], adapter: Any, **asked: Any) -> Any:
+def _ask(llm: Any, prompts: Sequence[list[int]], *asked: dict[str, Any], adapter: Any = None) -> Any:
     from vllm import SamplingParams
 
-    sampling = SamplingParams(temperature=0, ignore_eos=True, detokenize=False, **asked)
-    return llm.generate({"prompt_token_ids": prompt}, sampling, use_tqdm=False, lora_request=adapter)
+    plain = dict(temperature=0, ignore_eos=True, detokenize=False)
+    texts = [{"prompt_token_ids": prompt} for prompt in prompts]
+    sampling = [SamplingParams(**{**plain, **one}) for one in asked]
+    return llm.generate(texts, sampling, use_tqdm=False, lora_request=adapter)
+
+
+def _logprobs(tokens: Sequence[int], rows: Any) -> list[float]:
+    return [row[token].logprob for token, row in zip(tokens, rows, strict=True)]

@@ -4,14 +4,13 @@ import signal
 from pathlib import Path
 
 import pytest
+import run_events
 from machine import limit
 
-from flashpatch.verify import read_events
 
-
-def only(home: Path) -> read_events.ProcessEvents:
+def only(home: Path) -> run_events.ProcessEvents:
     [run] = home.iterdir()
-    [process], problems = read_events.read(run)
+    [process], problems = run_events.read(run)
     assert problems == []
     return process
 
@@ -48,7 +47,7 @@ def test_nothing_is_lost_between_threads_and_processes(finish, home: Path) -> No
             os._exit(0)
     """)
     [run] = home.iterdir()
-    found, _ = read_events.read(run)
+    found, _ = run_events.read(run)
     assert len(found) == 2
     for process in found:
         assert [event["n"] for event in process.events] == list(range(1, 801))
@@ -160,7 +159,7 @@ def test_events_are_switched_off_and_a_wrong_value_is_no_fault_of_the_job(start,
     _, err = process.communicate(timeout=limit(60))
     assert process.returncode == 0
     [run] = home.iterdir()
-    assert read_events.read(run) == ([], [])
+    assert run_events.read(run) == ([], [])
     assert err.count("FLASHPATCH_EVENT_BYTES") == (value == "many")
 
 

@@ -6,9 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import run_events
 from machine import limit
-
-from flashpatch.verify import read_events
 
 CODE = """
 from flashpatch import engine, ledger
@@ -26,7 +25,7 @@ def test_finite_numbers_of_known_names_are_kept(tmp_path: Path) -> None:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("FLASHPATCH")}
     env = {**clean, "FLASHPATCH_LEDGER": str(tmp_path), "FLASHPATCH_RUN": "r"}
     subprocess.run([sys.executable, "-c", CODE], env=env, check=True, timeout=limit(60))
-    [process], _ = read_events.read(tmp_path / "r")
+    [process], _ = run_events.read(tmp_path / "r")
     first, many = process.events
     assert first["values"] == {"mismatch/k3": 0.00123457, "timing_s/step": 3.0}
     assert (first["step"], first["sample"]) == (7, True)

@@ -6,7 +6,8 @@ import pytest
 from job_page import write_run
 
 from flashpatch import registry
-from flashpatch.verify.job import collect, series, source
+from flashpatch.verify.job import collect, series
+from flashpatch.verify.read_events import Recorded
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_a_run_without_events_says_what_is_not_known(tmp_path) -> None:
     folder = write_run(tmp_path / "run", updates=1)
     for path in folder.glob("events-*"):
         path.unlink()
-    found = collect.job(source.load(folder), registry.patches())
+    found = collect.job(Recorded(folder), registry.patches())
     said = "\n".join(found["not_recorded"])
     for what in ("Weight updates", "Syncs", "Acceptance", "Mismatch", "Audits", "Staleness", "Memory"):
         assert what in said
@@ -75,7 +76,7 @@ def test_what_a_file_had_no_room_for_is_said(tmp_path) -> None:
     path = folder / "events-made-up-2-7.jsonl"
     dropped = {"n": 0, "t": 1.0, "event": "dropped", "events": 7, "samples": 2, "by": {"update/committed": 7}}
     path.write_text(json.dumps(dropped) + "\n" + path.read_text() + '{"n": 3, "t')
-    found = collect.job(source.load(folder), registry.patches())
+    found = collect.job(Recorded(folder), registry.patches())
     counts = {"processes": 1, "dropped": 7, "dropped_samples": 2, "lost": 0, "unreadable": 1}
     assert found["recorded"] | {"events": 0} == {"events": 0, **counts}
     said = [one for one in found["not_recorded"] if one.startswith(("7 old", "2 old samples", "1 lines"))]
@@ -84,7 +85,7 @@ def test_what_a_file_had_no_room_for_is_said(tmp_path) -> None:
 
 def test_thousands_of_versions_are_joined_and_none_is_lost(tmp_path) -> None:
     folder = write_run(tmp_path / "run", updates=10_001)
-    found = collect.job(source.load(folder), registry.patches())
+    found = collect.job(Recorded(folder), registry.patches())
     [lane] = found["lanes"]
     assert len(lane["segments"]) <= 401 and lane["segments"][-1][3] == 10_001
     for before, after in zip(lane["segments"], lane["segments"][1:], strict=False):

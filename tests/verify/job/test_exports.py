@@ -16,7 +16,8 @@ from machine import limit
 
 from flashpatch import registry
 from flashpatch.verify import live
-from flashpatch.verify.job import collect, page, prometheus, source
+from flashpatch.verify.job import collect, page, prometheus
+from flashpatch.verify.read_events import Recorded
 
 
 def families(text: str) -> dict:
@@ -45,15 +46,15 @@ def test_prometheus_reads_the_metrics(flashpatch) -> None:
 
 def test_the_file_is_replaced(flashpatch, tmp_path: Path) -> None:
     (tmp_path / "job.prom").write_text("old")
-    flashpatch("metrics", "job-1", "-o", "job.prom")
+    assert flashpatch("metrics", "job-1", "-o", "job.prom").stdout == "", "cron mails what is printed"
     assert (tmp_path / "job.prom").read_text().startswith("# HELP")
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
 def test_labels_are_escaped_and_names_of_metrics_follow_the_conventions() -> None:
-    line = prometheus._line("flashpatch_process_proven", {"role": 'a"b\\c\nd'}, 1)
-    assert line == 'flashpatch_process_proven{role="a\\"b\\\\c\\nd"} 1'
-    [sample] = families(line + "\n")["flashpatch_process_proven"].samples
+    labels = prometheus._labels({"role": 'a"b\\c\nd'})
+    assert labels == 'role="a\\"b\\\\c\\nd"'
+    [sample] = families(f"flashpatch_process_proven{{{labels}}} 1\n")["flashpatch_process_proven"].samples
     assert sample.labels == {"role": 'a"b\\c\nd'}
     units = ("_seconds", "_bytes", "_total", "_tokens", "_versions", "_nats")
     without = {"process_alive", "process_proven", "processes_missing", "policy_version", "run_proven"}
@@ -116,7 +117,7 @@ def test_two_processes_of_one_host_and_pid_are_told_apart(tmp_path) -> None:
     row = json.loads(worker.read_text())
     row["start"], row["error"] = "77", "it broke"
     worker.with_name(f"row-{row['host']}-2-77.json").write_text(json.dumps(row))
-    job = source.load(folder)
+    job = Recorded(folder)
     found = collect.job(job, registry.patches())
     told = {one["start"]: (one["name"], one["verdict"]) for one in found["processes"] if one["pid"] == 2}
     assert told["77"][1] == "not proven" and len({name for name, _ in told.values()}) == 2

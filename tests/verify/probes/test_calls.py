@@ -10,7 +10,6 @@ TAKEN = {"trainer": ("release_server", "generate")}
 
 def said(monkeypatch: pytest.MonkeyPatch, *rows: dict[str, int]) -> tuple[bool, str]:
     """Judge trainers that counted so many calls of each patch."""
-    monkeypatch.setenv("FLASHPATCH", "grpo")
     found = [
         row(
             "trainer",
@@ -19,9 +18,8 @@ def said(monkeypatch: pytest.MonkeyPatch, *rows: dict[str, int]) -> tuple[bool, 
         )
         for pid, one in enumerate(rows, 10)
     ]
-    monkeypatch.setattr(calls, "rows", lambda nonce: found)
     monkeypatch.setitem(jobs.given()["taken"], "grpo.verl", TAKEN)
-    proof = calls.counted("n", "grpo.verl")
+    [proof] = calls.counted(found, "grpo")
     return proof.ok, proof.evidence
 
 

@@ -10,11 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flashpatch import __version__
+from flashpatch import __version__, registry
 from flashpatch.commands.report import Table, emit
 from flashpatch.ledger import files, runs, schema
 from flashpatch.verify import ends
 from flashpatch.verify.job import collect, source
+from flashpatch.verify.read_events import Recorded
 
 HELP = "the runs of a ledger, newest first: command, names, verdict, processes alive"
 SUMMARY = ".summary.json"
@@ -37,7 +38,12 @@ def run(args: argparse.Namespace) -> int:
     notes = ["flashpatch report RUN, flashpatch-verify --run RUN: one of them"]
     notes += [f"in {ledger}: {older} older"] if older else []
     columns = ("run", "began", "command", "names", "verdict", "alive")
-    emit(found, [Table("Runs", columns, [_cells(one) for one in found], notes=notes)], args.json)
+    rows = []
+    for job in found:
+        began, name = time.strftime("%b %d %H:%M", time.localtime(job["began"])), Path(job["command"]).name
+        alive = f"{job['alive']} of {job['processes']}"
+        rows.append((job["run"], began, name, ", ".join(job["names"]), job["verdict"], alive))
+    emit(found, [Table("Runs", columns, rows, notes=notes)], args.json)
     return 0
 
 
@@ -52,9 +58,9 @@ def _about(folder: Path) -> dict[str, Any] | None:
     with suppress(*schema.BROKEN, KeyError, TypeError):
         if (kept := schema.loads(files.load_bytes(str(path), runs.LARGEST)[0]))["of"] == of:
             return kept["about"]
-    if runs.read_run(folder) is None:
+    if (recorded := Recorded(folder)).run == runs.Run(folder.name):  # nothing is in it
         return None
-    job = collect.read(folder)
+    job = collect.job(recorded, registry.patches())
     about = {
         "run": folder.name,
         "began": job["began"],
@@ -70,9 +76,3 @@ def _about(folder: Path) -> dict[str, Any] | None:
             files.write(path, {"of": of, "about": about})
             os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))  # when the job last wrote to it
     return about
-
-
-def _cells(job: dict[str, Any]) -> tuple[str, ...]:
-    began = time.strftime("%b %d %H:%M", time.localtime(job["began"]))
-    alive = f"{job['alive']} of {job['processes']}"
-    return job["run"], began, Path(job["command"]).name, ", ".join(job["names"]), job["verdict"], alive

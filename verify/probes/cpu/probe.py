@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flashpatch.verify.probes import calls, jobs
+from flashpatch.verify.probes import jobs
 from flashpatch.verify.proof import Proof
 
 _proof = partial(Proof, "cpu")
@@ -25,13 +25,8 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     if device is not None:
         return [_proof("there is no accelerator", False, f"there is {device}: cpu refuses itself")]
     job.make_model(workdir / "model")
-    ended = jobs.run(jobs.ranks("cpu.job:rank", workdir, environment=_SGLANG), workdir, _TIMEOUT)
-    if ended.problem:
-        return [_proof("two ranks start as verl's trainers do", False, ended.problem, ended.seconds)]
-    return [
-        *_weigh(ended.ranks, ended.seconds),
-        *(calls.counted(nonce, of) for of in ("cpu.verl", "cpu.torch")),
-    ]
+    ended = jobs.run(jobs.ranks("cpu.job:rank", workdir, environment=_SGLANG), workdir, _TIMEOUT).checked()
+    return list(_weigh(ended.ranks, ended.seconds))
 
 
 def _weigh(seen: list[Mapping[str, Any]], seconds: float) -> Iterator[Proof]:

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flashpatch import ledger
 from flashpatch.patches.eagle.capture import sample_queue
 from flashpatch.settings import selections
-from flashpatch.verify.probes import calls, jobs
+from flashpatch.verify.probes import jobs
 from flashpatch.verify.probes.eagle.job import DRAFTERS
 from flashpatch.verify.proof import Proof
 
@@ -30,40 +31,35 @@ _ADDS = 0.02  # what the target's layers add, for states to depend on the contex
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
     """Run the engine that is installed, vLLM if both are, then judge what it did."""
-    name = jobs.engine_here()
-    if not name:
-        return [_proof("an engine opens", False, "neither vLLM nor SGLang is installed here")]
     from flashpatch.verify.probes.eagle import tiny
 
-    engine, opens = jobs.engine(), "an engine opens and generates"
+    engine, what = jobs.engine(), "an engine opens and generates"
     tiny.target(workdir / "target", seed=2, adds=_ADDS)
     for seed, drafter in enumerate(DRAFTERS):
-        tiny.drafter(workdir / drafter, exact=drafter != "noise", seed=seed, engine=name)
+        tiny.drafter(workdir / drafter, exact=drafter != "noise", seed=seed, engine=engine.NAME)
     queue = workdir / "samples"
     on = selections.from_environment(selections.NOTHING)
     on = selections.extend(on, on.names, None, {"arms": _ARMS, "samples": str(queue)})
     given = {"FLASHPATCH_RESOLVED": selections.resolved(os.environ["FLASHPATCH"], on)}
     environment = {**tiny.ENVIRONMENT, **engine.APART, **given}
-    ended = jobs.run([jobs.job("eagle.job:run", workdir, environment=environment)], workdir, _TIMEOUT)
-    seen = ended.seen["job"]
-    if ended.problem or not seen.get("answers"):
-        return [_proof(opens, False, ended.problem or "it saw nothing")]
-    notes = {name: value for row in calls.rows(nonce) for name, value in row.notes.items()}
+    commands = [jobs.job("eagle.job:run", workdir, environment=environment)]
+    seen = jobs.run(commands, workdir, _TIMEOUT).checked().seen["job"]
+    rows = [row for run in ledger.read() if run.id == nonce for row in run.rows]
+    notes = {name: value for row in rows for name, value in row.notes.items()}
     samples = sample_queue.SampleReader(queue).read_samples(10_000)
     learns = "the bandit chooses the number of tokens, and learns from the steps"
     follows = "new drafter weights arrive: acceptance falls with noise, which is rolled back, and rises with better ones"
     return [
-        _proof(opens, True, f"{len(seen['answers'])} answers with {len(DRAFTERS)} drafters", seen["opened"]),
-        _drawn(workdir / "target", seen["answers"], "raw" if name == "vllm" else "asked"),
+        _proof(what, True, f"{len(seen['answers'])} answers with {len(DRAFTERS)} drafters", seen["opened"]),
+        _drawn(workdir / "target", seen["answers"], "raw" if engine.NAME == "vllm" else "asked"),
         _aligned(workdir / "target", samples, seen),
         _proof(learns, *bandit_adapts(notes)),
         _proof(follows, *drafter_follows(notes)),
-        calls.counted(nonce, f"eagle.{name}"),
     ]
 
 
 def _drawn(target: Path, answers: Sequence[Any], returned: str) -> Proof:
-    what = "tokens are the target's alone, sampled ones from its distribution as asked for; log-probabilities are right"
+    what = "tokens are the target's alone, sampled ones from its distribution as asked for, each by itself; log-probabilities are right"
     from flashpatch.verify import sampled
 
     tally = sampled.Tally(_close())
@@ -72,6 +68,7 @@ def _drawn(target: Path, answers: Sequence[Any], returned: str) -> Proof:
         own = logits[len(one["prompt"]) - 1 : -1]
         tally.add(own, one["prompt"], one["asked"], one["tokens"], one["logprobs"], returned)
     evidence = f"{tally.outside} of {tally.tokens} tokens could not be drawn, likelihood off by {tally.off:.1f} standard deviations"
+    evidence += f", alike by {tally.shared:.1f}"
     return _proof(what, tally.good, f"{evidence}, log-probabilities by {tally.worst:.1g}")
 
 

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flashpatch.verify.probes import calls, jobs
+from flashpatch.verify.probes import jobs
 from flashpatch.verify.proof import Proof
 
 _proof = partial(Proof, "flowrl")
@@ -22,15 +22,8 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
         jobs.job("flowrl.job:alone", workdir),
         *jobs.ranks("flowrl.job:shared", workdir, environment=_NO_ACCELERATOR),
     ]
-    ended = jobs.run(commands, workdir, _TIMEOUT)
-    if ended.problem:
-        what = "verl's worker updates an actor with the loss mode flowrl"
-        return [_proof(what, False, ended.problem, ended.seconds)]
-    return [
-        *_weigh(ended.seen["job"], ended.seconds),
-        _compare(ended.seen["job"], ended.ranks[0]),
-        calls.counted(nonce, "flowrl.verl"),
-    ]
+    ended = jobs.run(commands, workdir, _TIMEOUT).checked()
+    return [*_weigh(ended.seen["job"], ended.seconds), _compare(ended.seen["job"], ended.ranks[0])]
 
 
 def _weigh(seen: Mapping[str, Any], seconds: float) -> Iterator[Proof]:

@@ -20,17 +20,13 @@ _SHARE = 0.1  # of what an adapter changes: rounding the merged weights to bf16 
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    if not jobs.engine_here():
-        return [_proof("adapters of an engine", False, "neither vLLM nor SGLang is installed")]
-    tiny.adapted(workdir)
     environment = jobs.engine().IN_ONE
+    tiny.adapted(workdir)
     commands = [
         jobs.job("fp8.job:adapters", workdir, environment=environment),
         jobs.job("fp8.job:fresh_adapters", workdir, jobs.FRESH, environment),
     ]
-    ended = jobs.run(commands, workdir, _TIMEOUT)
-    if ended.problem:
-        return [_proof("both engines answer", False, ended.problem)]
+    ended = jobs.run(commands, workdir, _TIMEOUT).checked()
     return list(_judged(ended.seen["job"], ended.seen[jobs.FRESH]["answers"]))
 
 

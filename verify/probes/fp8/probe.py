@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flashpatch import registry
-from flashpatch.arming.preflight import other_generation
-from flashpatch.verify.probes import answers, calls, jobs
+from flashpatch.settings import selections
+from flashpatch.verify.probes import answers, jobs
 from flashpatch.verify.probes.fp8 import tiny
 from flashpatch.verify.proof import Proof
 
@@ -30,7 +29,8 @@ _STEPS = {
 
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
-    engine, precision = jobs.engine(), calls.options("fp8")["precision"]
+    chosen = selections.from_environment(selections.NOTHING).choices["fp8"]
+    engine, precision = jobs.engine(), chosen.options["precision"]
     for name, seed in (("a", 1), ("b", 2)):
         tiny.write(workdir / name, seed)
     if precision == "int8" and engine.NAME == "vllm":  # stock vLLM does not round: its checkpoint is
@@ -44,11 +44,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
         jobs.job("fp8.job:fresh", workdir, jobs.FRESH, engine.IN_ONE),
     ]
     ended = jobs.run(commands, workdir, _TIMEOUT)
-    framework = other_generation(registry.family("fp8").patches, engine.NAME) or engine.NAME
-    return [
-        *_judged(ended, precision, engine.RELOAD),
-        calls.counted(nonce, f"fp8.{framework}"),
-    ]
+    return list(_judged(ended, precision, engine.RELOAD))
 
 
 def _judged(ended: jobs.Outcome, precision: str, reload: str) -> Iterator[Proof]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from flashpatch.verify.probes import calls, jobs
+from flashpatch.verify.probes import jobs
 from flashpatch.verify.probes.answers import VOCAB, gap
 from flashpatch.verify.proof import Proof
 
@@ -49,14 +49,8 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     from flashpatch.verify.probes.fsdp import job
 
     job.make_model(workdir / "model")
-    ended = run(workdir, PLAN)
-    if ended.problem:
-        return [_proof("two ranks send to two rollout workers", False, ended.problem, ended.seconds)]
-    return [
-        *_weigh(workdir, job.plain_step(workdir / "model").state_dict(), ended.seconds),
-        calls.counted(nonce, "fsdp.verl"),
-        calls.counted(nonce, "fsdp.verl_vllm"),
-    ]
+    ended = run(workdir, PLAN).checked()
+    return _weigh(workdir, job.plain_step(workdir / "model").state_dict(), ended.seconds)
 
 
 def _weigh(workdir: Path, wanted: dict[str, Any], seconds: float) -> list[Proof]:

@@ -96,18 +96,14 @@ def loss_function(mode: str, aggregation: str) -> Any:
 
 def share(batch: list[dict[str, torch.Tensor]], configured: int, split: dict[str, Any]) -> Any:
     """Return rows as verl's trainer passes them to one rank's engine."""
-    from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
     jagged = {
         name: torch.nested.nested_tensor([row[name] for row in batch], layout=torch.jagged)
         for name in batch[0]
     }
-    data = TensorDict(jagged, batch_size=len(batch))
-    tu.assign_non_tensor(
-        data, use_remove_padding=False, temperature=1.0, global_batch_size=configured, pad_token_id=0, **split
-    )
-    return data
+    settings = dict(use_remove_padding=False, temperature=1.0, global_batch_size=configured, pad_token_id=0)
+    return tu.get_tensordict(jagged, {**settings, **split})
 
 
 def gradient(engine: Any, data: Any, loss: Any) -> torch.Tensor:
@@ -191,17 +187,6 @@ def compare(strategy: str, model: Path, rank: int, world: int) -> Iterator[tuple
         yield f"{aggregation}, in {rounds} rounds", float((found - target).norm() / target.norm())
 
 
-def logprobs_away() -> float:
-    """Return the largest difference of blockwise log-probabilities from the plain ones; random float32."""
-    from flashpatch.patches.grpo.loss.logprobs import token_logprobs
-
-    draw = torch.Generator().manual_seed(0)
-    states, head = torch.randn(30, 16, generator=draw), torch.randn(500, 16, generator=draw)
-    labels = torch.randint(0, 500, (30,), generator=draw)
-    plain = torch.log_softmax(states @ head.t(), -1).gather(1, labels[:, None])[:, 0]
-    return float((token_logprobs(states, head, labels, tokens=7, vocabulary=64).logprobs - plain).abs().max())
-
-
 def rank(workdir: Path, seen: dict[str, Any]) -> None:
     """Note, for each FSDP, what `compare` yields; on the first rank what needs only one process as well."""
     number, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -224,8 +209,7 @@ def rank(workdir: Path, seen: dict[str, Any]) -> None:
         losses = [{"actor": {"policy_loss": {"loss_mode": mode}}} for mode in OTHER_LOSSES]
         seen |= {
             "refused": [verl_actor.refusal({"actor_rollout_ref": recipe}) for recipe in losses],
-            "logprobs": logprobs_away(),
             "routed": asyncio.run(asyncio.wait_for(servers.routed(), 60)),
-            "resumed": asyncio.run(servers.resumed()),
+            "resumed": [asyncio.run(asyncio.wait_for(servers.resumed(one), 60)) for one in "ab"],
         }
     distributed.destroy_global_process_group()

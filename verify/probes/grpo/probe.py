@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashpatch.verify.probes import calls, jobs
+from flashpatch.verify.probes import jobs
 from flashpatch.verify.probes.grpo.servers import REQUESTS, WANTED
 from flashpatch.verify.proof import Proof
 
@@ -17,10 +17,8 @@ _CLOSE = 1e-5  # of the gradient's norm: float32, summed in another order
 
 def probe(nonce: str, workdir: Path) -> list[Proof]:
     commands = jobs.ranks("grpo.job:rank", workdir, environment={"TORCH_COMPILE_DISABLE": "1"})
-    ended = jobs.run(commands, workdir, _TIMEOUT)
-    if ended.problem:
-        return [Proof("grpo", "two ranks train with verl's engines", False, ended.problem, ended.seconds)]
-    return [*_weigh(ended.ranks, ended.seconds), calls.counted(nonce, "grpo.verl")]
+    ended = jobs.run(commands, workdir, _TIMEOUT).checked()
+    return list(_weigh(ended.ranks, ended.seconds))
 
 
 def _weigh(seen: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[Proof]:
@@ -36,7 +34,7 @@ def _weigh(seen: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[Proof]
             "register_policy_loss",
             seconds,
         )
-    refused, routed, resumed, away = (first[name] for name in ("refused", "routed", "resumed", "logprobs"))
+    refused, routed, resumed = (first[name] for name in ("refused", "routed", "resumed"))
     yield _proof(
         "a recipe with another loss is refused by name",
         all(f"loss_mode={mode}" in said for mode, said in zip(OTHER_LOSSES, refused, strict=True)),
@@ -62,8 +60,7 @@ def _weigh(seen: Sequence[Mapping[str, Any]], seconds: float) -> Iterator[Proof]
         f"{resumed}",
         "generate_part",
     )
-    yield _proof("log-probabilities from blocks", away < 1e-4, f"{away:.0e} from the plain ones")
 
 
-def _proof(what: str, ok: bool, evidence: str, patch: str = "", seconds: float = 0.0) -> Proof:
-    return Proof(f"grpo.verl.{patch}" if patch else "grpo", what, ok, evidence, seconds)
+def _proof(what: str, ok: bool, evidence: str, patch: str, seconds: float = 0.0) -> Proof:
+    return Proof(f"grpo.verl.{patch}", what, ok, evidence, seconds)

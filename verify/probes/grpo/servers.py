@@ -75,13 +75,9 @@ async def routed() -> dict[str, Any]:
     }
 
 
-async def resumed(requests: int = 2) -> list[dict[str, Any]]:
-    """Return what each of several requests got: its tokens, and the policy versions that it says made them."""
-    return [await asyncio.wait_for(_resumed(str(number)), 60) for number in range(requests)]
-
-
-async def _resumed(request: str) -> dict[str, Any]:
-    """Send a request to servers whose first call is stopped after two tokens, and the second dies: see `WANTED`."""
+async def resumed(request: str) -> dict[str, Any]:
+    """Send a request to servers whose first call is stopped after two tokens, and the second dies; return its tokens, and the policy
+    versions that it says made them: see `WANTED`."""
     from ray.exceptions import ActorDiedError
     from verl.workers.rollout.replica import TokenOutput
 

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_events
 
 from flashpatch.ledger import files, old_runs, runs
 from flashpatch.ledger.nodes import keys
 from flashpatch.ledger.nodes.node import Node
-from flashpatch.verify import live, read_events
-from flashpatch.verify.job import collect, prometheus, source
+from flashpatch.verify import live
+from flashpatch.verify.job import collect, prometheus
+from flashpatch.verify.read_events import Recorded
 
 
 def put(path: Path, value: object) -> None:
@@ -73,7 +75,7 @@ def test_rows_of_other_nodes_join_those_here(tmp_path: Path) -> None:
 
 def test_pages_and_metrics_name_the_node(tmp_path: Path) -> None:
     place(tmp_path, "one", row("far", 2))
-    job = source.load(tmp_path / "r")
+    job = Recorded(tmp_path / "r")
     assert [*collect.names(job).values()] == ["process far:2 on one (oneoneon)"]
     assert 'node="one (oneoneon)"' in prometheus.text(job, live.judge(job.run, {}))
 
@@ -119,7 +121,7 @@ def test_events_of_other_nodes_are_read(tmp_path: Path) -> None:
     event = json.dumps({"n": 1, "t": 1.0, "event": "update"}) + "\n"
     put(tmp_path / "r" / "events-near-1-5.jsonl", event)
     place(tmp_path, "one", events={"events-far-2-5.jsonl": event, "events-near-1-5.jsonl": event * 2})
-    found, problems = read_events.read(tmp_path / "r")
+    found, problems = run_events.read(tmp_path / "r")
     assert [(one.host, len(one.events)) for one in found] == [("far", 1), ("near", 1)] and problems == []
 
 

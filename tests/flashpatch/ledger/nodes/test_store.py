@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_events
 
 from flashpatch.ledger import events, files, runs
 from flashpatch.ledger.nodes import keys, node, published
 from flashpatch.ledger.nodes.ray_store import Store
-from flashpatch.verify import read_events
 
 pytestmark = pytest.mark.verl
 
@@ -51,13 +51,13 @@ class Here:
     def publish(self) -> None:
         published.publish(self.store, self.run, str(self.folder), self.node)
 
-    def turn(self) -> tuple[runs.Row, list[read_events.ProcessEvents]]:
+    def turn(self) -> tuple[runs.Row, list[run_events.ProcessEvents]]:
         """Publish, fetch and read."""
         self.publish()
         assert node.fetch(self.store, self.run, self.copy) == 1
         run = runs.read_run(self.copy)
         assert run is not None and run.problems == []
-        found, problems = read_events.read(self.copy)
+        found, problems = run_events.read(self.copy)
         assert problems == []
         return run.rows[0], found
 
@@ -183,7 +183,7 @@ def test_what_is_in_the_store_is_not_trusted(here: Here, spoil, problem: str) ->
     node.fetch(here.store, here.run, here.copy)
     run = runs.read_run(here.copy)
     assert run is not None and problem in " ".join(run.problems)
-    read_events.read(here.copy)
+    run_events.read(here.copy)
     outside = here.copy.parents[1].rglob("*")
     written = {path for path in outside if path.is_file() and here.folder not in path.parents}
     assert written == {here.copy / "nodes" / "nodes.json"}

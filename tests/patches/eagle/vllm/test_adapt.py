@@ -26,11 +26,12 @@ def test_decisions_and_rewards_are_in_the_ledger(run):
 
 def test_acceptance_and_choices_over_time_are_in_the_report(run):
     from flashpatch import registry
-    from flashpatch.verify.job import collect, source
+    from flashpatch.verify.job import collect
+    from flashpatch.verify.read_events import Recorded
 
     _, at = run
     [folder] = (at / "ledger").iterdir()
-    found = collect.job(source.load(folder), registry.patches())
+    found = collect.job(Recorded(folder), registry.patches())
     charts = {chart["id"]: chart for chart in found["charts"]}
     [acceptance] = charts["acceptance"]["lines"]
     assert all(1 <= value <= 4 for _, value in acceptance["points"])

@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import run_events
 import trl_job
 import vllm_updates as updates
 from trainer_senders import PLUGINS
 from vllm_lab import engines, oracle, quantized, scenario
-
-from flashpatch.verify import read_events
 
 pytestmark = [pytest.mark.trainer("trl"), pytest.mark.full]
 
@@ -64,7 +63,7 @@ def check_metrics(found: dict[str, Any], precision: str) -> None:
 
 def check_ledger(run: Path) -> None:
     """A report of the job finds the syncs, and what was logged."""
-    events = [event for process in read_events.read(run)[0] for event in process.events]
+    events = [event for process in run_events.read(run)[0] for event in process.events]
     syncs = [event for event in events if event["event"] == "sync"]
     assert [event.get("step") for event in syncs] == [0, 1, 2, None]
     assert [event["sync/policy_version"] for event in syncs] == [1, 2, 3, 4]

@@ -3,11 +3,10 @@
 import os
 from pathlib import Path
 
+import run_events
 import warm
 from machine import limit
 from tree import TREE
-
-from flashpatch.verify import read_events
 
 BEGIN = """
 import fp8_toys as toys
@@ -23,7 +22,7 @@ def recorded(tmp_path: Path, code: str) -> list[dict]:
     env = {**clean, "FLASHPATCH_LEDGER": str(tmp_path / "ledger"), "FLASHPATCH_RUN": "r"}
     env["PYTHONPATH"] = str(TREE / "tests" / "support")
     warm.run(warm.TORCH, ["-c", BEGIN + code], env=env, cwd=tmp_path, timeout=limit(120)).check_returncode()
-    [process], problems = read_events.read(tmp_path / "ledger" / "r")
+    [process], problems = run_events.read(tmp_path / "ledger" / "r")
     assert not problems
     return process.events
 
