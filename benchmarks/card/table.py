@@ -88,6 +88,7 @@ ROWS = {
     "tokens": tuple(SPEEDS),
     "update": ("7B_bf16", "7B_fp8", "7B_int8", "30B_bf16", "30B_fp8"),
     "sleep": tuple(f"{name}_{level}" for name in ("stock", "bf16", "fp8") for level in (1, 2)),
+    "sglang": ("stock", "bf16", "fp8"),
 }
 
 
@@ -95,7 +96,7 @@ def against(part: str, row: str) -> str:
     """Return the row, measured before it in the same run, that a row is divided by; "": none."""
     if part == "tokens":
         return SPEEDS[row].against
-    return {"step": "bf16", "sleep": f"stock_{row[-1]}"}.get(part, "")
+    return {"step": "bf16", "sleep": f"stock_{row[-1]}", "sglang": "stock"}.get(part, "")
 
 
 def processes(part: str, row: str) -> list[tuple[str, dict[str, str]]]:
@@ -106,6 +107,6 @@ def processes(part: str, row: str) -> list[tuple[str, dict[str, str]]]:
         return [("fresh", {}), *ours]
     if part == "step":
         return [("update", {})]  # it hands FLASHPATCH to the job alone
-    name = SPEEDS[row].name if part == "tokens" else row[:-2].replace("stock", "")
+    name = SPEEDS[row].name if part == "tokens" else row.partition("_")[0].replace("stock", "")
     # What is measured with eagle turns it on itself.
     return [("update", {"FLASHPATCH": name.replace("eagle", "bf16")})] if name else [("fresh", {})]

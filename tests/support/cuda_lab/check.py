@@ -92,6 +92,9 @@ class Check:
             SystemExit: no case begins with one of them."""
         for part, cases_of in itertools.groupby(self.wanted(words), lambda case: case.partition(":")[0]):
             left = [case.partition(":")[2] for case in cases_of]
+            if part in ("verl", "sglang") and find_spec(part) is None:
+                yield from (Row(f"{part}:{name}", "not here", f"{part} is not installed") for name in left)
+                continue
             for row in self.parts[part][0](list(left)):
                 left.remove(row.case.partition(":")[2])
                 yield row
@@ -138,9 +141,6 @@ class Check:
                 yield _answers(f"engine:{name}", wanted, got)
 
     def verl(self, names: list[str]) -> Iterator[Row]:
-        if find_spec("verl") is None:
-            yield from (Row(f"verl:{name}", "not here", "verl is not installed") for name in names)
-            return
         more = {**WORKER, **({"VERL_DISABLE_TRITON_FP8": "1"} if self.fake else {})}
         fresh = {name: f"{'fp8' if name == 'default' else name}_verl:graphs" for name in names}
         wanted = dict(self.stream("engine", "fresh", list(dict.fromkeys(fresh.values()))))

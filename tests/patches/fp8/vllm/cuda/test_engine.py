@@ -121,12 +121,11 @@ INT8 = {
 }
 
 
+OFTEN = {100: (), 120: (pytest.mark.full,)}
+
+
 @pytest.mark.parametrize(
-    "capability",
-    [
-        pytest.param(100, marks=pytest.mark.runs(*INT8[100])),
-        pytest.param(120, marks=[pytest.mark.runs(*INT8[120]), pytest.mark.full]),
-    ],
+    "capability", [pytest.param(at, marks=[pytest.mark.runs(*both), *OFTEN[at]]) for at, both in INT8.items()]
 )
 def test_int8_takes_a_kernel_that_does_not_refuse(lane, capability: int) -> None:
     """From 10.0 on stock takes CUTLASS's, which refuses, unless told ``linear_backend="triton"``."""
