@@ -270,7 +270,7 @@ smoke-cuda:
 # ENGINE=sglang: SGLang's, from test-cuda-sglang's environment.
 ON_FAKE := $(if $(filter sglang,$(ENGINE)),$(SGLANG_CUDA),$(PINNED_CUDA))
 gpu-bundle: $(ON_FAKE)/.ready
-	$(ON_FAKE)/bin/python tests/support/gpu_bundle/build.py --to build/gpu
+	$(ON_FAKE)/bin/python tests/support/gpu_bundle/build.py build/gpu
 
 # CASES="engine:fp8 update": only those; BUDGET: after so many seconds it ends; FAKE=1: without a GPU, on the fake device,
 # with ENGINE=sglang SGLang's rows.

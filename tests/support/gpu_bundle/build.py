@@ -1,11 +1,10 @@
 """Pack the CUDA build of vLLM or SGLang, and what it imports, into parts that install beside torch without a network.
 
-    ENVIRONMENT/bin/python tests/support/gpu_bundle/build.py --to FOLDER [--only PART...] [--capability 90]
+    ENVIRONMENT/bin/python tests/support/gpu_bundle/build.py FOLDER
 
 ENVIRONMENT has one of them installed, and all that it imports; nothing is downloaded. `install.py` beside this file installs
-parts. Libraries are reduced to one compute capability."""
+parts. Libraries are reduced to compute capability 9.0."""
 
-import argparse
 import subprocess
 import sys
 import tarfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import prune
 
+CAPABILITY = 90
 MOST = 55_000_000  # bytes of a part, which travels beside the tree
 ATTENTION, EXPERTS = ("_vllm_fa3_C",), ("_moe_C_stable_libtorch",)  # of vLLM, in parts of their own
 FLASH = ("sgl_kernel/flash_ops",)  # of SGLang, likewise
@@ -28,14 +28,8 @@ LEFT_OUT = (  # other capabilities, other Pythons, servers in Rust and of Ray; w
     *("_vllm_fa2_C", "vllm-rs", "third_party/fmha_sm100", "cpython-310-", "cpython-311-", "cpython-313-"),
     *("ray/jars/", "ray/dashboard/client/", "ray/rllib/"),
     *("cpython-314-", "__pycache__", "/tests/", "libxgrammar.a"),
-    *(
-        "sgl_kernel/sm100/",
-        "sgl_kernel/flashmla",
-        "libmscclpp",
-        "mscclpp_nccl",
-        "flashinfer_cubin/cubins/",
-        "flashinfer/data/",
-    ),
+    *("sgl_kernel/sm100/", "sgl_kernel/flashmla", "libmscclpp", "mscclpp_nccl"),
+    *("flashinfer_cubin/cubins/", "flashinfer/data/"),
 )
 SMALL = """
 httpx2 httpcore2 truststore opentelemetry-proto opentelemetry-sdk opentelemetry-semantic-conventions opentelemetry-semantic-conventions-ai python-dateutil
@@ -67,16 +61,10 @@ setproctitle sniffio starlette torch_memory_saver traitlets typing-inspection uv
 CUTE = "nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--to", type=Path, required=True, help="folder of the parts")
-    parser.add_argument("--only", nargs="*", default=(), help="these parts; none: all")
-    parser.add_argument("--capability", type=int, default=90, help="ten times the compute capability")
-    options = parser.parse_args()
-    options.to.mkdir(parents=True, exist_ok=True)
-    parts = of_sglang() if find_spec("sglang") else of_vllm()
-    for name in options.only or parts:
-        pack(options.to / f"{name}.tar.xz", parts[name], options.capability)
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, members in (of_sglang() if find_spec("sglang") else of_vllm()).items():
+        pack(folder / f"{name}.tar.xz", members)
 
 
 def of_vllm() -> dict[str, list[tuple[str, Path]]]:
@@ -118,19 +106,20 @@ def is_one_of(path: str, words: tuple[str, ...]) -> bool:
     return any(word in path for word in words)
 
 
-def pack(part: Path, members: list[tuple[str, Path]], capability: int) -> None:
+def pack(part: Path, members: list[tuple[str, Path]]) -> None:
     """Write a part; libraries with GPU code go reduced."""
     with part.open("wb") as out, tempfile.TemporaryDirectory() as folder:
         xz = subprocess.Popen(["xz", "-T0", "-9e", "-c"], stdin=subprocess.PIPE, stdout=out)
         with tarfile.open(fileobj=xz.stdin, dereference=True, mode="w|") as archive:
             for name, path in members:
+                small = Path(folder, path.name)
                 if is_one_of(name, REDUCED):
-                    small = Path(folder, path.name)
-                    prune.reduce(path, small, capability)
-                    path = small
-                elif is_one_of(name, STRIPPED):
-                    path = stripped(path, Path(folder, path.name))
-                archive.add(path, name)
+                    prune.reduce(path, small, CAPABILITY)
+                elif is_one_of(name, STRIPPED):  # of their symbols, half of some
+                    subprocess.run(["strip", "--strip-unneeded", "-o", small, path], check=True)
+                else:
+                    small = path
+                archive.add(small, name)
         xz.stdin.close()
         if xz.wait():
             sys.exit(f"xz cannot write {part}")
@@ -140,11 +129,5 @@ def pack(part: Path, members: list[tuple[str, Path]], capability: int) -> None:
         sys.exit(f"{part} has more than {MOST / 1e6:.0f} MB: move something into another part")
 
 
-def stripped(source: Path, target: Path) -> Path:
-    """Copy a library without its symbols, half of some."""
-    subprocess.run(["strip", "--strip-unneeded", "-o", target, source], check=True)
-    return target
-
-
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

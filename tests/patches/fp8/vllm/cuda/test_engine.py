@@ -108,7 +108,7 @@ LACKING = Run("engine", "update", 90, ("block_kv_verl:graphs:verl-lacking",), tu
 @pytest.mark.skipif(find_spec("verl") is None, reason="verl's sender is not here")
 @pytest.mark.runs(LACKING)
 def test_a_sync_that_lacks_a_weight_under_verls_own_fp8_is_an_error(lane) -> None:
-    """Stock verl goes on with the old weight: `make test-gpu FAKE=1 CASES=peer`."""
+    """Stock verl goes on with the old weight, without a word (docs/measured/fp8.md)."""
     assert "failed in a weight update" in lane.result(LACKING)["block_kv_verl:graphs:verl-lacking"]["error"]
 
 
