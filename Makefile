@@ -18,7 +18,8 @@
 # make test-cuda-sglang  storage after an update of SGLang 0.5.12's, on the same device
 # make test-gpu   on a machine with a GPU, PYTHON=the interpreter that has vLLM and FlashPatch: the same on it, compiled too, and
 #                 what an update costs; prints a row as each case ends and appends it to build/gpu/rows.jsonl. See docs/develop/gpu.md
-# make gpu-bundle what such a machine needs if it has torch and no network, in parts in build/gpu, from test-cuda-0.24's environment
+# make gpu-bundle what such a machine needs if it has torch and no network, in parts in build/gpu, from test-cuda-0.24's environment;
+#                 ENGINE=sglang: from test-cuda-sglang's, SGLang's parts
 # make dist       sdist and wheel in dist/, built twice and compared, checked by twine and check-wheel-contents
 # make docs       the documentation site in build/site: guides, API reference, commands; strict, and shown without a network
 # make resolve    after make dist: asks pip, without installing anything, whether each extra resolves
@@ -266,13 +267,16 @@ smoke-cuda:
 	else echo "no smoke of vLLM's CUDA wheel: $(CUDA) is not there, make test-cuda sets it up"; fi
 
 # What a machine with a GPU, torch 2.11 and no network needs: parts that tests/support/gpu_bundle/install.py installs there.
-gpu-bundle: $(PINNED_CUDA)/.ready
-	$(PINNED_CUDA)/bin/python tests/support/gpu_bundle/build.py --to build/gpu $(if $(WHEEL),--wheel)
+# ENGINE=sglang: SGLang's, from test-cuda-sglang's environment.
+ON_FAKE := $(if $(filter sglang,$(ENGINE)),$(SGLANG_CUDA),$(PINNED_CUDA))
+gpu-bundle: $(ON_FAKE)/.ready
+	$(ON_FAKE)/bin/python tests/support/gpu_bundle/build.py build/gpu
 
-# CASES="engine:fp8 update": only those; BUDGET: after so many seconds it ends; FAKE=1: without a GPU, on the fake device.
-test-gpu: $(if $(FAKE),$(PINNED_CUDA)/.ready)
-	PYTHONSAFEPATH=1 PYTHONPATH=tests/support:benchmarks $(if $(FAKE),$(PINNED_CUDA)/bin/python,$(PYTHON)) -m cuda_lab.gpu $(if $(FAKE),--fake) \
-		$(if $(CASES),--cases $(CASES)) $(if $(BUDGET),--budget $(BUDGET)) $(if $(ROWS),--rows $(ROWS))
+# CASES="engine:fp8 update": only those; BUDGET: after so many seconds it ends; FAKE=1: without a GPU, on the fake device,
+# with ENGINE=sglang SGLang's rows.
+test-gpu: $(if $(FAKE),$(ON_FAKE)/.ready)
+	PYTHONSAFEPATH=1 PYTHONPATH=tests/support:benchmarks $(if $(FAKE),$(ON_FAKE)/bin/python,$(PYTHON)) -m cuda_lab.gpu $(if $(FAKE),--fake) \
+		$(if $(CASES)$(filter sglang,$(ENGINE)),--cases $(or $(CASES),sglang)) $(if $(BUDGET),--budget $(BUDGET)) $(if $(ROWS),--rows $(ROWS))
 
 trainers: $(TRAINERS)
 

@@ -13,8 +13,9 @@ from cuda_lab import results
 
 def main(mode: str, root: str, out: str, case: str) -> None:
     part, _, row = case.partition(":")
+    module = "cuda_lab.sglang_card" if part == "sglang" else f"card.{part}"  # a lab without vLLM
     found = results.attempt(
-        lambda: importlib.import_module(f"card.{part}").measured(row, Path(root), mode == "update")
+        lambda: importlib.import_module(module).measured(row, Path(root), mode == "update")
     )
     results.add(out, case, found)
     results.leave()

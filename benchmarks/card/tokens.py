@@ -30,9 +30,12 @@ def measured(row: str, root: Path, _ours: bool) -> dict[str, dict[str, float]]:
     what = SPEEDS[row]
     if what.name == "eagle":
         import flashpatch
+        from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
 
+        if not what.writes:
+            SampleWriter.offer = lambda writer, sample, release: release()
         # Named arms: else vLLM's first runner keeps its full graphs, and one number of drafts.
-        options = {"arms": ARMS, "capture_rate": 0.0} if what.drafts else {}
+        options = {"arms": ARMS, "capture_rate": 0.0} if what.drafts else {"capture_budget": 0}
         flashpatch.enable("eagle", strict=True, samples=str(root / f"samples-{row}"), **options)
     llm, found = opened(root, what), {}
     for length, batches in BATCHES.items() if not what.drafts else [(SHORT, DRAFTED)]:

@@ -70,7 +70,7 @@ def test_libraries_load_from_a_part(bundle, tmp_path: Path, monkeypatch) -> None
     pytest.importorskip("numpy")
     build, install, part = bundle("build"), bundle("install"), tmp_path / "part.tar.xz"
     libraries = [file for file in build.files("numpy") if "numpy.libs/" in file[0]]
-    build.pack(part, libraries, 90)
+    build.pack(part, libraries)
     monkeypatch.setattr(install, "SITE", tmp_path)
     monkeypatch.setattr(install, "installed", lambda name: "")
     install.install(part)

@@ -91,9 +91,11 @@ def on_gpu() -> dict[str, str]:
 def train(
     world: Path, folder: Path, *extra: str, like: list[str] = LIKE_A_RECIPE, fake: bool = True, **more: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a job of two steps to its end; later settings win. On a GPU vLLM compiles and captures as it does by default."""
+    """Run a job of two steps to its end; later settings win. On a GPU vLLM compiles and captures as it does by default.
+
+    It is in this process's group, with which it ends: killed alone, a lab would leave it on the card."""
     small, where = (SMALL, device(**more)) if fake else (SMALL[:2], {**on_gpu(), **more})
-    return verl_job.train(world, folder, *like, *small, *extra, **where)
+    return verl_job.train(world, folder, *like, *small, *extra, group=os.getpgrp(), **where)
 
 
 def recipe(name: str, world: Path, folder: Path) -> tuple[list[str], dict[str, str]]:

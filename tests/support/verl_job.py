@@ -84,9 +84,14 @@ def make_world(folder: Path, *settings: str) -> Path:
 
 
 def start(
-    world: Path, folder: Path, *extra: str, entry: str = "verl.trainer.main_ppo", **variables: str
+    world: Path,
+    folder: Path,
+    *extra: str,
+    entry: str = "verl.trainer.main_ppo",
+    group: int | None = None,
+    **variables: str,
 ) -> subprocess.Popen[bytes]:
-    """verl's own entry point; later settings win. Output in ``job.log``, a process group of its own."""
+    """verl's own entry point; later settings win. Output in ``job.log``, in this process group, or a session of its own."""
     where = (
         f"data.train_files={world}/train.parquet",
         f"data.val_files={world}/test.parquet",
@@ -102,7 +107,8 @@ def start(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,
+            start_new_session=group is None,
+            process_group=group,
         )
     ray_start.go_first(job.pid, folder / "job.log")
     return job
@@ -116,7 +122,8 @@ def end(job: subprocess.Popen[bytes]) -> None:
     for child in children:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
-    if job.poll() is None:
+    job.kill()
+    with contextlib.suppress(ProcessLookupError):  # of none, if it is in this process's
         os.killpg(job.pid, signal.SIGKILL)
     job.wait()
 
@@ -149,7 +156,7 @@ def processes(job: subprocess.Popen[bytes], name: str) -> list[Any]:
     return found
 
 
-def train(world: Path, folder: Path, *extra: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def train(world: Path, folder: Path, *extra: str, **variables: Any) -> subprocess.CompletedProcess[str]:
     """Run a job to its end, whatever that is; again where Ray's own node did not come up."""
     for _ in range(ray_start.TIMES):
         job = start(world, folder, *extra, **variables)

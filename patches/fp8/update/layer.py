@@ -277,7 +277,7 @@ class Layer:
             live = param.live()
             if param.required and live is not None:
                 staged = param.stage()
-                param.allocate()
+                param.allocate(filled=True)
                 staged.detach().copy_(live)
                 param.coverage.add(staged)
         self.prepare(readings)

@@ -281,14 +281,16 @@ class PristineParam:
             self.tensor = data
         return self.tensor
 
-    def allocate(self) -> None:
-        """Give the staged tensor memory: poison, unless loaders always leave gaps (padding) in it.
+    def allocate(self, filled: bool = False) -> None:
+        """Give the staged tensor memory: poison, unless loaders always leave gaps (padding) in it, or it is ``filled`` at once.
 
         Gaps hold their initial values, or zeros in a large tensor."""
         if self.storage.allocated:
             return
         gaps = self.expected is not None and 0 < self.expected.covered < self.expected.total
-        if self.storage.allocate(0 if gaps else _POISON) and gaps and self.initial is not None:
+        whole = filled and self.coverage.total * self.dtype.itemsize == self.storage.nbytes
+        byte = None if whole else 0 if gaps else _POISON
+        if self.storage.allocate(byte) and gaps and self.initial is not None:
             self.stage().detach().copy_(self.initial)
 
     def fill(self, running: torch.Tensor | None, left_out: bool = False) -> None:
@@ -301,9 +303,8 @@ class PristineParam:
         Raises:
             PatchError: there is no source of values."""
         tensor = self.stage() if self.tensor is None else self.tensor
-        self.allocate()
         if self.coverage.covered or not self.coverage.total:
-            return
+            return self.allocate()
         tensor = tensor.detach()
         source = self.initial if self.initial is not None else running
         if left_out and self.loaded is not None:
@@ -314,6 +315,7 @@ class PristineParam:
                 patch="fp8.update",
                 advice="Report this model; until then update it by restarting the engine.",
             )
+        self.allocate(filled=True)
         if source is not running and source.numel() == 1 and source.dtype.itemsize > 1:
             tensor.fill_(source.item())  # to be copied from the host it would wait for the device
         else:
@@ -393,15 +395,16 @@ class SharedStorage:
             self.identity = self._storage._cdata
         return self._storage
 
-    def allocate(self, byte: int) -> bool:
-        """Allocate the memory, every byte set to ``byte``; False, and nothing, if it is allocated already."""
+    def allocate(self, byte: int | None) -> bool:
+        """Allocate the memory, every byte set to ``byte`` if given; False, and nothing, if it is allocated already."""
         storage = self.get()
         self.allocated = True
         if storage.nbytes() >= self.nbytes:
             return False
         storage.resize_(self.nbytes)
-        raw = torch.empty(0, dtype=torch.uint8, device=self.device)
-        raw.set_(storage, 0, (self.nbytes,), (1,)).fill_(byte)
+        if byte is not None:
+            raw = torch.empty(0, dtype=torch.uint8, device=self.device)
+            raw.set_(storage, 0, (self.nbytes,), (1,)).fill_(byte)
         return True
 
     def release(self, held_by: int) -> None:
@@ -583,14 +586,12 @@ class WriteTracker(_Mode):
                 self._look_at_items(known, arg, args, key in written)
         if kwargs:
             for key, arg in kwargs.items():
-                items = arg if isinstance(arg, (list, tuple)) else (arg,)
-                self._look_at_items(known, items, args, key in written)
+                self._look_at_items(known, arg, args, key in written)
         return run(*args, **kwargs) if kwargs else run(*args)
 
-    def _look_at_items(self, operator: _Operator, items: Iterable, args: tuple, is_write: bool) -> None:
-        for item in items:
-            if isinstance(item, torch.Tensor):
-                self._look_at(operator, item, storage_identity(item), args, is_write)
+    def _look_at_items(self, operator: _Operator, arg: Any, args: tuple, is_write: bool) -> None:
+        for item in tensors_in(arg):
+            self._look_at(operator, item, storage_identity(item), args, is_write)
 
     def _look_at(
         self, operator: _Operator, tensor: torch.Tensor, identity: int | None, args: tuple, is_write: bool
@@ -662,12 +663,9 @@ def written_arguments(func: Any) -> frozenset[int | str]:
     return frozenset(key for pair in written for key in pair)
 
 
-def tensors_in(arg: Any) -> Iterable[torch.Tensor]:
-    if isinstance(arg, torch.Tensor):
-        return (arg,)
-    if isinstance(arg, (list, tuple)):
-        return [item for item in arg if isinstance(item, torch.Tensor)]
-    return ()
+def tensors_in(arg: Any) -> list[torch.Tensor]:
+    items = arg if isinstance(arg, (list, tuple)) else (arg,)
+    return [item for item in items if isinstance(item, torch.Tensor)]
 
 
 def storage_identity(tensor: torch.Tensor) -> int | None:

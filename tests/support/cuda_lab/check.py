@@ -30,7 +30,6 @@ WORKER = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_ALLOW_INSECURE_SERIALIZAT
 ARMS = ("0", "1", "2", "3")
 PATHS = os.pathsep.join(map(str, (SUPPORT, TREE / "benchmarks")))
 CLOSE = 0.02  # of log-probabilities of engines whose weights are the same, byte for byte
-LOSS_BOUND = 0.01  # of values that are rounded to bf16
 ABOUT = "import torch; print(torch.cuda.get_device_name(), *torch.cuda.get_device_capability(), sep='|')"
 
 
@@ -68,10 +67,8 @@ class Check:
         )
         self.figures: dict[str, dict[str, dict[str, float]]] = {}  # by case, what was measured
         self.parts: dict[str, tuple[Callable[[list[str]], Iterator[Row]], Sequence[str]]] = {
-            "losses": (self.losses, ("logprobs", "gradient")),
             "engine": (self.engines, self.here(ENGINES)),
             "verl": (self.verl, tuple(VERL)),
-            "peer": (self.peer, ("verl", "verl-lacking")),
             "drafter": (self.drafter, ARMS),
             "capture": (self.captured, ("graphs", "defaults")),
             "storage": (self.storage, cases.of(self.capability)),
@@ -92,6 +89,9 @@ class Check:
             SystemExit: no case begins with one of them."""
         for part, cases_of in itertools.groupby(self.wanted(words), lambda case: case.partition(":")[0]):
             left = [case.partition(":")[2] for case in cases_of]
+            if part in ("verl", "sglang") and find_spec(part) is None:
+                yield from (Row(f"{part}:{name}", "not here", f"{part} is not installed") for name in left)
+                continue
             for row in self.parts[part][0](list(left)):
                 left.remove(row.case.partition(":")[2])
                 yield row
@@ -121,15 +121,6 @@ class Check:
             if origin(name) in wanted:
                 yield name, wanted[origin(name)], got
 
-    def losses(self, names: list[str]) -> Iterator[Row]:
-        for name, away in self.stream("losses", "", ("logprobs", "gradient")):
-            if name in names:
-                verdict = "equal" if not isinstance(away, dict) and away <= LOSS_BOUND else "differs"
-                detail = (
-                    away["error"] if isinstance(away, dict) else f"{away:.1e} from float64, of the largest"
-                )
-                yield Row(f"losses:{name}", verdict, detail)
-
     def engines(self, names: list[str]) -> Iterator[Row]:
         asleep = [[name] for name in names if "sleep" in name]  # one a process
         for group in ([name for name in names if "sleep" not in name], *asleep):
@@ -138,9 +129,6 @@ class Check:
                 yield _answers(f"engine:{name}", wanted, got)
 
     def verl(self, names: list[str]) -> Iterator[Row]:
-        if find_spec("verl") is None:
-            yield from (Row(f"verl:{name}", "not here", "verl is not installed") for name in names)
-            return
         more = {**WORKER, **({"VERL_DISABLE_TRITON_FP8": "1"} if self.fake else {})}
         fresh = {name: f"{'fp8' if name == 'default' else name}_verl:graphs" for name in names}
         wanted = dict(self.stream("engine", "fresh", list(dict.fromkeys(fresh.values()))))
@@ -148,21 +136,6 @@ class Check:
             scenario = f"{name}_verl:graphs:verl"
             for _, got in self.stream("engine", "update", [scenario], **more, **VERL[name]):
                 yield _answers(f"verl:{name}", wanted[fresh[name]], got)
-
-    def peer(self, names: list[str]) -> Iterator[Row]:
-        """A whole sync, and one that lacks a weight, into verl's own fp8: stock, and under FlashPatch."""
-        case, more = (
-            "block_kv_verl:graphs",
-            {**WORKER, **({"VERL_DISABLE_TRITON_FP8": "1"} if self.fake else {})},
-        )
-        wanted = dict(self.stream("engine", "fresh", [case] if find_spec("verl") else [])).get(case)
-        for name in names if wanted else ():
-            said = [
-                f"{who}: {got.get('error') or _answers(name, wanted, got).detail}"
-                for who, families in (("stock", "0"), ("ours", "bf16"))
-                for _, got in self.stream("engine", "update", [f"{case}:{name}"], **more, FLASHPATCH=families)
-            ]
-            yield Row(f"peer:{name}", "measured", "; ".join(said))
 
     def drafter(self, names: list[str]) -> Iterator[Row]:
         for arm, wanted, got in self.pairs("drafts", names, names, str):

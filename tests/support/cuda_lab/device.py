@@ -8,15 +8,6 @@ IS_FAKE = bool(os.environ.get("FAKE_CUDA"))
 REPLAYED: Counter[str] = Counter()
 
 
-def calls() -> Counter[str]:
-    """Return the counter of the stand-ins' calls in this process."""
-    if not IS_FAKE:
-        return Counter()
-    from fake_cuda.standins import CALLS
-
-    return CALLS
-
-
 def refused_launches() -> int:
     """Return how many kernels this process could not launch: what they were to compute is missing without an error."""
     return _count("fake_cuda_refused_launches")

@@ -44,9 +44,8 @@ def main(mode: str, root: str, out: str, *arms: str) -> None:
         found = asked(llm, numbers, replayed)
         for arm, result in found.items():
             result |= {"before": before[arm], "moved": moved}
-    for result in found.values():
-        result["launches"] = device.refused_launches()
-    results.add_all(out, found)
+    for arm, result in found.items():
+        results.add(out, arm, {**result, "launches": device.refused_launches()})
     results.leave()
 
 

@@ -4,7 +4,7 @@ import os
 import pickle
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -28,11 +28,6 @@ def leave() -> NoReturn:
     """End the process without its destructors: those of CUDA libraries find no device."""
     sys.stdout.flush()
     os._exit(0)
-
-
-def add_all(out: str | Path, found: Mapping[str, Any]) -> None:
-    for name, result in found.items():
-        add(out, name, result)
 
 
 def read(out: str | Path) -> dict[str, Any]:

@@ -52,8 +52,8 @@ def run(
 
     Args:
         folder: for checkpoints, which later runs share, and for what this run writes.
-        what: `storage`, `engine`, `drafts`, `captured` or `losses`, the module of this package to run; or `card`, of `benchmarks`.
-        mode: `fresh`, or `update`: then FlashPatch is on, unless `more` says FLASHPATCH="0"; of losses "".
+        what: `storage`, `engine`, `drafts`, `captured` or `jobs`, the module of this package to run; or `card`, of `benchmarks`.
+        mode: `fresh`, or `update`: then FlashPatch is on, unless `more` says FLASHPATCH="0".
         capability: ten times the fake device's compute capability; 0: the GPU.
         names: of `cuda_lab.cases.CASES`; for engines with their steps; of drafts the arms.
         imported: modules that the process finds imported, as a fork of one that has done it; none: a new interpreter.
@@ -122,5 +122,5 @@ def _prepared(
         patches |= {"FLASHPATCH": "bf16", "FLASHPATCH_CONFIG": str(options)}
     out = Path(tempfile.mkdtemp(dir=folder), "results")
     arguments = ["-m", what if what == "card" else f"cuda_lab.{what}"]
-    arguments += [mode, str(folder / "checkpoints"), str(out), *names] if mode else [str(out)]
+    arguments += [mode, str(folder / "checkpoints"), str(out), *names]
     return out, arguments, environment(capability, **{**patches, **more})

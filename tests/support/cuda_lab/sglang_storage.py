@@ -6,7 +6,6 @@
 
 import functools
 import gc
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -23,7 +22,7 @@ from sglang.srt.model_loader.loader import get_model_loader
 from sglang.srt.server_args import ServerArgs, set_global_server_args_for_scheduler
 from vllm_lab import models
 
-from cuda_lab import checkpoints, device, mutants, results, sglang_cases, state
+from cuda_lab import checkpoints, device, results, sglang_cases, state
 
 ENGINE = dict(
     device="cuda",
@@ -35,7 +34,6 @@ ENGINE = dict(
 
 
 def main(mode: str, root: str, out: str, *names: str) -> None:
-    mutants.use(os.environ.get("CUDA_LAB_MUTANT", ""))
     for name in names:
         before = device.refused_launches()
         case, run = sglang_cases.CASES[name], _fresh if mode == "fresh" else _update

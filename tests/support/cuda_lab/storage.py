@@ -3,7 +3,7 @@
     python -m cuda_lab.storage fresh|update CHECKPOINTS OUT CASE...
 
 `fresh` runs stock vLLM. `update` runs with FLASHPATCH set; without it, it is stock's own second load.
-`CUDA_LAB_BUCKET` is the number of tensors of a bucket (5), `CUDA_LAB_MUTANT` a fault of `cuda_lab.mutants`."""
+`CUDA_LAB_MUTANT` is a fault of `cuda_lab.mutants`."""
 
 import gc
 import os
@@ -27,13 +27,11 @@ ENGINE = dict(
 
 
 def main(mode: str, root: str, out: str, *names: str) -> None:
-    calls = device.calls()
     mutants.use(os.environ.get("CUDA_LAB_MUTANT", ""))
     for name in names:
-        start, before, began = time.perf_counter(), device.refused_launches(), calls.copy()
+        start, before = time.perf_counter(), device.refused_launches()
         result = results.attempt(lambda: (_fresh if mode == "fresh" else _update)(Path(root), name))
         result["launches"] = device.refused_launches() - before
-        result["calls"] = dict(calls - began)
         results.add(out, name, result)
         print(f"{mode} {name}: {result.get('error', 'ok')} {time.perf_counter() - start:.1f} s", flush=True)
         gc.collect()
@@ -54,10 +52,9 @@ def _update(root: Path, name: str) -> dict[str, Any]:
     config, model = _loaded(case, first)
     start, before = state.snapshot(model)
     tensors = list(models.weights(second))
-    size = int(os.environ.get("CUDA_LAB_BUCKET", "5"))
     with torch.no_grad(), set_current_vllm_config(config):
-        for index in range(0, len(tensors), size):
-            model.load_weights([(key, tensor.cuda()) for key, tensor in tensors[index : index + size]])
+        for index in range(0, len(tensors), 5):
+            model.load_weights([(key, tensor.cuda()) for key, tensor in tensors[index : index + 5]])
         base_loader.process_weights_after_loading(model, config.model_config, torch.device("cuda:0"))
     found, addresses = state.snapshot(model)
     return {"start": start, "before": before, "found": found, "addresses": addresses}

@@ -87,14 +87,23 @@ def find_our_runtime(wrapper) -> None:
     wrapper.find_loaded_library = lambda name: os.environ["LD_PRELOAD"].partition(":")[0]
 
 
+@wrapt.when_imported("sgl_kernel.gemm")
+@wrapt.when_imported("sglang.jit_kernel.clamp_position")
 @wrapt.when_imported("sglang.jit_kernel.gptq_marlin_repack")
 @wrapt.when_imported("sglang.jit_kernel.per_tensor_quant_fp8")
 @wrapt.when_imported("sglang.jit_kernel.per_token_group_quant_8bit")
-def compile_nothing(kernel) -> None:
+def compile_nothing(kernels) -> None:
     from fake_cuda.standins import sglang
 
-    name = kernel.__name__.rpartition(".")[2]
-    setattr(kernel, name, getattr(sglang, name))
+    for name, function in vars(sglang).items():
+        if getattr(function, "__module__", "") == sglang.__name__ and hasattr(kernels, name):
+            setattr(kernels, name, function)
+
+
+@wrapt.when_imported("sglang.srt.layers.utils.multi_platform")
+def forward_in_torch(layers) -> None:
+    """Norms, activations and positions; their kernels are compiled at run time."""
+    layers.MultiPlatformOp.dispatch_forward = lambda layer: layer.forward_native
 
 
 @wrapt.when_imported("torch.backends.cuda")

@@ -1,31 +1,35 @@
-"""Pack vLLM's CUDA build, and what it imports, into parts that install beside torch without a network.
+"""Pack the CUDA build of vLLM or SGLang, and what it imports, into parts that install beside torch without a network.
 
-    ENVIRONMENT/bin/python tests/support/gpu_bundle/build.py --to FOLDER [--only PART...] [--capability 90] [--wheel]
+    ENVIRONMENT/bin/python tests/support/gpu_bundle/build.py FOLDER
 
-ENVIRONMENT has all of it installed; nothing is downloaded, but with --wheel vLLM's own wheel. `install.py` beside this file
-installs parts. vLLM's libraries are reduced to one compute capability; its whole wheel, in pieces, is the way if that is wrong
-("no kernel image is available")."""
+ENVIRONMENT has one of them installed, and all that it imports; nothing is downloaded. `install.py` beside this file installs
+parts. Libraries are reduced to compute capability 9.0."""
 
-import argparse
 import subprocess
 import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import distribution
+from importlib.util import find_spec
 from pathlib import Path
 
 import prune
 
+CAPABILITY = 90
 MOST = 55_000_000  # bytes of a part, which travels beside the tree
 ATTENTION, EXPERTS = ("_vllm_fa3_C",), ("_moe_C_stable_libtorch",)  # of vLLM, in parts of their own
+FLASH = ("sgl_kernel/flash_ops",)  # of SGLang, likewise
 REDUCED = (*ATTENTION, *EXPERTS, "vllm/_C_stable_libtorch", "_flashmla_C", "_qutlass_C")
+REDUCED += (*FLASH, "sgl_kernel/sm90/common_ops")
 # Not all: what patchelf has altered does not load afterwards.
 STRIPPED = ("libxgrammar_bindings", "libllvmlite")
 LEFT_OUT = (  # other capabilities, other Pythons, servers in Rust and of Ray; what is only compiled or tested
     *("_vllm_fa2_C", "vllm-rs", "third_party/fmha_sm100", "cpython-310-", "cpython-311-", "cpython-313-"),
     *("ray/jars/", "ray/dashboard/client/", "ray/rllib/"),
     *("cpython-314-", "__pycache__", "/tests/", "libxgrammar.a"),
+    *("sgl_kernel/sm100/", "sgl_kernel/flashmla", "libmscclpp", "mscclpp_nccl"),
+    *("flashinfer_cubin/cubins/", "flashinfer/data/"),
 )
 SMALL = """
 httpx2 httpcore2 truststore opentelemetry-proto opentelemetry-sdk opentelemetry-semantic-conventions opentelemetry-semantic-conventions-ai python-dateutil
@@ -47,20 +51,25 @@ accelerate aiohappyeyeballs aiohttp aiosignal attrs certifi charset-normalizer c
 idna jinja2 msgpack multidict numpy packaging pillow prometheus_client propcache protobuf psutil pygments
 pyyaml regex requests rich safetensors sentencepiece tiktoken tokenizers tqdm transformers urllib3 xxhash yarl
 """
+# What SGLang imports; of FlashInfer only what needs no compiler, and CuTe for its norms.
+SGLANG = """
+sglang sglang-kernel flashinfer-python flashinfer-cubin transformers tokenizers annotated-types apache-tvm-ffi compressed-tensors
+dill distro fastapi gguf ipython jsonschema jsonschema-specifications kernels loguru msgspec openai opentelemetry-api orjson
+partial-json-parser pybase64 pydantic pydantic-core pydantic-extra-types python-multipart pyzmq referencing rpds-py
+setproctitle sniffio starlette torch_memory_saver traitlets typing-inspection uvicorn watchfiles xgrammar
+"""
+CUTE = "nvidia-cutlass-dsl nvidia-cutlass-dsl-libs-base"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--to", type=Path, required=True, help="folder of the parts")
-    parser.add_argument("--only", nargs="*", default=(), help="these parts; none: all")
-    parser.add_argument("--capability", type=int, default=90, help="ten times the compute capability")
-    parser.add_argument(
-        "--wheel", action="store_true", help="download vLLM's wheel too, and cut it in pieces"
-    )
-    options = parser.parse_args()
-    options.to.mkdir(parents=True, exist_ok=True)
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, members in (of_sglang() if find_spec("sglang") else of_vllm()).items():
+        pack(folder / f"{name}.tar.xz", members)
+
+
+def of_vllm() -> dict[str, list[tuple[str, Path]]]:
     vllm = list(files("vllm"))
-    parts = {
+    return {
         "engine": [file for file in vllm if not is_one_of(file[0], ATTENTION + EXPERTS)] + of(SMALL),
         "attention": [file for file in vllm if is_one_of(file[0], ATTENTION)],
         "experts": [file for file in vllm if is_one_of(file[0], EXPERTS)]
@@ -69,10 +78,15 @@ def main() -> None:
         "common": of(COMMON),  # what images with torch often have; what is there in another version stays
         "numba": of("numba llvmlite"),  # likewise
     }
-    for name in options.only or parts:
-        pack(options.to / f"{name}.tar.xz", parts[name], options.capability)
-    if options.wheel:
-        cut(options.to)
+
+
+def of_sglang() -> dict[str, list[tuple[str, Path]]]:
+    every = of(SGLANG)
+    return {
+        "sglang": [file for file in every if not is_one_of(file[0], FLASH)],
+        "flash": [file for file in every if is_one_of(file[0], FLASH)],
+        "cute": of(CUTE),
+    }
 
 
 def files(name: str) -> Iterator[tuple[str, Path]]:
@@ -92,19 +106,20 @@ def is_one_of(path: str, words: tuple[str, ...]) -> bool:
     return any(word in path for word in words)
 
 
-def pack(part: Path, members: list[tuple[str, Path]], capability: int) -> None:
+def pack(part: Path, members: list[tuple[str, Path]]) -> None:
     """Write a part; libraries with GPU code go reduced."""
     with part.open("wb") as out, tempfile.TemporaryDirectory() as folder:
         xz = subprocess.Popen(["xz", "-T0", "-9e", "-c"], stdin=subprocess.PIPE, stdout=out)
         with tarfile.open(fileobj=xz.stdin, dereference=True, mode="w|") as archive:
             for name, path in members:
+                small = Path(folder, path.name)
                 if is_one_of(name, REDUCED):
-                    small = Path(folder, path.name)
-                    prune.reduce(path, small, capability)
-                    path = small
-                elif is_one_of(name, STRIPPED):
-                    path = stripped(path, Path(folder, path.name))
-                archive.add(path, name)
+                    prune.reduce(path, small, CAPABILITY)
+                elif is_one_of(name, STRIPPED):  # of their symbols, half of some
+                    subprocess.run(["strip", "--strip-unneeded", "-o", small, path], check=True)
+                else:
+                    small = path
+                archive.add(small, name)
         xz.stdin.close()
         if xz.wait():
             sys.exit(f"xz cannot write {part}")
@@ -114,23 +129,5 @@ def pack(part: Path, members: list[tuple[str, Path]], capability: int) -> None:
         sys.exit(f"{part} has more than {MOST / 1e6:.0f} MB: move something into another part")
 
 
-def stripped(source: Path, target: Path) -> Path:
-    """Copy a library without its symbols, half of some."""
-    subprocess.run(["strip", "--strip-unneeded", "-o", target, source], check=True)
-    return target
-
-
-def cut(folder: Path) -> None:
-    """Download vLLM's wheel of the installed version and cut it in pieces."""
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary=:all:"]
-    with tempfile.TemporaryDirectory() as at:
-        subprocess.run([*pip, "-d", at, f"vllm=={distribution('vllm').version}"], check=True)
-        (wheel,) = Path(at).glob("*.whl")
-        whole = wheel.read_bytes()
-    for number, start in enumerate(range(0, len(whole), MOST)):
-        (folder / f"vllm.whl.{number}").write_bytes(whole[start : start + MOST])
-    print(f"vllm.whl.0 to {number}: {len(whole) / 1e6:.1f} MB", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

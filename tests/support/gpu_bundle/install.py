@@ -1,33 +1,23 @@
 """Install parts of a bundle into the Python that runs this: no network, no index, nothing but the standard library.
 
     python install.py PART.tar.xz...
-    python install.py vllm.whl.0 vllm.whl.1 ...
 
-A distribution that is there in another version stays, but for vLLM and Ray. Pieces of a wheel are joined first: give all of them."""
+A distribution that is there in another version stays, but for those of `REPLACED`."""
 
 import sys
 import sysconfig
 import tarfile
-import tempfile
-import zipfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-REPLACED = ("vllm", "ray")  # in more than one part
+REPLACED = ("vllm", "ray", "sglang", "sglang-kernel", "transformers", "tokenizers")
+"""In more than one part, or what SGLang runs on alone."""
 SITE = Path(sysconfig.get_path("purelib"))
 
 
 def main(*parts: str) -> None:
-    pieces = sorted(part for part in parts if ".whl." in part)
     for part in parts:
-        if part not in pieces:
-            print(f"{part}: {install(Path(part))}", flush=True)
-    if pieces:
-        with tempfile.TemporaryFile() as wheel:
-            for piece in pieces:
-                wheel.write(Path(piece).read_bytes())
-            zipfile.ZipFile(wheel).extractall(SITE)
-        print(f"a wheel of {len(pieces)} pieces: installed", flush=True)
+        print(f"{part}: {install(Path(part))}", flush=True)
 
 
 def install(part: Path) -> str:

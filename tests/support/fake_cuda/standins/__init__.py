@@ -1,14 +1,10 @@
 """Stand-ins on the CPU for vLLM's own CUDA operators, with the results of the real ones unless they say otherwise."""
 
-from collections import Counter
 from importlib import import_module
 
 import torch
 
 from fake_cuda.graphs import whole
-
-CALLS: Counter[str] = Counter()
-"""Calls of each stand-in in this process, by operator."""
 
 _libraries: dict[str, torch.library.Library] = {}
 _pending: list[tuple[str, object]] = []
@@ -35,13 +31,5 @@ def register() -> None:
         library = _libraries.get(namespace)
         if library is None:
             library = _libraries[namespace] = torch.library.Library(namespace, "IMPL")
-        library.impl(operator_name, whole(_counted(name, function)), "CUDA", allow_override=True)
+        library.impl(operator_name, whole(function), "CUDA", allow_override=True)
     _pending.clear()
-
-
-def _counted(name: str, function):
-    def call(*arguments, **keywords):
-        CALLS[name] += 1
-        return function(*arguments, **keywords)
-
-    return call

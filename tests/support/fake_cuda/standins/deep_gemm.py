@@ -2,8 +2,6 @@
 
 import torch
 
-from fake_cuda.standins import CALLS
-
 
 def use(binding) -> None:
     """Replace what `vllm.utils.deep_gemm` takes from DeepGEMM when it is first called; without the package nothing is replaced."""
@@ -27,7 +25,6 @@ def _replace(binding) -> None:
                 sf=sf, mn=mn, k=k, recipe=recipe, num_groups=num_groups,
                 disable_ue8m0_cast=disable_ue8m0_cast, **more,
             )  # fmt: skip
-        CALLS["deep_gemm.transform_sf_into_required_layout"] += 1
         return packed_scales(sf, mn, recipe[1])
 
     binding._transform_sf_into_required_layout_impl = transform
@@ -56,7 +53,6 @@ def packed_scales(scales: torch.Tensor, rows: int, block: int) -> torch.Tensor:
 
 def fp8_gemm_nt(a, b, out, c=None, disable_ue8m0_cast=False, **_):
     """Multiply [m, k] by [n, k] transposed, each with its block scales."""
-    CALLS["deep_gemm.fp8_gemm_nt"] += 1
     out.copy_((_wide(*a) @ _wide(*b).t()).to(out.dtype))
 
 

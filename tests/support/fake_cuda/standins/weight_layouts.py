@@ -4,8 +4,6 @@ import torch
 
 from fake_cuda.standins import operator
 
-_AWQ_ORDER = {4: [0, 4, 1, 5, 2, 6, 3, 7], 8: [0, 2, 1, 3]}
-
 
 @operator("_C::gptq_marlin_repack")
 def gptq_marlin_repack(packed, *arguments):
@@ -18,13 +16,6 @@ def gptq_marlin_repack(packed, *arguments):
     k, n, bits, is_a_8bit = (*arguments, False)[:4]
     values = _fields(packed, bits, dim=1).reshape(k, n)
     return marlin(values, k, n, bits, is_a_8bit)
-
-
-@operator("_C::awq_marlin_repack")
-def awq_marlin_repack(packed, k, n, bits, is_a_8bit=False):
-    """Return Marlin's layout of AWQ weights [k, n * bits / 32], packed along n and interleaved."""
-    values = _fields(packed, bits, dim=2)
-    return marlin(values[:, :, _AWQ_ORDER[bits]].reshape(k, n), k, n, bits, is_a_8bit)
 
 
 @operator("_C::machete_prepack_B")

@@ -108,7 +108,7 @@ LACKING = Run("engine", "update", 90, ("block_kv_verl:graphs:verl-lacking",), tu
 @pytest.mark.skipif(find_spec("verl") is None, reason="verl's sender is not here")
 @pytest.mark.runs(LACKING)
 def test_a_sync_that_lacks_a_weight_under_verls_own_fp8_is_an_error(lane) -> None:
-    """Stock verl goes on with the old weight: `make test-gpu FAKE=1 CASES=peer`."""
+    """Stock verl goes on with the old weight, without a word (docs/measured/fp8.md)."""
     assert "failed in a weight update" in lane.result(LACKING)["block_kv_verl:graphs:verl-lacking"]["error"]
 
 
@@ -121,12 +121,11 @@ INT8 = {
 }
 
 
+OFTEN = {100: (), 120: (pytest.mark.full,)}
+
+
 @pytest.mark.parametrize(
-    "capability",
-    [
-        pytest.param(100, marks=pytest.mark.runs(*INT8[100])),
-        pytest.param(120, marks=[pytest.mark.runs(*INT8[120]), pytest.mark.full]),
-    ],
+    "capability", [pytest.param(at, marks=[pytest.mark.runs(*both), *OFTEN[at]]) for at, both in INT8.items()]
 )
 def test_int8_takes_a_kernel_that_does_not_refuse(lane, capability: int) -> None:
     """From 10.0 on stock takes CUTLASS's, which refuses, unless told ``linear_backend="triton"``."""

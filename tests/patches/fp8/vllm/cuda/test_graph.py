@@ -3,15 +3,19 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
+import psutil
 import pytest
 from cuda_lab import check, runs
 from cuda_lab.lane import NEEDS_DEVICE
 from fake_cuda.variables import variables
+from machine import limit
 from tree import TREE
 
 pytestmark = [pytest.mark.cuda, NEEDS_DEVICE]
@@ -64,7 +68,7 @@ def test_a_jobs_step_is_measured(tmp_path) -> None:
 
 def test_a_name_that_no_case_begins_with_is_an_error(tmp_path) -> None:
     with pytest.raises(SystemExit, match=r"no case begins with tokens:int9; there are .*tokens:int8,"):
-        list(check.Check(tmp_path, fake=90).rows(["losses", "tokens:int9"]))
+        list(check.Check(tmp_path, fake=90).rows(["storage", "tokens:int9"]))
 
 
 def test_who_kills_it_keeps_the_rows_that_were_written(tmp_path) -> None:
@@ -77,18 +81,46 @@ def test_who_kills_it_keeps_the_rows_that_were_written(tmp_path) -> None:
         "--rows",
         rows,
         "--cases",
-        "losses",
+        "storage:bf16",
+        "storage:fp8",
         "tokens:bf16",
     ]
     env = {**os.environ, "PYTHONPATH": check.PATHS}
     with subprocess.Popen(command, env=env, stdout=subprocess.PIPE) as run:
         for line in run.stdout:
-            if b"losses:gradient" in line:
+            if b"storage:fp8" in line:
                 run.kill()
     kept = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert [row.get("case", "device") for row in kept] == ["device", "losses:logprobs", "losses:gradient"]
+    assert [row.get("case", "device") for row in kept] == ["device", "storage:bf16", "storage:fp8"]
     assert [row["verdict"] for row in kept[1:]] == ["equal", "equal"]
     assert run.returncode < 0
+
+
+def of_jobs(folder: Path) -> list[int]:
+    """Return the processes whose commands name a folder's world."""
+    found = psutil.process_iter(["cmdline"])
+    return [one.pid for one in found if f"{folder}/world" in " ".join(one.info["cmdline"] or ())]
+
+
+@pytest.mark.skipif(find_spec("verl") is None, reason="verl is not here")
+def test_a_job_of_verl_ends_with_the_lab(tmp_path) -> None:
+    """Else it keeps the card's memory when the time is up, or somebody ends the lab."""
+    train = (
+        "import cuda_job, sys; from pathlib import Path as P; cuda_job.train(P(sys.argv[1]), P(sys.argv[2]))"
+    )
+    env = {**os.environ, "PYTHONPATH": check.PATHS}
+    lab = runs.begin(["-c", train, f"{tmp_path}/world", f"{tmp_path}/job"], env, tmp_path / "log")
+    end = time.monotonic() + limit(60)
+    while len(of_jobs(tmp_path)) < 3 and time.monotonic() < end:  # the lab's shell, the lab, its job
+        time.sleep(0.1)
+    assert lab.poll() is None and len(of_jobs(tmp_path)) > 2, (tmp_path / "log").read_text()
+    os.killpg(lab.pid, signal.SIGKILL)  # as `runs.stream` does
+    lab.wait()
+    time.sleep(limit(2))
+    left = of_jobs(tmp_path)
+    for one in left:
+        os.kill(one, signal.SIGKILL)
+    assert not left
 
 
 def test_a_case_that_the_time_does_not_allow_has_a_row(tmp_path) -> None:
