@@ -282,20 +282,16 @@ class WideWeights:
     def __init__(self, rounding: Rounding | None) -> None:
         self.names: set[str] | None = set()
         self._rounding = rounding
-        self._came = False  # whether any weight did so in float32
 
     def note(self, weights: NamedWeights, param: PristineParam, source: torch.Tensor | None) -> None:
-        """Note one write.
+        """Note one write of a call that has brought float32.
 
         Args:
             weights: those that come.
             param: what is written to.
             source: see `WriteTracker`."""
-        last = weights.tensor
-        self._came |= last is not None and last.dtype in (torch.float32, torch.float64)
-        if not self._came or source is None or self.names is None or last is None:
-            return
-        if self._rounding is not None and self._rounding.from_bf16:
+        last, rounded = weights.tensor, self._rounding is not None and self._rounding.from_bf16
+        if rounded or source is None or self.names is None or last is None:
             return
         if not 0 <= source.data_ptr() - last.data_ptr() < max(last.nbytes, 1):
             self.names = None

@@ -625,11 +625,12 @@ class NamedWeights:
 
     Attributes:
         current, tensor: the last pair.
+        wide: whether any came in float32.
         over: there are no more."""
 
     def __init__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         self._weights = weights
-        self.current, self.over = "", False
+        self.current, self.wide, self.over = "", False, False
         self.tensor: torch.Tensor | None = None
         # where each lies, its number and its storage: the memory of one that is gone may be another's
         self._places: list[tuple[int, int, int, weakref.ref[torch.UntypedStorage]]] = []
@@ -640,11 +641,12 @@ class NamedWeights:
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._weights:
             self.current, self.tensor = name, tensor
+            self.wide |= tensor.dtype in (torch.float32, torch.float64)
             if not (tensor.is_meta or hasattr(tensor, "__tensor_flatten__")):
-                start, storage = tensor.data_ptr(), tensor.untyped_storage()
-                span = _end(0, tensor.shape, tensor.stride()) if tensor.numel() else 0
-                place = start, len(self._places), start + span * tensor.itemsize, weakref.ref(storage)
-                insort(self._places, place)
+                start, storage, span = tensor.data_ptr(), tensor.untyped_storage(), tensor.nbytes
+                if not tensor.is_contiguous():
+                    span = _end(0, tensor.shape, tensor.stride()) * tensor.itemsize
+                insort(self._places, (start, len(self._places), start + span, weakref.ref(storage)))
             yield name, tensor
         self.over = True
 
@@ -662,14 +664,18 @@ class NamedWeights:
             source: the tensor that is copied.
             table: storage identity to the parameters in it.
             in_use: storage identities of live parameters that are shown."""
-        identity = storage_identity(source)
+        try:  # as `storage_identity`, without a call for each write
+            identity = source.untyped_storage()._cdata
+        except (RuntimeError, NotImplementedError):
+            return False
         if identity in in_use or identity in table:
             return param not in table.get(identity, ())
-        if identity is None or (at := bisect_left(self._places, (source.data_ptr() + 1,)) - 1) < 0:
+        start = source.data_ptr()
+        if (at := bisect_left(self._places, (start + 1,)) - 1) < 0:
             return False
         _, number, end, storage = self._places[at]
-        known = source.data_ptr() < end and storage() is not None
-        return known and self._first.setdefault((number, source.data_ptr()), param) is not param
+        known = start < end and storage() is not None
+        return known and self._first.setdefault((number, start), param) is not param
 
 
 _COPY = torch.ops.aten.copy_.default

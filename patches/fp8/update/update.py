@@ -286,7 +286,8 @@ class Update:
             elif source is not None and came.filled:
                 came.filled.discard(param.name)
             touched[layer] = None
-            self._wide.note(names, param, source)
+            if names.wide:
+                self._wide.note(names, param, source)
 
         self._accessible.clear()
         return WriteTracker(self._table, on_write, on_access, self._live_storages, self._accessible)
