@@ -1,85 +1,18 @@
-"""Which function of a trainer sends a whole policy, and so where its update begins and ends.
+"""State begin and end of an update around the functions with which ms-swift, checkpoint-engine and OpenRLHF send a policy.
 
-A row whose function names begin and end through vLLM or SGLang itself has nothing to bracket. All others have a patch, with
-a contract on the function, here or where the trainer's other patches are."""
+docs/reference/doors.md has the table of all trainers: those of the others are where their other patches are."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from flashpatch.decorate import Patches
 from flashpatch.patches.fp8 import model_registry, stated
-
-
-class Sender(NamedTuple):
-    """One way in which a trainer sends.
-
-    Attributes:
-        trainer: which, and its way.
-        function: the trainer's own.
-        bracket: what is one update: ``call``; ``calls``, from the first to the one that says that it is the last; ``until end``,
-            from the first to vLLM's post-processing; empty: the trainer says so to the engine by itself, see ``by``.
-        by: id of the patch that states it, or the engine's functions that name begin and end."""
-
-    trainer: str
-    function: str
-    bracket: str
-    by: str
-
 
 _SWIFT = "swift.pipelines.infer.rollout:WeightSyncWorkerExtension"
 _COLOCATED = "swift.rlhf_trainers.rollout_mixin:RolloutTrainerMixin._move_full_model_to_vllm"
 _OPENRLHF = "openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap"
 _CHECKPOINT_ENGINE = "checkpoint_engine.worker:VllmColocateWorkerExtension.update_weights_from_ipc"
-_VERL = "verl.workers.rollout.vllm_rollout.utils:vLLMColocateWorkerExtension.update_weights_from_ipc"
-_VERL_SGLANG = "verl.workers.rollout.sglang_rollout.sglang_rollout:ServerAdapter.update_weights"
-_PRIME_RL = "prime_rl.inference.vllm.worker.filesystem:FileSystemWeightUpdateWorker.update_weights_from_path"
-
-SENDERS = (
-    Sender("verl, vLLM", _VERL, "call", "fp8.verl_vllm.update_weights_from_ipc"),
-    Sender("verl, SGLang", _VERL_SGLANG, "", "begin_weight_update, end_weight_update"),
-    Sender(
-        "TRL, colocated",
-        "trl.generation.vllm_generation:VLLMGeneration.sync_weights",
-        "call",
-        "fp8.trl.sync_weights",
-    ),
-    Sender(
-        "TRL, server",
-        "trl.generation.vllm_client:VLLMClient.update_named_params",
-        "",
-        "start_weight_update, finish_weight_update",
-    ),
-    Sender("ms-swift, colocated", _COLOCATED, "call", "fp8.swift.move_full_model_to_vllm"),
-    Sender(
-        "ms-swift, shared memory",
-        f"{_SWIFT}.update_weights_from_ipc",
-        "call",
-        "fp8.swift.update_weights_from_ipc",
-    ),
-    Sender(
-        "ms-swift, broadcast",
-        f"{_SWIFT}.update_flattened_params",
-        "until end",
-        "fp8.swift.update_flattened_params",
-    ),
-    Sender(
-        "ms-swift, single tensors",
-        f"{_SWIFT}.update_named_param",
-        "until end",
-        "fp8.swift.update_named_param",
-    ),
-    Sender("OpenRLHF", f"{_OPENRLHF}.update_weight", "calls", "fp8.openrlhf.update_weight"),
-    Sender(
-        "OpenRLHF, CUDA IPC",
-        f"{_OPENRLHF}.update_weight_cuda_ipc",
-        "calls",
-        "fp8.openrlhf.update_weight_cuda_ipc",
-    ),
-    Sender("checkpoint-engine", _CHECKPOINT_ENGINE, "call", "fp8.checkpoint_engine.update_weights_from_ipc"),
-    Sender("prime-rl", _PRIME_RL, "", "reload_weights"),
-)
-
 _LOADS = "self.model_runner.model.load_weights"
 _WHY = "Tensors alone do not say which of them are one policy, when a sender starts again, or changes their order."
 _REMOVE_WHEN = "it sends through vLLM's own sessions or reload_weights."

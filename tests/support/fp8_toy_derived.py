@@ -1,10 +1,7 @@
 """Toy attention layers that derive values from other layers' weights, as vLLM's MLA and GPT-OSS do.
 
 `Absorbed` multiplies its neighbour's processed weight out, as MLA makes ``W_UK`` of ``kv_b_proj``. `Sinks` converts a
-parameter of another module, which an object below it has kept since its construction. `Hooked` is a model that derives
-state itself."""
-
-from collections.abc import Callable
+parameter of another module, which an object below it has kept since its construction."""
 
 import fp8_toys as toys
 import torch
@@ -52,52 +49,22 @@ class Sinks(toys.Attention):
         return super().forward(x) + self.impl.sinks.float()
 
 
-KINDS = ("plain", "absorbed", "sinks", "hooked")
-
-
 class Model(toys.Model):
-    """A `fp8_toys.Model` whose attention is one of `KINDS`."""
+    """A `fp8_toys.Model` whose attention is ``absorbed`` or ``sinks``."""
 
-    def __init__(self, method: str, blocks: int, tied: bool, kind: str) -> None:
-        super().__init__(method, blocks, tied)
+    def __init__(self, method: str, blocks: int, kind: str) -> None:
+        super().__init__(method, blocks)
         for block in self.layers:
             if kind == "absorbed":
                 block.attn = Absorbed(block.qkv)
-            elif kind == "sinks":
+            else:
                 block.sinks = nn.Parameter(torch.zeros(toys.HIDDEN), requires_grad=False)
                 block.attn = Sinks(block.qkv, block.sinks)
 
 
-class Hooked(Model):
-    """Derives a matrix of two layers in a hook of the model's own, once, as DeepSeek-V4's experts are."""
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
-        self.derived: torch.Tensor | None = None
-        self.fault: Callable[[nn.Module], None] = lambda module: None
-
-    def process_weights_after_loading(self) -> None:
-        """Called by the engine after the first load, which calls it again and again."""
-        self.fault(self)
-        if self.derived is None:
-            self.derived = self.embed.weight[: toys.HIDDEN] @ torch.diag(self.layers[0].norm.weight)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return super().forward(tokens) + self.derived.sum()
-
-
-def process_all(model: Model) -> None:
-    """What vLLM's loader does after the first load."""
-    toys.process_all(model)
-    if isinstance(model, Hooked):
-        model.process_weights_after_loading()
-
-
-def checkpoint(
-    seed: int, blocks: int, kind: str, tied: bool, scales: bool, buffers: bool
-) -> dict[str, torch.Tensor]:
+def checkpoint(seed: int, blocks: int, kind: str, scales: bool = False) -> dict[str, torch.Tensor]:
     """Named tensors of a random policy for such a model."""
-    found = dict(toys.checkpoint(seed, blocks, tied, scales, buffers))
+    found = dict(toys.checkpoint(seed, blocks, scales=scales))
     random = torch.Generator().manual_seed(1000 + seed)
     if kind == "sinks":
         found.update({f"layers.{i}.sinks": torch.randn(toys.HIDDEN, generator=random) for i in range(blocks)})

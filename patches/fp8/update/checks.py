@@ -64,22 +64,17 @@ class JoinedLayers(Check):
                     owners.setdefault(live.untyped_storage()._cdata, {})[layer] = None
         self._owners = {storage: list(sharing) for storage, sharing in owners.items() if len(sharing) > 1}
 
-    def brings_nothing(self, layer: Layer, plan: Plan) -> bool:
-        """Return whether a plan brings nothing but values that shared memory holds already."""
-        known = copies = 0
-        for live, fresh, _ in plan.copies() if self._owners else ():
-            copies += 1
-            storage = live.untyped_storage()._cdata
-            known += storage in self._owners and not self._given(storage) and torch.equal(live, fresh)
-        return 0 < known == copies
-
-    def planned(self, layer: Layer, plan: Plan) -> None:
-        """Note a layer that was processed; ``plan`` brings its values."""
+    def planned(self, layer: Layer, plan: Plan) -> bool:
+        """Note a layer that was processed; return whether ``plan`` brings nothing but values that shared memory holds already."""
+        known = 0
         for live, fresh, name in plan.copies() if self._owners else ():
             storage = live.untyped_storage()._cdata
-            if storage in self._owners:  # equal ones are held once
-                equal = (values for values, _ in self._given(storage) if torch.equal(values, fresh))
+            if storage in self._owners:
+                given = self._given(storage)
+                known += not given and torch.equal(live, fresh)
+                equal = (values for values, _ in given if torch.equal(values, fresh))  # these are held once
                 layer.came.shared[storage] = next(equal, fresh), name
+        return 0 < known == len(plan.copies())
 
     def refusal(self) -> PatchError | None:
         for storage in self._owners:
@@ -287,20 +282,16 @@ class WideWeights:
     def __init__(self, rounding: Rounding | None) -> None:
         self.names: set[str] | None = set()
         self._rounding = rounding
-        self._came = False  # whether any weight did so in float32
 
     def note(self, weights: NamedWeights, param: PristineParam, source: torch.Tensor | None) -> None:
-        """Note one write.
+        """Note one write of a call that has brought float32.
 
         Args:
             weights: those that come.
             param: what is written to.
             source: see `WriteTracker`."""
-        last = weights.tensor
-        self._came |= last is not None and last.dtype in (torch.float32, torch.float64)
-        if not self._came or source is None or self.names is None or last is None:
-            return
-        if self._rounding is not None and self._rounding.from_bf16:
+        last, rounded = weights.tensor, self._rounding is not None and self._rounding.from_bf16
+        if rounded or source is None or self.names is None or last is None:
             return
         if not 0 <= source.data_ptr() - last.data_ptr() < max(last.nbytes, 1):
             self.names = None

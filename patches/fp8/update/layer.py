@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ class Came:
         processed: number of the call that completed it; 0: it is not complete yet.
         queued: it is complete, and waits to be processed.
         later: writes of the present call, if an earlier one opened the layer: what is written, and by which name.
+        filled: names of parameters that a loader has filled in, see `NamedWeights.fills`.
         unexpected: parameters and buffers of which nothing had shown that they come; again: those that have to come once more.
         scales: each scale that was written, and its values if they are small.
         shared: shared storage -> the new values for it, and their name.
@@ -43,6 +44,7 @@ class Came:
     processed: int = 0
     queued: bool = False
     later: list[tuple[PristineParam, torch.Tensor, str]] = field(default_factory=list)
+    filled: set[str] = field(default_factory=set)
     unexpected: list[PristineParam] = field(default_factory=list)
     again: list[PristineParam] = field(default_factory=list)
     scales: list[tuple[PristineParam, torch.Tensor | None]] = field(default_factory=list)
@@ -61,9 +63,11 @@ class Layer:
         borrows: whether a foreign resource may point into its tensors.
 
     Attributes:
-        lent: its tensors in use are another model's, so that what comes is compared with them, and never written."""
+        borrowed: storages in use that are another model's: what comes for them is compared, and never written.
+        lent: all of its parameters lie there."""
 
     lent = False
+    borrowed: Collection[int] = frozenset()
 
     def __init__(
         self,
@@ -83,8 +87,6 @@ class Layer:
         self.tables: list[tuple[torch.nn.Module, dict, dict]] = []  # its parameters and buffers, staged
         self.live_tables: list[tuple[torch.nn.Module, dict, dict]] = []  # while staged tensors are shown
         self.pristine = Snapshot()  # without parameters and buffers
-        # between the first load and its post-processing, without tensors
-        self._loaded: Snapshot | None = None
         self._set_by_loader: list[
             tuple[Any, str | None]
         ] = []  # beside tensors: its post-processing may read that
@@ -179,15 +181,12 @@ class Layer:
             if param.expected is not None and param.expected.covered:
                 param.loaded = param.copy_small(held[id(param)])
         if all(param.live() is held[id(param)] for param in self.params):
-            loaded = state.capture(self.modules)
-            self._loaded = loaded.without_tensors(self.pristine)
-            self._set_by_loader = loaded.set_since(self.pristine)
+            self._set_by_loader = state.capture(self.modules).set_since(self.pristine)
 
     def learn_derived(self, state: LayerState) -> None:
-        """Learn what the first post-processing, just over, has set."""
+        """Learn what the first load and its post-processing, just over, have set."""
         attributes = {(id(param.module), param.key): param.attributes for param in self.params}
-        self._derived.learn(state.capture(self.modules), self._loaded or self.pristine, attributes)
-        self._loaded = None
+        self._derived.learn(state.capture(self.modules), self.pristine, attributes)
 
     def derived_later(self, state: LayerState) -> list[str]:
         """Return attributes that the constructor left None and that hold a number now, as a first forward derives it."""
@@ -505,7 +504,9 @@ def find_lent(
     layers[:] = [*kept, *(one.copy_to_lend() for one in given)]
     lent = {place for layer in lenders for place in layer.places()}
     for layer in layers:
-        layer.lent = bool(lent and (places := layer.places()) and places <= lent)
+        places = layer.places() if lent else set()
+        layer.borrowed = places & lent
+        layer.lent = 0 < len(layer.borrowed) == len(places)
     if not changed:
         return None
     own |= {id(module) for layer in given for module in layer.modules}

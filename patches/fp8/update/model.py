@@ -41,6 +41,7 @@ from flashpatch.patches.fp8.update.ranks import Consensus, SingleRank
 from flashpatch.patches.fp8.update.tensors import (
     Coverage,
     NamedWeights,
+    PristineParam,
     WriteLog,
     WriteTracker,
     checksum_of,
@@ -437,7 +438,13 @@ class ManagedModel:
         for param in params:
             param.expected = param.expected or Coverage(param.shape, param.stride, param.offset)
         table = storage_table((param, held[id(param)]) for param in params)
-        with WriteTracker(table, lambda param, view, _: param.expected.add(view, names.current)):
+
+        def on_write(param: PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
+            param.expected.add(view, names.current)
+            if source is not None:
+                param.filled = names.fills(param, source, table)
+
+        with WriteTracker(table, on_write):
             result = self._watched_load(original, self._update.first_load(names), **kwargs)
         self.readings.read()
         refuse_lost_writes(params, self.adapter.kept, type(self._model).__name__)
@@ -480,7 +487,8 @@ class ManagedModel:
                 raise self._error(f"{listed(changed)} would be other numbers", "Open a new engine on them.")
             self._left_out |= bool(partial)
             boundaries = update.boundaries
-            idle = (update.empty and boundaries.doubt) or update.blank
+            begun = any(layer.came.processed for layer in self.layers)
+            idle = update.empty and (boundaries.doubt or not begun)
             if not boundaries.named and (
                 boundaries.repeats or (idle and not self.adapter.consensus.stages)
             ):  # what is idle on one stage may be something on another, which then has the update open

@@ -112,21 +112,6 @@ class Snapshot:
                 return False
         return True
 
-    def without_tensors(self, earlier: Snapshot) -> Snapshot:
-        """Return the attributes in this snapshot, for tensors, of which it would keep the memory, those ``earlier``."""
-        snapshot = Snapshot()
-        for identity, (container, contents) in self.contents.items():
-            if isinstance(contents, dict):
-                old = earlier.contents.get(identity, (None, {}))[1]
-                kept = {
-                    key: old.get(key) if isinstance(value, torch.Tensor) else value
-                    for key, value in contents.items()
-                }
-                tables = ("_parameters", "_buffers") if _kind(container) is torch.nn.Module else ()
-                kept |= {table: dict.fromkeys(contents[table]) for table in tables}
-                snapshot.contents[identity] = container, kept
-        return snapshot
-
     def set_since(self, earlier: Snapshot) -> list[tuple[Any, str | None, Any]]:
         """Return what was set since ``earlier`` and is no tensor: container, key, and what it held; key None: all of a list, a set
         or a closure."""
@@ -436,11 +421,11 @@ class Derived:
         return functools.partial(setattr, self, "_keys", before)
 
     def learn(self, now: Snapshot, before: Snapshot, attributes: Mapping[tuple[int, str], dict]) -> None:
-        """Note what the first post-processing has set.
+        """Note what the first load and its post-processing have set.
 
         Args:
             now: the layer's state.
-            before: the same before it, without tensors.
+            before: the same as its constructor left it, without tensors.
             attributes: what the constructor's parameters and buffers carried, by module and key."""
         for identity, (container, contents) in now.contents.items():
             old = before.contents.get(identity, (None, {}))[1]
@@ -509,6 +494,7 @@ class Plan:
         self._copies: dict[int, tuple[torch.Tensor, torch.Tensor, str]] = {}
         self._steps: list[Callable[[], Undo]] = []  # each returns how it is undone
         self._pairs: dict[int, Any] = {}
+        self.spared: list[tuple[torch.Tensor, torch.Tensor, str]] = []  # as of `copies`, see `spare`
         self.owns_resources = False
         self.fresh: frozenset[int] = frozenset()  # identities of the fresh values' tensors
         self.tables: list[tuple[dict, dict]] = []  # of modules, and what they held when this was planned
@@ -597,6 +583,12 @@ class Plan:
                 f"{where} exists with some weights only, and the engine runs graphs or compiled code"
             )
 
+    def spare(self, storages: Collection[int]) -> None:
+        """Do not write to some storages."""
+        self.spared = [one for one in self.copies() if one[0].untyped_storage()._cdata in storages]
+        for live, _, _ in self.spared:
+            del self._copies[id(live)]
+
     def hold_back(self, log: WriteLog) -> None:
         """Undo what post-processing has written into live tensors, and plan to write it again."""
         written = {id(tensor): (tensor, tensor.clone()) for tensor, _ in log.writes}
@@ -604,9 +596,9 @@ class Plan:
         for identity, (tensor, fresh) in written.items():
             self._copies.setdefault(identity, (tensor, fresh, "a tensor that is no parameter"))
 
-    def copies(self) -> Iterator[tuple[torch.Tensor, torch.Tensor, str]]:
-        """Yield each tensor in use, the fresh one that is copied into it, and its name."""
-        yield from self._copies.values()
+    def copies(self) -> Collection[tuple[torch.Tensor, torch.Tensor, str]]:
+        """Return each tensor in use, the fresh one that is copied into it, and its name."""
+        return self._copies.values()
 
     def replaced(self) -> list[str]:
         """Return the keys of `tables` under which another tensor is now than the one that is copied into."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import types
+import weakref
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -225,6 +226,7 @@ class PristineParam:
             left out; None: not known.
         alias: a buffer that shares the memory of a parameter.
         expected: what the first load wrote; None while unknown (dummy weights).
+        filled: the first load filled it in, see `NamedWeights.fills`.
         coverage: what the open update has written.
         largest: its largest magnitude, on the device, if `Layer.prepare` has launched that.
         tensor: the staged tensor, None before `stage`."""
@@ -246,6 +248,7 @@ class PristineParam:
     brings: bool | None = None
     alias: bool = False
     expected: Coverage | None = None
+    filled: bool = False
     coverage: Coverage = field(init=False)
     largest: torch.Tensor | None = None
     end: int = field(init=False)
@@ -619,18 +622,61 @@ class WriteTracker(_Mode):
 
 
 class NamedWeights:
-    """Pass (name, tensor) pairs through and remember the last one, in ``current`` and ``tensor``; ``over``: there are no more."""
+    """Pass (name, tensor) pairs through, and tell later which of them a loader has written elsewhere already.
+
+    Attributes:
+        current, tensor: the last pair.
+        wide: whether any came in float32.
+        over: there are no more."""
 
     def __init__(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         self._weights = weights
-        self.current, self.over = "", False
+        self.current, self.wide, self.over = "", False, False
         self.tensor: torch.Tensor | None = None
+        # where each lies, its number and its storage: the memory of one that is gone may be another's
+        self._places: list[tuple[int, int, int, weakref.ref[torch.UntypedStorage]]] = []
+        self._first: dict[
+            tuple[int, int], PristineParam
+        ] = {}  # number and address -> what was written from there first
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._weights:
             self.current, self.tensor = name, tensor
+            self.wide |= tensor.dtype in (torch.float32, torch.float64)
+            if not (tensor.is_meta or hasattr(tensor, "__tensor_flatten__")):
+                start, storage, span = tensor.data_ptr(), tensor.untyped_storage(), tensor.nbytes
+                if not tensor.is_contiguous():
+                    span = _end(0, tensor.shape, tensor.stride()) * tensor.itemsize
+                insort(self._places, (start, len(self._places), start + span, weakref.ref(storage)))
             yield name, tensor
         self.over = True
+
+    def fills(
+        self,
+        param: PristineParam,
+        source: torch.Tensor,
+        table: Mapping[int | None, list[PristineParam]],
+        in_use: Container[int | None] = (),
+    ) -> bool:
+        """Return whether a loader fills ``param`` in with what it has written elsewhere before.
+
+        Args:
+            param: what is written to.
+            source: the tensor that is copied.
+            table: storage identity to the parameters in it.
+            in_use: storage identities of live parameters that are shown."""
+        try:  # as `storage_identity`, without a call for each write
+            identity = source.untyped_storage()._cdata
+        except (RuntimeError, NotImplementedError):
+            return False
+        if identity in in_use or identity in table:
+            return param not in table.get(identity, ())
+        start = source.data_ptr()
+        if (at := bisect_left(self._places, (start + 1,)) - 1) < 0:
+            return False
+        _, number, end, storage = self._places[at]
+        known = start < end and storage() is not None
+        return known and self._first.setdefault((number, start), param) is not param
 
 
 _COPY = torch.ops.aten.copy_.default

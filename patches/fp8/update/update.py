@@ -29,6 +29,7 @@ from flashpatch.patches.fp8.update.tensors import (
     PristineParam,
     WriteLog,
     WriteTracker,
+    storage_identity,
     storage_table,
 )
 
@@ -96,6 +97,7 @@ class Update:
         self._call = 0  # number of the load_weights call under way
         self._accessible: set[int | None] = set()  # storages known to have memory, see `WriteTracker`
         self._table: dict[int, list[PristineParam]] = {}  # storage identity -> what is staged there
+        self._in_use: set[int | None] = set()  # live storages of layers that this call has completed
         self._freed: list[StorageWeakRef] = []  # what a call has let go of, whose identity its loader knows
         self._lost = False  # whether a tensor came in this call of which nothing was written
         self._stream = streams.current(adapter.device)  # on which this update began
@@ -103,13 +105,6 @@ class Update:
         self._dropped = True  # whether no load and no commit has begun since `drop`
         self.mixed = self.discarded = self.doubted = self._said = False
         self.verdict: PatchError | None = None
-
-    @property
-    def blank(self) -> bool:
-        """Whether nothing at all has been written yet."""
-        return not (
-            self._tied.missing or any(layer.written or layer.came.processed for layer in self._layers)
-        )
 
     @property
     def empty(self) -> bool:
@@ -177,7 +172,19 @@ class Update:
         missing = [
             name for layer in waiting if layer.written or not partial for name in layer.missing(by_name)
         ]
+        missing += [] if by_name else self._filled_in()
         return self._tied.missing + missing + [f"a part of {one.name} on another rank" for one in self._queue]
+
+    def _filled_in(self) -> list[str]:
+        """Return what a loader has filled in, but not at the first load: the checkpoint's tensor may come still."""
+        filled = [one for layer in self._layers if layer.came.filled for one in layer.params]
+        return [
+            one.name
+            for one in filled
+            if one.name in one.layer.came.filled
+            and not one.filled
+            and (one.expected is not None or any(name.endswith(one.name) for name in self._shapes))
+        ]
 
     # -- loading -----------------------------------------------------------------------------------------
 
@@ -244,6 +251,7 @@ class Update:
         for freed in self._freed:
             self._table.pop(freed.cdata, None)
         self._freed.clear()
+        self._in_use.clear()
         fresh = [layer for layer in self._layers if not layer.tables]
         for layer in fresh:
             layer.stage()
@@ -259,7 +267,8 @@ class Update:
 
         def on_write(param: PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
             layer = param.layer
-            if names.over and view.numel():
+            filled = source is not None and names.fills(param, source, self._table, self._in_use)
+            if (filled or names.over) and view.numel() and param.name not in layer.came.filled:
                 self._refuse_overwriting(param, view)
             if layer.came.processed:
                 again = layer.came.unexpected
@@ -271,22 +280,35 @@ class Update:
                 came.later.append((param, view, names.current))
                 self._reopened.append(layer)
             param.coverage.add(view, names.current)
+            if filled:
+                self._check_source(param, source)
+                came.filled.add(param.name)
+            elif source is not None and came.filled:
+                came.filled.discard(param.name)
             touched[layer] = None
-            self._wide.note(names, param, source)
+            if names.wide:
+                self._wide.note(names, param, source)
 
         self._accessible.clear()
         return WriteTracker(self._table, on_write, on_access, self._live_storages, self._accessible)
 
     def _refuse_overwriting(self, param: PristineParam, view: torch.Tensor) -> None:
-        """Refuse what a loader writes when it has drawn all tensors of a call, over what an earlier call has brought: it may be a
-        head that it fills in since this call had none."""
+        """Refuse what a loader fills in, or writes when it has drawn all tensors of a call, over what an earlier call has brought: it
+        may be a head that this call had not."""
         came = param.layer.came
         now = {param.coverage.box(part) for one, part, _ in came.later if one is param}
         opened = came.opened not in (0, self._call)
         if came.processed or (opened and param.coverage.overlaps_any(param.coverage.box(view), but=now)):
             raise self._error(
-                f"{type(self._model).__name__} wrote over {param.name} at the end of a call, and an earlier call had brought it",
+                f"{type(self._model).__name__} wrote another tensor over {param.name}, which an earlier call had brought",
                 "Send the whole update in one call.",
+            )
+
+    def _check_source(self, param: PristineParam, source: torch.Tensor) -> None:
+        if self._atomic == "model" and storage_identity(source) in self._in_use:
+            raise self._error(
+                f"{type(self._model).__name__} filled {param.name} from a tensor in use, which holds the old policy",
+                "Set the option atomic to layer.",
             )
 
     def _live_storages(self) -> dict[int, str]:
@@ -327,7 +349,7 @@ class Update:
         """Tell a tensor's values from others: nobody says where this update begins and ends."""
         if tensor.is_meta or hasattr(tensor, "__tensor_flatten__"):
             return None
-        with _disable_current_modes():
+        with torch._C._DisableTorchDispatch():  # no mode sees it; in C, as this is asked of every tensor
             return tuple(tensor.shape), tensor.dtype, fingerprint.of(tensor)
 
     def _restart(self, name: str) -> None:
@@ -340,8 +362,9 @@ class Update:
             check.forget_before(self._call)
         for layer in self._layers:
             if layer.came.opened != self._call:
-                later = layer.came.later
+                later, filled = layer.came.later, layer.came.filled
                 self._forget(layer)
+                layer.came.filled = filled & {param.name for param, _, _ in later}
                 for param, view, written_by in later if layer.released_in != self._call else ():
                     layer.came.opened = self._call
                     param.coverage.add(view, written_by)
@@ -383,11 +406,12 @@ class Update:
     def _process(self, layer: Layer) -> None:
         plan = self._plan(layer)
         layer.released_in = self._call
+        self._in_use.update([one.untyped_storage()._cdata for one, _, _ in plan.copies()])
         self._preserved.discard(layer)
         self._accessible.clear()
         # An identity is the address of a storage's descriptor: a weak reference keeps it from being used again.
         self._freed += [StorageWeakRef(one.storage.get()) for one in layer.params if one.tensor is not None]
-        if self._atomic == "layer" and not layer.lent:
+        if self._atomic == "layer" and not layer.borrowed:
             if plan.owns_resources:  # it gives fresh values away
                 self._readings.check()
             plan.apply()
@@ -405,13 +429,14 @@ class Update:
             self._ask_errors(layer)
             self._readings.launch()
             plan = self._processed(layer)
-        self._news = self._news or not (layer.lent or self.joined.brings_nothing(layer, plan))
-        self.joined.planned(layer, plan)
+        self._news |= not (self.joined.planned(layer, plan) or layer.lent)
+        if layer.borrowed:
+            plan.spare(layer.borrowed)
         layer.came.processed = self._call or 1
         return plan
 
     def _processed(self, layer: Layer) -> Plan:
-        log = self._watched if self._atomic == "model" or layer.lent else None
+        log = self._watched if self._atomic == "model" or layer.borrowed else None
         host = torch.device("cpu")
         process = self._adapter.process
         if log is not None or torch.get_default_device() != host:
@@ -507,8 +532,8 @@ class Update:
 
     def _unlike_the_lender(self) -> list[str]:
         """Return the tensors that came with other values than the model has that lends them."""
-        plans = (layer.came.plan for layer in self._layers if layer.lent and layer.came.plan is not None)
-        return [name for plan in plans for live, fresh, name in plan.copies() if not torch.equal(live, fresh)]
+        plans = (layer.came.plan for layer in self._layers if layer.borrowed and layer.came.plan is not None)
+        return [name for plan in plans for live, fresh, name in plan.spared if not torch.equal(live, fresh)]
 
     def _refuse(self) -> None:
         for check in self._checks:

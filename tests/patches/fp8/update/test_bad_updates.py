@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.context import having
 
 A, B = toys.checkpoint(0), toys.checkpoint(1)
 
@@ -132,12 +133,20 @@ def test_a_commit_that_fails_at_its_end_is_undone_or_broken(method, atomic):
     assert engine.takes(B, method)
 
 
-def test_an_engine_that_refuses_updates_says_why(atomic):
+@pytest.mark.parametrize(
+    "of,name,value,why",
+    [
+        ("adapter", "refusal", lambda: "LoRA adapters are enabled", "LoRA adapters are enabled"),
+        ("adapter", "busy", lambda: True, "requests are running"),
+        ("", "asleep", True, "the engine sleeps"),
+    ],
+)
+def test_no_update_begins(of, name, value, why, atomic):
     engine = toys.engine(atomic=atomic)
-    engine.managed.adapter.refusal = lambda: "LoRA adapters are enabled"
-    with pytest.raises(PatchError, match="LoRA adapters are enabled"):
-        engine.load(B)
-    assert engine.managed.may_generate
+    with having(getattr(engine.managed, of, engine.managed), name, value):
+        with pytest.raises(PatchError, match=why):
+            engine.load(B)
+    assert engine.managed.may_generate and engine.takes(B)
 
 
 def test_an_update_within_a_capture_is_refused(atomic, monkeypatch):
@@ -157,14 +166,6 @@ def test_an_update_within_a_capture_is_refused(atomic, monkeypatch):
     refused(engine.managed.finish)
     engine.managed.finish()
     assert toys.same_answers(engine.model, toys.fresh("transposed", B))
-
-
-def test_running_requests_refuse_an_update(atomic):
-    engine = toys.engine(atomic=atomic)
-    engine.managed.adapter.busy = lambda: True
-    with pytest.raises(PatchError, match="requests are running"):
-        engine.load(B)
-    assert engine.managed.may_generate
 
 
 def test_a_loader_that_writes_into_the_live_model(atomic):

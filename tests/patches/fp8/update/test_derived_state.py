@@ -160,11 +160,11 @@ def same_as_fresh(engine, made, weights) -> bool:
 
 def absorbing(kind: str, method: str) -> derived.Model:
     """A model of which attention holds values of other layers, as MLA and attention sinks do."""
-    return derived.Model(method, 2, False, kind)
+    return derived.Model(method, 2, kind)
 
 
 def policy(kind: str, seed: int) -> list[tuple[str, torch.Tensor]]:
-    return list(derived.checkpoint(seed, 2, kind, False, False, True).items())
+    return list(derived.checkpoint(seed, 2, kind).items())
 
 
 def derived_at(model: nn.Module, kind: str) -> list[int]:

@@ -76,3 +76,17 @@ def test_a_sender_of_the_policy_alone_leaves_the_drafter_as_it_is(how, atomic):
     drafter.managed.finish()
     assert drafter.managed.may_generate and drafter.managed.version == 0
     assert is_at(target, 1, 1) and is_at(drafter, 5, 1)
+
+
+@pytest.mark.parametrize("shared", SHARED)
+def test_a_drafter_that_was_built_tied_and_given_one_of_the_two(shared, atomic):
+    """Its own tensor and the policy's are one layer: the policy's was written, and its engine answered on by it."""
+    target = toys.engine(seed=0, atomic=atomic)
+    drafter = toys.engine(seed=5, tied=True, atomic=atomic, role="drafter", lenders=lambda: [target.managed])
+    drafter.model.get_submodule(shared.rpartition(".")[0]).weight = target.model.get_parameter(shared)
+    with pytest.raises(PatchError, match=f"{shared} came with other values than the policy"):
+        session(drafter, toys.checkpoint(6, tied=True))
+    assert is_at(target, 0, 0) and target.managed.may_generate
+    equal = {"embed.weight": dict(toys.checkpoint(0))[shared]}
+    session(drafter, [(name, equal.get(name, tensor)) for name, tensor in toys.checkpoint(7, tied=True)])
+    assert is_at(target, 0, 0) and drafter.managed.may_generate

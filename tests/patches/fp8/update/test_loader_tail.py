@@ -1,4 +1,7 @@
-"""A loader that at the end of a call which brought an embedding and no head fills the head from the embedding."""
+"""A loader that fills the head from the embedding if its call, or the part of it that it was given, brought no head."""
+
+import itertools
+from contextlib import nullcontext
 
 import fp8_toys as toys
 import pytest
@@ -8,7 +11,6 @@ from torch import nn
 from flashpatch.errors import PatchError
 
 EMBEDDING, HEAD = "embed.weight", "lm_head.weight"
-FIRST = pytest.mark.parametrize("first", [toys.checkpoint(0), toys.checkpoint(0, tied=True), None])
 
 
 class Passing(toys.Model):
@@ -41,8 +43,23 @@ class Whole(Passing):
         self.lm_head.weight.data.copy_(self.embed.weight.data)
 
 
-def one_by_one(weights, *last):
-    return [[item] for item in sorted(weights, key=lambda item: item[0] in last and 1 + last.index(item[0]))]
+class Grouped(Passing):
+    """A loader of parts, each given the tensors of one prefix: the first of the next is drawn before a part ends."""
+
+    def load_weights(self, weights):
+        for _, part in itertools.groupby(weights, key=lambda item: item[0].startswith("layers")):
+            super().load_weights(part)
+
+
+class GroupedDrawing(Grouped, Drawing):
+    pass
+
+
+class Counted(Passing):
+    """What it fills in is no copy of any tensor."""
+
+    def fill(self, embedding):
+        self.lm_head.weight.data.zero_()
 
 
 def takes(engine, buckets):
@@ -57,19 +74,55 @@ def takes(engine, buckets):
     return toys.same_answers(engine.model, other)
 
 
-@FIRST
-@pytest.mark.parametrize("kind", [Passing, Drawing, Whole])
-def test_a_head_that_a_later_call_would_overwrite_is_refused(atomic, first, kind):
-    bias = [("lm_head.bias", torch.ones(4))] if kind is Whole else []
-    engine = toys.Engine(kind(), first and first + bias, atomic=atomic)
-    with pytest.raises(PatchError, match=f"{kind.__name__} wrote over {HEAD} at the end of a call"):
-        takes(engine, one_by_one(toys.checkpoint(1) + bias, HEAD, EMBEDDING, "lm_head.bias"))
-    assert takes(engine, [toys.checkpoint(2) + bias])
+def of(seed, kind):
+    """A policy, the head first, and the blocks last of what every kind has."""
+    weights = sorted(toys.checkpoint(seed), key=lambda item: (item[0] != HEAD, item[0].startswith("layers")))
+    return weights + [("lm_head.bias", torch.ones(4))] * (kind is Whole)
 
 
-@FIRST
+@pytest.mark.parametrize("opened", [True, False])
+@pytest.mark.parametrize("kind", [Passing, Drawing, Whole, Counted, Grouped, GroupedDrawing])
+@pytest.mark.parametrize("single", [True, False])
+def test_a_head_that_a_later_call_would_overwrite_is_refused(atomic, opened, kind, single):
+    engine = toys.Engine(kind(), of(0, kind) if opened else None, atomic=atomic)
+    head, *others = of(1, kind)
+    with pytest.raises(PatchError, match=f"wrote another tensor over {HEAD}"):
+        takes(engine, [[head], *([[one] for one in others] if single else [others])])
+    assert takes(engine, [of(2, kind)])
+
+
+@pytest.mark.parametrize("first", [toys.checkpoint(0), toys.checkpoint(0, tied=True), None])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_head_that_comes_last_is_the_head_and_one_that_never_comes_the_embedding(atomic, first, tied):
     engine = toys.Engine(Passing(), first, atomic=atomic)
     for seed in (1, 2):
-        assert takes(engine, one_by_one(toys.checkpoint(seed, tied=tied), EMBEDDING, HEAD))
+        *others, last = sorted(toys.checkpoint(seed, tied=tied), key=lambda item: item[0] == EMBEDDING)
+        assert takes(engine, [[one] for one in (*others[:-1], last, *others[-1:])])
+
+
+@pytest.mark.parametrize("kind", [Passing, Drawing])
+@pytest.mark.parametrize("size", [1, 3, 100])
+def test_an_unnamed_update_waits_for_a_head_that_the_checkpoint_has(atomic, kind, size):
+    """All but the head had come, a request or the call itself committed, and the embedding answered as the head."""
+    engine = toys.Engine(kind(), toys.checkpoint(0), atomic=atomic)
+    for seed in (1, 2):
+        *others, last = toys.checkpoint(seed)
+        for at in range(0, len(others), size):
+            engine.load(others[at : at + size])
+            engine.managed.after_call()
+            engine.managed.before_request()
+            assert not engine.managed.may_generate
+        assert engine.managed.policy().missing == HEAD
+        engine.load([last])
+        engine.managed.before_request()
+        assert engine.managed.may_generate and engine.managed.version == seed
+        assert toys.same_answers(engine.model, toys.fresh("transposed", toys.checkpoint(seed)))
+
+
+def test_a_head_that_is_filled_from_a_tensor_in_use(atomic):
+    """Under "model" that holds the old policy, and the new one answered with an old head."""
+    engine = toys.Engine(Whole(), of(0, Whole), atomic=atomic)
+    tied = [*toys.checkpoint(1, tied=True), ("lm_head.bias", torch.ones(4))]
+    why = f"filled {HEAD} from a tensor in use, which holds the old policy"
+    with pytest.raises(PatchError, match=why) if atomic == "model" else nullcontext():
+        assert takes(engine, [tied])

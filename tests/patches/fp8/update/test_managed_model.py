@@ -5,8 +5,6 @@ import pytest
 
 from flashpatch.errors import PatchError
 
-A, B = toys.checkpoint(0), toys.checkpoint(1)
-
 
 def test_an_update_equals_a_fresh_engine(method, atomic):
     engine = toys.engine(method, atomic=atomic)
@@ -37,12 +35,3 @@ def test_after_dummy_weights_a_buffer_may_come_or_not(atomic, first, processed):
     with pytest.raises(PatchError, match="norm.bias"):
         engine.update(toys.checkpoint(1, buffers=False))
     assert engine.takes(toys.checkpoint(1))
-
-
-def test_no_update_begins_while_the_memory_is_away(atomic):
-    engine = toys.engine(atomic=atomic)
-    engine.managed.asleep = True
-    with pytest.raises(PatchError, match="the engine sleeps"):
-        engine.load(B)
-    engine.managed.asleep = False
-    assert engine.takes(B)

@@ -24,11 +24,11 @@ def test_a_partial_update_leaves_whole_layers_out(how, atomic):
 @pytest.mark.parametrize("scales", [False, True])
 def test_what_a_layer_that_was_left_out_derives_from_others_is_new(kind, scales, atomic):
     """The attention layer's own scales do not come, its neighbours do."""
-    a, b = (derived.checkpoint(seed, 1, kind, False, scales, True) for seed in (0, 1))
+    a, b = (derived.checkpoint(seed, 1, kind, scales) for seed in (0, 1))
     new = {name: tensor for name, tensor in b.items() if "k_scale" not in name}
-    engine = toys.Engine(derived.Model("quantized", 1, False, kind), list(a.items()), atomic=atomic)
+    engine = toys.Engine(derived.Model("quantized", 1, kind), list(a.items()), atomic=atomic)
     engine.update(list(new.items()), partial=True)
-    fresh = derived.Model("quantized", 1, False, kind)
+    fresh = derived.Model("quantized", 1, kind)
     fresh.load_weights((a | new).items())
-    derived.process_all(fresh)
+    toys.process_all(fresh)
     assert toys.same_answers(engine.model, fresh)

@@ -80,19 +80,13 @@ def test_u3_buffers_that_come_in_a_later_call(atomic):
         assert toy.request() and set(toy.live().values()) == {number}
 
 
-def test_u4_a_tied_model_that_is_sent_its_head_for_its_embedding(atomic):
-    toy = Toy(Options(atomic, ties="found"))
-    for number in (1, 2):
-        sync(toy, number, [HEAD, *(name for name in NAMES if name not in (HEAD, EMBEDDING))])
-        assert toy.request()
-
-
+@pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("first", [HEAD, EMBEDDING])
-def test_u4_a_tied_model_whose_embedding_is_frozen_and_comes_first(atomic, first):
+def test_u4_a_tied_model_that_is_sent_one_of_the_two_first(atomic, first, frozen):
     toy = Toy(Options(atomic, ties="found"))
     rest = [name for name in NAMES if name not in (HEAD, EMBEDDING)]
     for number in (1, 2):
-        toy.load([(first, 1)])
+        toy.load([(first, 1 if frozen else number)])
         sync(toy, number, rest)
         assert toy.request()
 

@@ -28,9 +28,17 @@ def engine(seed, **keywords):
     return toys.engine(seed=seed, tied=True, **keywords)
 
 
+@pytest.fixture(params=[False, True], ids=["", "drawn first"])
+def draws(request, monkeypatch):
+    """Whether the loader draws everything first: which of the tensors it wrote is not seen."""
+    original = toys.Model.load_weights
+    if request.param:
+        monkeypatch.setattr(toys.Model, "load_weights", lambda self, weights: original(self, list(weights)))
+
+
 @pytest.mark.parametrize("opened", [0, None], ids=["loaded", "dummy"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_an_equal_head_changes_nothing(atomic, order, opened):
+def test_an_equal_head_changes_nothing(atomic, order, opened, draws):
     tied = engine(opened, atomic=atomic)
     for seed in (1, 2):
         for bucket in sent(seed, order, differs=False, dtype=torch.float64):
@@ -43,7 +51,7 @@ def test_an_equal_head_changes_nothing(atomic, order, opened):
 
 @pytest.mark.parametrize("opened", [0, None], ids=["loaded", "dummy"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_head_of_its_own_is_refused(atomic, order, opened):
+def test_a_head_of_its_own_is_refused(atomic, order, opened, draws):
     tied = engine(opened, atomic=atomic)
     with pytest.raises(
         PatchError, match="have different values, and this engine was opened with the two tied"
@@ -54,26 +62,7 @@ def test_a_head_of_its_own_is_refused(atomic, order, opened):
     assert tied.takes(toys.checkpoint(2, tied=True))
 
 
-@pytest.fixture
-def drawing_first(monkeypatch):
-    """A loader that draws everything first: which of the tensors it wrote is not seen."""
-    original = toys.Model.load_weights
-    monkeypatch.setattr(toys.Model, "load_weights", lambda self, weights: original(self, list(weights)))
-
-
-def test_a_loader_that_draws_everything_first(atomic, drawing_first):
-    tied = engine(0, atomic=atomic)
-    for seed in (1, 2):
-        for bucket in sent(seed, "calls", differs=False):
-            tied.load(bucket)
-        tied.managed.finish()
-        weights = toys.checkpoint(seed, tied=True)
-        assert toys.same_answers(tied.model, toys.fresh("transposed", weights, tied=True))
-        with pytest.raises(PatchError, match="have different values"):
-            tied.update([item for bucket in sent(3, "calls", differs=True) for item in bucket])
-
-
-def test_a_head_whose_embedding_is_not_known_by_name(atomic, drawing_first, monkeypatch):
+def test_a_head_whose_embedding_is_not_known_by_name(atomic, draws, monkeypatch):
     original = toys.Model.load_weights
 
     def renamed(self, weights):
