@@ -123,6 +123,11 @@ def remarks(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
             f"the streaming batcher is not used: in trainer mode {mode} verl has the whole batch before it "
             f"divides it, and balances it by Karmarkar and Karp; trainer mode {streaming.MODE} uses it"
         )
+        for name in ("reference_every", "max_staleness"):
+            if options[name]:
+                yield f"grpo's option {name} does nothing in trainer mode {mode}: {streaming.MODE} uses it"
+    elif options["reference_every"] and not get(f"{ACTOR}.use_kl_loss"):
+        yield f"grpo's option reference_every does nothing: without {ACTOR}.use_kl_loss there is no reference"
     if options["router"] and get(f"{ROLLOUT}.router_config_path"):
         yield "the token router is not used: the configuration has a router_config_path"
 

@@ -50,6 +50,16 @@ KINDS = {
     "opt": ("opt", dict(ffn_dim=48, word_embed_proj_dim=32, dropout=0.0, max_position_embeddings=256)),
     "falcon": ("falcon", dict(alibi=False, new_decoder_architecture=False)),
     "softcap": ("gemma2", dict(head_dim=8)),
+    "chunks": (
+        "llama4_text",
+        dict(
+            attention_chunk_size=10,
+            intermediate_size_mlp=48,
+            head_dim=8,
+            num_local_experts=2,
+            use_qk_norm=False,
+        ),
+    ),
     "persimmon": ("persimmon", dict(num_key_value_heads=4, qk_layernorm=False)),
 }
 FULL = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}

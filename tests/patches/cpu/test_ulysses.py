@@ -58,13 +58,14 @@ MODELS = """
 
 @pytest.mark.verl
 def test_a_model_that_mixes_the_sequences_of_a_packed_row_is_refused_on_one_rank(tmp_path):
-    kinds = ("attention", "window", "opt", "falcon", "convolution", "softcap")
+    kinds = ("attention", "window", "opt", "falcon", "convolution", "chunks", "softcap")
     (said,) = grpo_lab.ranks(MODELS.format(kinds=kinds, ranks=1), tmp_path, 1, SUPPORT=str(SUPPORT))
-    _, *right, opt, falcon, convolution, softcap = json.loads(said.strip().splitlines()[-1])
+    _, *right, opt, falcon, convolution, chunks, softcap = json.loads(said.strip().splitlines()[-1])
     assert max(right) < 1e-5
-    assert "OPTForCausalLM mixes the sequences" in opt and "FalconForCausalLM mixes" in falcon
+    assert "OPTForCausalLM mixes" in opt and "Llama4ForCausalLM mixes, or cuts" in chunks
+    assert "FalconForCausalLM mixes" in falcon
     assert "use_remove_padding=False" in falcon
-    assert "Lfm2ForCausalLM mixes the sequences" in convolution
+    assert "Lfm2ForCausalLM mixes" in convolution
     assert "Gemma2Attention attends with softcap" in softcap and "attn_implementation=eager" in softcap
 
 

@@ -65,8 +65,14 @@ def test_a_constant_divisor_is_given_where_verl_would_take_a_width():
 
 
 def test_parts_that_are_not_used_are_logged():
-    (batcher,) = verl_config.remarks(reader(), ON)
+    unused = {**ON, "reference_every": 0, "max_staleness": 0}
+    (batcher,) = verl_config.remarks(reader(), unused)
     assert "batcher is not used" in batcher and "mode sync" in batcher
     get = reader(**{"trainer.use_v1": False, "actor_rollout_ref.rollout.router_config_path": "own.yaml"})
-    batcher, router = verl_config.remarks(get, ON)
+    batcher, reference, router = verl_config.remarks(get, unused | {"reference_every": 4})
     assert "mode legacy" in batcher and "router is not used" in router
+    assert "reference_every does nothing in trainer mode legacy" in reference
+    (reference,) = verl_config.remarks(
+        reader(**{"trainer.v1.trainer_mode": "stream_async"}), {**ON, "reference_every": 4}
+    )
+    assert "without actor_rollout_ref.actor.use_kl_loss" in reference
