@@ -91,11 +91,11 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
     found = "; ".join(judged.lines) or f"{len(run.rows)} processes under {nonce}"
     proofs.append(Proof(name, what, judged.ok, found))
     ok = all(proof.ok for proof in proofs)
-    kept = "" if ok else str(workdir)
     if ok:
         shutil.rmtree(workdir)
-    seen = tuple(collect.of_patches(run.rows, own)), tuple(collect.about(run.rows))
-    return FamilyReport(family.name, name, ok, tuple(proofs), absent, *seen, kept, judged.verdict)
+    patches = tuple(one for one in collect.of_patches(run.rows, own) if one["id"] in own)
+    seen = tuple(proofs), absent, patches, tuple(collect.about(run.rows))
+    return FamilyReport(family.name, name, ok, *seen, str(workdir) * (not ok), judged.verdict)
 
 
 def find_probe(family: Family) -> Probe | None:
