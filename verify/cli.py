@@ -23,6 +23,7 @@ from flashpatch.ledger import files, runs
 from flashpatch.patch_status import absent_frameworks
 from flashpatch.verify import ends, live
 from flashpatch.verify.job import screen, source
+from flashpatch.verify.policy_versions import splits
 
 if TYPE_CHECKING:
     from flashpatch.verify.run import FamilyReport
@@ -169,8 +170,6 @@ def _live(options: argparse.Namespace) -> int:
 def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:
     """Return a run, read again while it lives and is split into policy versions in another way than before: between the
     commits of two ranks every engine is."""
-    from flashpatch.verify.policy_versions import splits
-
     before, patches = list[str](), registry.patches()
     while True:
         source.renew(options, folder)

@@ -81,21 +81,21 @@ def verify(selection: selections.Selection, progress: Callable[[str], None], par
         if_ended.callback(shutil.rmtree, workdir)
         selections.export(selection)
         proofs = list(_observe(family, name, nonce, workdir, progress))
-        written = {run.id: run for run in ledger.read(workdir / "ledger")}
+        run = next((one for one in ledger.read(workdir / "ledger") if one.id == nonce), Run(nonce))
         if_ended.pop_all()
-    run = written.get(nonce, Run(nonce))
+    rows = [row for row in run.rows if row.pid != os.getpid()]
     if not part:
-        proofs += [replace(proof, subject=name) for proof in calls.counted(run.rows, family.name)]
+        proofs += [replace(proof, subject=name) for proof in calls.counted(rows, family.name)]
     judged = live.judge(run, own, {family.name: choice.name})
     what = "the probe's processes wrote the nonce and carry what is due"
-    found = "; ".join(judged.lines) or f"{len(run.rows)} processes under {nonce}"
+    found = "; ".join(judged.lines) or f"{len(rows)} processes under {nonce}"
     proofs.append(Proof(name, what, judged.ok, found))
     ok = all(proof.ok for proof in proofs)
-    kept = "" if ok else str(workdir)
     if ok:
         shutil.rmtree(workdir)
-    seen = tuple(collect.of_patches(run.rows, own)), tuple(collect.about(run.rows))
-    return FamilyReport(family.name, name, ok, tuple(proofs), absent, *seen, kept, judged.verdict)
+    patches = tuple(one for one in collect.of_patches(rows, own) if one["id"] in own)
+    seen = tuple(proofs), absent, patches, tuple(collect.about(rows))
+    return FamilyReport(family.name, name, ok, *seen, str(workdir) * (not ok), judged.verdict)
 
 
 def find_probe(family: Family) -> Probe | None:

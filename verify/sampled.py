@@ -12,7 +12,7 @@ GREEDY: Asked = {"temperature": 0.0}
 NUCLEUS: Asked = {"temperature": 0.8, "top_p": 0.6}
 ASKED: tuple[Asked, ...] = (GREEDY, {"temperature": 1.0}, {"temperature": 1.5, "top_p": 0.9})
 PENALIZED: Asked = {**NUCLEUS, "presence_penalty": 0.8, "frequency_penalty": 0.4, "repetition_penalty": 1.2}
-TURNS = 8
+TURNS = 12
 SURE = 6.0
 """Standard deviations that the log-likelihood of all tokens may be off by chance."""
 

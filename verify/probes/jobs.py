@@ -130,18 +130,22 @@ def busyness() -> float:
 
 
 def _start(command: Command, workdir: Path) -> subprocess.Popen[bytes]:
-    without = (*_FROM_A_JOB, "VLLM_CPU_KVCACHE_SPACE", *["FLASHPATCH"] * command.stock)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
     with (workdir / f"{command.name}.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-P", *command.arguments],
-            env={**kept, **_EVERYWHERE, **command.environment},
+            env=_environment(command),
             cwd=workdir,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,
         )
+
+
+def _environment(command: Command) -> dict[str, str]:
+    without = (*_FROM_A_JOB, "VLLM_CPU_KVCACHE_SPACE", *["FLASHPATCH"] * command.stock)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(without)}
+    return {**kept, **_EVERYWHERE, **command.environment}
 
 
 def _wait(
