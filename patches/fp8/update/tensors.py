@@ -640,9 +640,8 @@ class NamedWeights:
         self.tensor: torch.Tensor | None = None
         # where each lies, its number and its storage: the memory of one that is gone may be another's
         self._places: list[tuple[int, int, int, weakref.ref[torch.UntypedStorage]]] = []
-        self._first: dict[
-            tuple[int, int], PristineParam
-        ] = {}  # number and address -> what was written from there first
+        # number, and address in its memory -> what was written from there first
+        self._first: dict[tuple[int, int], PristineParam] = {}
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._weights:
