@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision import loader_call, quantize
 from flashpatch.patches.fp8.precision.loader_call import LoaderCall
 from flashpatch.patches.fp8.precision.readings import Readings
+from flashpatch.patches.fp8.update.tensors import Unseen
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.calibration.profile_file import Profile
@@ -121,7 +121,7 @@ class Rounding:
         label, expert = name.removesuffix(".weight") + _shard(call), call.get("expert_id")
         form = _FORMS[parameter.dtype]
         note = functools.partial(self._note_error, label, expert)
-        with _disable_current_modes():  # it writes into memory of its own alone, which nobody has to see
+        with Unseen():  # it writes into memory of its own alone, which nobody has to see
             q, scale = quantize.quantized(loaded, form, granularity)
             self.readings.finite(scale, name if expert is None else f"{label}[{expert}]")
             self.readings.error(loaded.reshape(-1, loaded.shape[-1]), (form, granularity), note)

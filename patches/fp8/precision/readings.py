@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision import quantize
+from flashpatch.patches.fp8.update.tensors import Unseen
 
 _SMALL = 1 << 18  # bytes of a tensor up to which it is kept, to be looked at with others
 _HELD = 1 << 23  # bytes of weights that are kept
@@ -88,7 +88,7 @@ class Readings:
         named."""
         if not (self._small or self._largest):
             return
-        with _disable_current_modes():
+        with Unseen():
             self.launch()
             asked, self._largest = self._largest, []
             values = torch.stack([largest for largest, _ in asked]).tolist()
@@ -103,12 +103,12 @@ class Readings:
         measured, self._measured = self._measured, []
         if measured:
             found, notes = zip(*measured)
-            with _disable_current_modes():
+            with Unseen():
                 _give(torch.cat(found, dim=1), [note for group in notes for note in group])
 
     def _measure(self) -> None:
         samples, self._samples, self._held = self._samples, {}, 0
-        with _disable_current_modes():
+        with Unseen():
             for (how, *_), group in samples.items():
                 rows, largest, notes = zip(*group)
                 self._measured.append((_errors(rows, largest, how), notes))

@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import fingerprint
 from flashpatch.patches.fp8.update.events import listed, update_error
 from flashpatch.patches.fp8.update.layer import Layer
 from flashpatch.patches.fp8.update.process import LayerState, Plan
-from flashpatch.patches.fp8.update.tensors import PristineParam
+from flashpatch.patches.fp8.update.tensors import PristineParam, Unseen
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
@@ -212,7 +211,7 @@ class TiedHead(Check):
         # a loader that draws all tensors before it loads one has written nothing yet
         named = name.split(".")[-2:] == param.name.split(".")[-2:] or name in param.coverage.names.values()
         if is_head or named:
-            with _disable_current_modes():  # a sender may give one of the two in another precision
+            with Unseen():  # a sender may give one of the two in another precision
                 values = tuple(tensor.shape), fingerprint.of(tensor, dtype=param.dtype)
             self._came[is_head] = name, call, values
 

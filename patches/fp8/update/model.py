@@ -487,7 +487,7 @@ class ManagedModel:
                 raise self._error(f"{listed(changed)} would be other numbers", "Open a new engine on them.")
             self._left_out |= bool(partial)
             boundaries = update.boundaries
-            begun = any(layer.came.processed for layer in self.layers)
+            begun = any([layer.came.processed for layer in self.layers])
             idle = update.empty and (boundaries.doubt or not begun)
             if not boundaries.named and (
                 boundaries.repeats or (idle and not self.adapter.consensus.stages)

@@ -14,7 +14,6 @@ import types
 import weakref
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -116,7 +115,7 @@ class Coverage:
     def overlaps_any(self, box: Box | None, but: Collection[Box | None] = ()) -> bool:
         """Whether a box has elements of those that were written, or may have; ``but``: boxes that do not count."""
         if box is None or self.mask is not None:
-            return self.touched
+            return self.covered > 0
         start, end = box[0] if box else (0, 1)
         first = bisect_left(self._edges, (start - self._longest + 1, 0))
         for edge in self._edges[first : bisect_left(self._edges, (end, 0))]:
@@ -511,9 +510,9 @@ def refuse_lost_writes(
 
     Raises:
         PatchError: the first load has lost values."""
-    lost = [
-        param.name for param in params if _is_written_on_meta(param) and param.key not in kept(param.module)
-    ]
+    written = [one for one in params if one.expected is not None and one.expected.covered]
+    on_meta = [one for one in written if (live := one.live()) is not None and live.is_meta]
+    lost = [one.name for one in on_meta if one.key not in kept(one.module)]
     if lost:
         raise update_error(
             f"load_weights wrote {listed(lost)} past the weight loaders, into tensors on meta: nothing was loaded",
@@ -522,16 +521,23 @@ def refuse_lost_writes(
         )
 
 
-def _is_written_on_meta(param: PristineParam) -> bool:
-    live = param.live()
-    return param.expected is not None and param.expected.covered > 0 and live is not None and live.is_meta
-
-
 class _Mode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Do without torch's wrapper around `__torch_dispatch__`: code is not compiled while such a mode is active."""
         return False
+
+
+class Unseen:
+    """Within, no mode sees what is done: `_disable_current_modes` of torch's, in a seventh of its calls."""
+
+    def __enter__(self) -> None:
+        number = torch._C._len_torch_dispatch_stack()
+        self._modes = [torch._C._pop_torch_dispatch_stack(None) for _ in range(number)]
+
+    def __exit__(self, *error: object) -> None:
+        for mode in reversed(self._modes):
+            torch._C._push_on_torch_dispatch_stack(mode)
 
 
 class WriteTracker(_Mode):
@@ -635,9 +641,8 @@ class NamedWeights:
         self.tensor: torch.Tensor | None = None
         # where each lies, its number and its storage: the memory of one that is gone may be another's
         self._places: list[tuple[int, int, int, weakref.ref[torch.UntypedStorage]]] = []
-        self._first: dict[
-            tuple[int, int], PristineParam
-        ] = {}  # number and address -> what was written from there first
+        # number, and address in its memory -> what was written from there first
+        self._first: dict[tuple[int, int], PristineParam] = {}
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._weights:
@@ -766,15 +771,6 @@ class WriteLog(_Mode):
                 if storage_identity(tensor) in self.watched:
                     self.writes.append((tensor, tensor.clone()))
         return func(*args, **(kwargs or {}))
-
-    @contextmanager
-    def undone_on_error(self) -> Iterator[None]:
-        """Write everything back if what runs within raises."""
-        try:
-            yield
-        except BaseException:
-            self.undo()
-            raise
 
     def undo(self) -> None:
         """Write everything back, and forget it."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import _disable_current_modes
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared import fingerprint, streams
@@ -27,6 +26,7 @@ from flashpatch.patches.fp8.update.process import LayerState, Plan, Undo
 from flashpatch.patches.fp8.update.tensors import (
     NamedWeights,
     PristineParam,
+    Unseen,
     WriteLog,
     WriteTracker,
     storage_identity,
@@ -280,8 +280,12 @@ class Update:
                 came.later.append((param, view, names.current))
                 self._reopened.append(layer)
             param.coverage.add(view, names.current)
+            if filled and self._atomic == "model" and storage_identity(source) in self._in_use:
+                raise self._error(
+                    f"{type(self._model).__name__} filled {param.name} from a tensor in use, which holds the old policy",
+                    "Set the option atomic to layer.",
+                )
             if filled:
-                self._check_source(param, source)
                 came.filled.add(param.name)
             elif source is not None and came.filled:
                 came.filled.discard(param.name)
@@ -302,13 +306,6 @@ class Update:
             raise self._error(
                 f"{type(self._model).__name__} wrote another tensor over {param.name}, which an earlier call had brought",
                 "Send the whole update in one call.",
-            )
-
-    def _check_source(self, param: PristineParam, source: torch.Tensor) -> None:
-        if self._atomic == "model" and storage_identity(source) in self._in_use:
-            raise self._error(
-                f"{type(self._model).__name__} filled {param.name} from a tensor in use, which holds the old policy",
-                "Set the option atomic to layer.",
             )
 
     def _live_storages(self) -> dict[int, str]:
@@ -349,7 +346,7 @@ class Update:
         """Tell a tensor's values from others: nobody says where this update begins and ends."""
         if tensor.is_meta or hasattr(tensor, "__tensor_flatten__"):
             return None
-        with torch._C._DisableTorchDispatch():  # no mode sees it; in C, as this is asked of every tensor
+        with torch._C._DisableTorchDispatch():  # as `Unseen`, without a call for each tensor
             return tuple(tensor.shape), tensor.dtype, fingerprint.of(tensor)
 
     def _restart(self, name: str) -> None:
@@ -389,7 +386,7 @@ class Update:
             queue = [layer for layer in self._queue if last or layer.came.opened == self._call]
             if not queue and not last and self._adapter.consensus.ranks == 1:
                 break
-            with _disable_current_modes():
+            with Unseen():
                 for layer in queue:
                     layer.prepare(self._readings)
                 if last:
@@ -445,8 +442,13 @@ class Update:
                 with log or nullcontext(), host:
                     self._adapter.process(module)
 
-        with self._adapter.context(), log.undone_on_error() if log is not None else nullcontext():
-            plan = layer.process(self._layer_state, process, self._adapter.compiled())
+        try:
+            with self._adapter.context():
+                plan = layer.process(self._layer_state, process, self._adapter.compiled())
+        except BaseException:
+            if log is not None:
+                log.undo()
+            raise
         if log is not None:
             plan.hold_back(log)
         return plan
@@ -497,7 +499,7 @@ class Update:
             for layer in followers:
                 layer.take_live(self._readings)
             for layer in (*followers, *last):  # they look at other layers, which hold the new values now
-                with _disable_current_modes():
+                with Unseen():
                     self._plan(layer).apply(undo)
                 layer.release()
             self._readings.read()

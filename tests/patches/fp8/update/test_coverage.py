@@ -175,3 +175,10 @@ def test_whole_tensors_and_shards_need_no_mask():
         coverage.add(param[:, first : first + 16])
         coverage.add(param[:, first : first + 16])
     assert coverage.mask is None and coverage.covered == coverage.total
+
+
+def test_what_is_no_rectangle_may_lie_over_anything():
+    coverage = coverage_of(torch.zeros(4, 4))
+    assert not coverage.overlaps_any(None)
+    coverage.add(torch.zeros(16)[1:6])
+    assert coverage.mask is not None and coverage.overlaps_any(((3, 4), (0, 4)))
