@@ -110,6 +110,8 @@ class UpdateEvents:
     def committed(self, version: int) -> None:
         """Record that the update is the policy now."""
         self._ended("committed", version=version)
+        if self._role == "target":
+            count("updates")
         _note(self._role, version, "ready")
 
     def abandoned(self, error: BaseException, state: str) -> None:
@@ -153,7 +155,7 @@ def _note(role: str, version: int, state: str) -> None:
         return ledger.note(drafter_version=version, drafter_state=state)
     if ledger.notes().get("policy_version") != version:
         ledger.note(policy_since=round(time.time(), 3))
-    ledger.note(policy_version=version, updates=version, policy_state=state)
+    ledger.note(policy_version=version, policy_state=state)
 
 
 def _resident_bytes() -> int | None:

@@ -174,7 +174,7 @@ class SchedulerGate:
         self.version = version
         self._tell(core, version)
         self._by_call = by_call
-        ledger.note(policy_version=version, updates=version)
+        ledger.note(policy_version=version)
         ledger.event("adopted", version=version)
 
     def _tell(self, core: Any, version: int) -> None:

@@ -95,6 +95,7 @@ def test_a_drafter_s_version_is_noted_under_its_own_name(monkeypatch):
     """Else the one of two models that commits last gives the process its policy version."""
     noted = {}
     monkeypatch.setattr(ledger, "note", noted.update)
+    monkeypatch.setattr(ledger, "notes", lambda: noted)
     runner = Runner()
     with model_registry.owned_by(runner):
         policy, drafter = toys.engine("quantized"), toys.engine("quantized", role="drafter")
@@ -114,6 +115,11 @@ def test_a_drafter_s_version_is_noted_under_its_own_name(monkeypatch):
         "drafter_version": 1,
         "drafter_state": "ready",
     }
+    with model_registry.owned_by(Runner()):
+        model_registry.add((other := toys.engine("quantized")).model, other.managed)
+    assert (noted["policy_version"], noted["updates"]) == (0, 2), (
+        "an engine that opens takes no evidence away"
+    )
 
 
 def in_the_middle(engine, weights, act):
