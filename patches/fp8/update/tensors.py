@@ -641,8 +641,8 @@ class NamedWeights:
         self.tensor: torch.Tensor | None = None
         # where each lies, its number and its storage: the memory of one that is gone may be another's
         self._places: list[tuple[int, int, int, weakref.ref[torch.UntypedStorage]]] = []
-        # number, and address in its memory -> what was written from there first
-        self._first: dict[tuple[int, int], PristineParam] = {}
+        # number, and address in its memory -> what was written from there, for each tensor that came with this memory
+        self._written: dict[tuple[int, int], list[PristineParam]] = {}
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._weights:
@@ -663,7 +663,7 @@ class NamedWeights:
         table: Mapping[int | None, list[PristineParam]],
         in_use: Container[int | None] = (),
     ) -> bool:
-        """Return whether a loader fills ``param`` in with what it has written elsewhere before.
+        """Return whether a loader fills ``param`` in with what it has written elsewhere before, in other memory.
 
         Args:
             param: what is written to.
@@ -679,9 +679,17 @@ class NamedWeights:
         start = source.data_ptr()
         if (at := bisect_left(self._places, (start + 1,)) - 1) < 0:
             return False
-        _, number, end, storage = self._places[at]
-        known = start < end and storage() is not None
-        return known and self._first.setdefault((number, start), param) is not param
+        begin, number, end, storage = self._places[at]
+        if start >= end or storage() is None:
+            return False
+        written = self._written.setdefault((number, start), [param])
+        if any(one.storage is param.storage and one.offset == param.offset for one in written):
+            return False  # two names of one tensor, such as a tied head's
+        first = bisect_left(self._places, (begin,))
+        if sum(other() is storage() for *_, other in self._places[first : at + 1]) == len(written):
+            return True
+        written.append(param)
+        return False
 
 
 _COPY = torch.ops.aten.copy_.default
