@@ -213,7 +213,7 @@ def test_an_ended_run_is_summed_up_once_and_what_waits_is_written_once(site, tmp
     [folder] = (tmp_path / "ledger").iterdir()
     assert len(list(folder.glob("row-*"))) == 3 and len(list(folder.glob("idle-*"))) <= 2
     before, first = folder.stat().st_mtime_ns, runs._about(folder)
-    monkeypatch.setattr(runs.collect, "read", None)
+    monkeypatch.setattr(runs.collect, "job", None)
     assert runs._about(folder) == first and folder.stat().st_mtime_ns == before
     os.utime(next(folder.glob("row-*")))
     with pytest.raises(TypeError):

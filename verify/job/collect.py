@@ -84,7 +84,7 @@ def _gathered(
             continue
         events, name = process.events, named[key]
         updates += [_update(event) | {"process": name} for event in events if event["event"] == "update"]
-        syncs += [_sync(event) | {"process": name} for event in events if event["event"] == "sync"]
+        syncs += [_sync(event) for event in events if event["event"] == "sync"]
         incidents += _happened(name, events)
         held += [lane for lane in [lanes.lane(rows[key], name, events, now)] if lane]
         series.add(charts, name, events)
