@@ -77,8 +77,9 @@ def opened(root: Path, what: Speed) -> vllm.LLM:
     overrides: dict[str, Any] = {"max_position_embeddings": most}
     if what.block:
         overrides["quantization_config"] = BLOCK
-        if device.IS_FAKE:  # which has no stand-in for FlashInfer's
-            arguments["kernel_config"] = {"linear_backend": "cutlass"}
+    if device.IS_FAKE:  # which has no stand-ins for FlashInfer's kernels, and CUTLASS's of experts
+        kernels = {"linear_backend": "cutlass"} if what.block else {}
+        arguments["kernel_config"] = {**kernels, "moe_backend": "triton" if what.experts else "auto"}
     if what.drafts:
         drafter = {
             "method": "eagle",

@@ -58,7 +58,8 @@ def test_every_sync_audited_with_a_drafter_and_the_log_probabilities_of_grpo(run
     assert (arrived["sync"], arrived["audited"], arrived["failed"], arrived["not_audited"]) == (3, 3, 0, 0)
 
 
-@pytest.mark.parametrize("name", cuda_job.RECIPES)
+# the drafter of the last is trained and replaced as above, beside a policy in bf16
+@pytest.mark.parametrize("name", ["gsm8k_fp8", "flowrl_7b", pytest.param("eagle_7b", marks=pytest.mark.full)])
 def test_a_recipe_for_gpus(name, wide_world, tmp_path, run):
     overrides, variables = cuda_job.recipe(name, wide_world, tmp_path)
     output = run(*cuda_job.saving(tmp_path), like=overrides, **variables)
