@@ -275,7 +275,9 @@ def _present(
     absent = families - shown.present
     told, owed = sorted(promised & absent), sorted(shown.needed & absent - promised)
     problems = [f"carries no {named.get(one, one)} patch, though one is expected" for one in told]
-    problems += [f"carries no {named.get(one, one)} patch, though its role needs one" for one in owed]
+    on = ", ".join(one.get("name", family) for family, one in row.on.items()) or "nothing"
+    lacking = f"though its role needs one; switched on in it: {on}"
+    problems += [f"carries no {named.get(one, one)} patch, {lacking}" for one in owed]
     late = row.notes.get("late", {})
     problems += [f"[flashpatch: {family}] {late[family]}" for family in sorted(families) if late.get(family)]
     broken = "its last update failed" if row.notes.get("policy_state") == "broken" else ""

@@ -98,10 +98,10 @@ def test_a_process_without_a_family_that_is_expected_carried_by_peers_or_require
     ]
     peer = row("worker", patches={LOAD.id: entry("live", 3)}, updates=1)
     assert problems(peer, row("worker", pid=12)) == [
-        "worker far:12: carries no fam patch, though its role needs one"
+        "worker far:12: carries no fam patch, though its role needs one; switched on in it: nothing"
     ]
     assert problems(row("worker"), required={"fam": "typed"}) == [
-        "worker far:10: carries no typed patch, though its role needs one",
+        "worker far:10: carries no typed patch, though its role needs one; switched on in it: nothing",
         "no process carries typed",
     ]
 

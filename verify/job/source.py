@@ -44,7 +44,7 @@ def save(path: Path, text: str) -> None:
         with nullcontext(path) if is_special else replacing(path, private=False) as opened:
             opened.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise PatchError(f"{path} cannot be written: {error}", advice="Name another file by -o.") from None
+        raise PatchError(f"{path}: {error.strerror}", advice="Name another file by -o.") from None
 
 
 def written(args: argparse.Namespace, text: str, name: str = "") -> int:
