@@ -108,20 +108,17 @@ def streamed(
     training = SimpleNamespace(engine=engine, loss_fn=loss, device_name="cpu", flops_counter=None)
     post = verl.workers.engine_workers.TrainingWorker._postprocess_output
     training._postprocess_output = lambda *a, **k: post(training, *a, **k)
-    step = streaming._OpenStep(
-        SimpleNamespace(config=SimpleNamespace(actor=actor), actor=training), correction
-    )
+    worker = SimpleNamespace(config=SimpleNamespace(actor=actor), actor=training, _open=None, _asked=False)
     packer = Packer(world, budget=budget)
     rounds = [one for row in order for one in packer.add(row, len(batch[row]["input_ids"]))]
     rounds += [last for last in [packer.flush()] if last is not None]
     for one in rounds:
         mine = [{k: v for k, v in batch[row].items() if k != "old_log_probs"} for row in one[rank].samples]
         data = job.share(mine, len(mine), {})
-        tu.assign_non_tensor(data, calculate_entropy=True)
-        tu.assign_non_tensor(data, **{streaming.FILLER: one[rank].filler})
-        assert (step.add(data) is None) == one[
-            rank
-        ].filler  # tests/patches/grpo/streaming/test_sent.py: what is found
+        sent = {streaming.FILLER: one[rank].filler, streaming.CORRECTION: correction}
+        tu.assign_non_tensor(data, calculate_entropy=True, **sent)
+        found = streaming.StreamWorker.stream_accumulate(worker, data)
+        assert (found is None) == one[rank].filler  # tests/patches/grpo/streaming/test_sent.py: what is found
     seen = {}
 
     def observe() -> float:
@@ -130,7 +127,7 @@ def streamed(
 
     engine.optimizer_step, engine.lr_scheduler_step = observe, lambda: 0.5
     try:
-        metrics = step.finish()
+        metrics = streaming.StreamWorker.stream_finish(worker)
     finally:
         del engine.optimizer_step, engine.lr_scheduler_step
     return seen["gradient"], metrics, len(rounds), sum(one[rank].filler for one in rounds)

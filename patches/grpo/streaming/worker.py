@@ -20,7 +20,7 @@ from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import response_from_nested
 
 from flashpatch.patches.grpo.streaming import divisor, reference
-from flashpatch.patches.grpo.streaming.step import CurrentPolicy, StreamedStep, number, times
+from flashpatch.patches.grpo.streaming.step import CurrentPolicy, StreamedStep, number, refuse_draws, times
 
 REFERENCE = "stream_reference"
 """Key of a round's extra fields: whether the reference's log-probabilities are wanted."""
@@ -38,6 +38,7 @@ class StreamWorker(DetachActorWorker):
     """Add a method for each part of a streamed step to verl's worker."""
 
     _open: _OpenStep | None = None
+    _asked = False
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -58,11 +59,15 @@ class StreamWorker(DetachActorWorker):
 
         Returns:
             ``log_probs`` and ``entropy`` of the policy, jagged [samples, prompt and response], and the reference's
-            ``ref_log_prob``, jagged [samples, response], if it is wanted; None for a filler."""
+            ``ref_log_prob``, jagged [samples, response], if it is wanted; None for a filler.
+
+        Raises:
+            PatchError: see `refuse_draws`; in the first round."""
+        plain, self._asked = None if self._asked else _log_probs(self.actor, data), True
         if self._open is None:
             self._open = _OpenStep(self, tu.get(data, CORRECTION))
         try:
-            return self._open.add(data)
+            return self._open.add(data, plain)
         except BaseException:
             self._open.close()
             raise
@@ -115,7 +120,7 @@ class _OpenStep:
         """Leave the engine's training mode; gradients go to zero."""
         self._context.close()
 
-    def add(self, data: TensorDict) -> TensorDict | None:
+    def add(self, data: TensorDict, plain: torch.Tensor | None = None) -> TensorDict | None:
         start = time.perf_counter()
         filler = bool(tu.get(data, FILLER, default=False))
         if filler:
@@ -123,13 +128,10 @@ class _OpenStep:
                 data[name] = torch.zeros_like(data[name])
         else:
             self.lengths += data["input_ids"].offsets().diff().tolist()
-        # one micro-batch: the round was packed to the budget already
-        tu.assign_non_tensor(
-            data, use_dynamic_bsz=False, micro_batch_size_per_gpu=len(data), global_batch_size=len(data)
-        )
-        reference = _reference_log_probs(data) if tu.get(data, REFERENCE, default=False) else {}
+        wanted = tu.get(data, REFERENCE, default=False)
+        reference = {"ref_log_prob": _log_probs(_of_this_process["ref"].ref, data)} if wanted else {}
         data.update(reference)
-        fill(self.engine, data)
+        _fit(self.engine, data)
         output = self.step.add(data, self.worker.loss_fn)
         self.losses += output["loss"]
         for name, value in output["metrics"].items():
@@ -138,6 +140,10 @@ class _OpenStep:
             else:
                 self.metrics[name] = value
         found = self.policy.take()
+        if plain is not None:
+            refuse_draws(
+                self.engine.module, plain, response_from_nested(found["log_probs"], data["response_mask"])
+            )
         self.busy += time.perf_counter() - start
         return None if filler or not found else TensorDict({**found, **reference}, batch_size=len(data)).cpu()
 
@@ -173,17 +179,24 @@ class _OpenStep:
         return {**found, "samples_trained": step.samples, "tokens_trained": step.tokens}
 
 
-def _reference_log_probs(data: TensorDict) -> dict[str, torch.Tensor]:
-    """Return ``ref_log_prob`` of a round, jagged [samples, response], by the reference model of this process.
+def _log_probs(worker: Any, data: TensorDict) -> torch.Tensor:
+    """Return the log-probabilities of a round in evaluation, jagged [samples, response], by one of this process's models.
 
     Not through verl's ``infer_batch`` of the worker, which gives it to the first of several ranks that share a row only."""
-    worker = _of_this_process["ref"].ref
     data = data.clone(recurse=False)  # the policy's settings are its own
     tu.assign_non_tensor(data, calculate_entropy=False)
-    fill(worker.engine, data)
+    _fit(worker.engine, data)
     with worker.engine.eval_mode():
         found = worker.engine.infer_batch(data)["model_output"]["log_probs"]
-    return {"ref_log_prob": response_from_nested(found, data["response_mask"]).cpu()}
+    return response_from_nested(found, data["response_mask"]).cpu()
+
+
+def _fit(engine: Any, data: TensorDict) -> None:
+    """Make one micro-batch of a round, which was packed to the budget already, and `fill` it."""
+    tu.assign_non_tensor(
+        data, use_dynamic_bsz=False, micro_batch_size_per_gpu=len(data), global_batch_size=len(data)
+    )
+    fill(engine, data)
 
 
 def fill(engine: Any, data: TensorDict) -> None:

@@ -74,7 +74,7 @@ CODE = """
             seen |= {f"{strategy} {name}": got for name, got in drawn(engine, mode, 100 * SEED + at)}
     POLICY_LOSS_REGISTRY["sapo"].divides_by = "aggregation"  # as all losses were taken to divide
     wrong = max(distance(plain, "sapo", "token-mean", random.Random(seed), {})["away"] for seed in range(4))
-    with pytest.raises(flashpatch.PatchError, match="draws random numbers"):
+    with pytest.raises(flashpatch.PatchError, match="nats from verl's old_log_probs"):
         distance(lab.job.engine_for("fsdp2", folder / "draws"), "sapo", "token-mean", random.Random(0), {})
     print(json.dumps([seen, modes, wrong, sorted(named ^ UNITS.keys())]))
 """
