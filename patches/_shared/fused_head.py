@@ -47,9 +47,12 @@ def _unlike(model: Any, own: Callable) -> str | None:
     states = torch.stack([states * (1000 / largest), 0 * states])[None]  # a cap shows far out, a bias at 0
     plain = (states @ weight.T).float()
     ids = torch.zeros(1, 2, dtype=torch.long, device=weight.device)
+    asked = dict(
+        input_ids=ids, position_ids=ids.expand(4, 1, 2)
+    )  # of four kinds, as models of images take them
     try:
         with torch.no_grad(), having(model.model, "forward", lambda *args, **kwargs: _Outputs(states)):
-            logits = own(model, input_ids=ids, use_cache=False, return_dict=True).logits.float()
+            logits = own(model, **asked, use_cache=False, return_dict=True).logits.float()
     except Exception as error:
         return f"which cannot be asked for them ({type(error).__name__}: {error})"
     if logits.shape != plain.shape:

@@ -23,7 +23,7 @@ print("GOT", tuple(model(input_ids=ids, labels=ids, return_dict=True).log_probs.
 
 LOGITS = """
 import sys, torch, transformers
-from verl.models.transformers.monkey_patch import patch_forward_with_backends
+from verl.models.transformers.monkey_patch import apply_monkey_patch, patch_forward_with_backends
 small = dict(vocab_size=71, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
 caps = dict(head_dim=8, sliding_window=4, final_logit_softcapping=30.0)
 KINDS = {
@@ -40,6 +40,12 @@ for kind, own in KINDS.items():
         print("TAKEN", kind)
     except Exception as error:
         print("REFUSED", kind, error)
+rope = dict(rope_theta=1e4, rope_type="default", mrope_section=[1, 1, 2])
+seen = dict(depth=1, hidden_size=16, num_heads=2, intermediate_size=16, out_hidden_size=32)
+images = transformers.AutoConfig.for_model("qwen2_5_vl", text_config={**small, "rope_parameters": rope}, vision_config=seen)
+model = transformers.AutoModelForImageTextToText.from_config(images)
+apply_monkey_patch(model, use_remove_padding=True, ulysses_sp_size=1, use_fused_kernels=True, fused_kernels_backend="torch")
+print("TAKEN images")
 """
 
 
@@ -48,8 +54,8 @@ def test_a_model_is_asked_for_its_own_logits_and_refused_if_they_are_others(tmp_
     done = grpo_lab.python(LOGITS, tmp_path, FLASHPATCH=name)
     said = [line for line in done.stdout.splitlines() if line.startswith(("TAKEN", "REFUSED"))]
     taken = [line.removeprefix("TAKEN ") for line in said if line.startswith("TAKEN")]
-    assert taken == ["qwen2", "granite", "gemma2", "mixtral"], grpo_lab.tail(done)
-    assert len(said) == 8 and all("use_fused_kernels=False" in line for line in said if "REFUSED" in line)
+    assert taken == ["qwen2", "granite", "gemma2", "mixtral", "images"], grpo_lab.tail(done)
+    assert len(said) == 9 and all("use_fused_kernels=False" in line for line in said if "REFUSED" in line)
 
 
 def test_the_option_takes_a_head_that_is_sharded(tmp_path):
