@@ -201,7 +201,8 @@ check-torch: $(NEXT_TORCH)/.ready
 # Without torch; tests that need it are skipped.
 $(OTHER_PYTHONS:%=check-%): check-%: $(CHECK)-%/.ready
 	@if [ ! -x $(CHECK)-$*/bin/pytest ]; then echo "Python $* is not at hand: no tests on it"; else \
-		$(SHARING) $(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK)-$* MARKS="$(NO_ENGINE)"; fi
+		$(SHARING) PYTHONWARNINGS="ignore:This process:DeprecationWarning" $(MAKE) -k -j5 --output-sync=target parts ENVIRONMENT=$(CHECK)-$* \
+		MARKS="$(NO_ENGINE)"; fi  # 3.12 warns where a process with threads forks
 
 # The tests that a change of one patch needs, in one environment: make test-for PATCH=fp8.verl.tracking_log
 ASKED := $(firstword $(wildcard $(PINNED)/.ready $(CHECK)/.ready) $(PINNED)/.ready)

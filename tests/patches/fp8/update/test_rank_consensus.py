@@ -7,6 +7,8 @@ import warm
 from machine import limit
 from tree import SUPPORT
 
+pytest.importorskip("torch")
+
 pytestmark = pytest.mark.slow
 
 RANK = '''

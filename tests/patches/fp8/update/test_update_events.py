@@ -3,10 +3,13 @@
 import os
 from pathlib import Path
 
+import pytest
 import run_events
 import warm
 from machine import limit
 from tree import TREE
+
+pytest.importorskip("torch")
 
 BEGIN = """
 import fp8_toys as toys
