@@ -50,9 +50,8 @@ class Policy:
         self._hold_left = 0
         self._current = -1  # place of the arm the engine runs, -1 before the first
         self._ran = -1  # place of the arm of the last update
-        self._best = [0.0] * len(BUCKETS)
         self._pulls = [[0] * len(self.arms) for _ in BUCKETS]
-        self._tokens, self._seconds, self._regret_seconds = 0.0, 0.0, 0.0
+        self._tokens, self._seconds = 0.0, 0.0
         self._switches = self._ignored = self._guarded = 0
 
     def select(self, batch_size: int) -> Arm:
@@ -68,9 +67,7 @@ class Policy:
             chosen = -1
             if self._broadcast is None or self._broadcast.is_leader:
                 bucket = bucket_of(batch_size)
-                self.rule.best = 0.0
-                chosen = self.rule.choose(bucket, batch_size, allowed, current)
-                self._best[bucket] = self.rule.best
+                chosen = self.rule.choose(bucket, allowed, current)
             if self._broadcast is not None:
                 chosen = self._broadcast(self._step, batch_size, chosen)
             self._hold_left = HOLD - 1
@@ -112,8 +109,6 @@ class Policy:
         self._pulls[bucket][place] += 1
         self._tokens += accepted_tokens
         self._seconds += seconds
-        if best := self._best[bucket]:
-            self._regret_seconds += seconds - accepted_tokens / best
 
     def pulls(self) -> dict[str, int]:
         """Return how often each arm was chosen and measured since the start; empty if none was."""
@@ -126,15 +121,11 @@ class Policy:
         self._hold_left = 0
 
     def metrics(self) -> dict[str, float]:
-        """Return totals, and per bucket seen the pulls and estimated rates of each arm, flat.
-
-        ``regret_seconds`` is an estimate: the time beyond that of the arm estimated best."""
+        """Return totals, and per bucket seen the pulls and estimated rates of each arm, flat."""
         found: dict[str, float] = {
             "steps": float(sum(map(sum, self._pulls))),
             "tokens": self._tokens,
             "seconds": self._seconds,
-            "regret_seconds": self._regret_seconds,
-            "regret_share": self._regret_seconds / self._seconds if self._seconds else 0.0,
             "switches": float(self._switches),
             "ignored": float(self._ignored),
             "guarded": float(self._guarded),

@@ -135,13 +135,10 @@ class Thompson:
     Args:
         arms: all arms; a choice names them by their place here.
         window: steps, at least 2, after which an observation weighs little or nothing.
-        random: the policy's random numbers.
-
-    Attributes:
-        best: tokens per second of the best allowed arm as the last `choose` estimated them; 0 if nothing is known."""
+        random: the policy's random numbers."""
 
     def __init__(self, arms: tuple[Arm, ...], window: int, random: random.Random) -> None:
-        self.best, self._gauss, count = 0.0, random.gauss, len(arms)
+        self._gauss, count = random.gauss, len(arms)
         self._keep = 1.0 - 1.0 / window
         self._drift = DRIFT / (window * window)
         self._curves, self._by_point = acceptance_curves(arms), tokens_by_point(arms)
@@ -155,30 +152,27 @@ class Thompson:
         self._spread = _MIN_SPREAD  # of a step's seconds, squared: one slow step must not count for long
         self._cost = 0.0  # mean seconds that a step after a switch takes beyond the arm's usual ones
 
-    def choose(self, bucket: int, batch: int, allowed: tuple[int, ...], current: int) -> int:
+    def choose(self, bucket: int, allowed: tuple[int, ...], current: int) -> int:
         """Choose one of ``allowed`` (never empty); ``current`` is the engine's present arm, or -1."""
         times, gauss = self._times[bucket] or self._new_times(bucket), self._gauss
-        expected = self._by_point[nearest_point(self._level)]
         drawn = self._by_point[nearest_point(self._level + sqrt(self._variance) * gauss(0.0, 1.0))]
         switch_factor = 1.0
         if current >= 0 and times.weight[current]:
             spent = HOLD * times.mean[current]
             switch_factor = max(0.5, spent / (spent + self._cost))
-        top, chosen, best = -1.0, allowed[0], 0.0
+        top, chosen = -1.0, allowed[0]
         for arm in allowed:
             weight = times.weight[arm]
             if not weight:  # never run: nothing to draw from
                 chosen = arm
                 break
             per_token = self._shape[arm] / times.mean[arm]
-            best = max(best, expected[arm] * per_token)
             uncertainty = sqrt(self._spread / weight + _SHAPE_VARIANCE / self._rows[arm])
             rate = drawn[arm] * per_token * (1.0 + min(uncertainty, MAX_UNCERTAINTY) * gauss(0.0, 1.0))
             if arm != current:
                 rate *= switch_factor
             if rate > top:
                 top, chosen = rate, arm
-        self.best = best * batch
         return chosen
 
     def learn(self, bucket: int, batch: int, arm: int, tokens: float, seconds: float, switched: bool) -> None:

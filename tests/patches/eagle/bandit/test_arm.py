@@ -7,7 +7,6 @@ from flashpatch.patches.eagle import FAMILY
 from flashpatch.patches.eagle.bandit.arm import Arm, parse_arms
 from flashpatch.patches.eagle.bandit.buckets import BUCKETS, bucket_of
 from flashpatch.patches.eagle.verl.verl_config import DRAFT_TOKENS, draft_tokens
-from flashpatch.patches.eagle.vllm.spec_controller import make_policy
 
 
 @pytest.mark.parametrize("text", ["3_1_4", "1_1_2", "5_4_16", "8_4_32", "disable"])
@@ -33,17 +32,9 @@ def test_buckets_follow_the_recorded_graph_sizes():
     assert found == [1, 17, 31, 32, 40, 40, 128, 160, 256, 256, 256]
 
 
-DEFAULTS = {name: option.default for name, option in FAMILY.options.items()}
-
-
-def test_the_guard_is_the_option_or_the_default():
-    for options in ({}, {"guard": 9}):
-        asked = DEFAULTS | {"arms": ["disable", "3_1_4"]} | options
-        assert make_policy(asked, 3).guard == asked["guard"]
-
-
 @pytest.mark.parametrize(
     ("arms", "room"), [([], DRAFT_TOKENS), (["disable", "5_1_6", "2_1_3"], 5), (["disable"], DRAFT_TOKENS)]
 )
 def test_a_drafter_by_option_has_room_for_the_largest_arm(arms, room):
-    assert draft_tokens(DEFAULTS | {"arms": arms}) == room
+    defaults = {name: option.default for name, option in FAMILY.options.items()}
+    assert draft_tokens(defaults | {"arms": arms}) == room

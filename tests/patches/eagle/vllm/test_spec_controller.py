@@ -187,7 +187,8 @@ def test_the_real_bandit_ends_up_where_it_pays(pays):
 
 def test_arms_are_what_the_engine_can_do():
     assert [str(arm) for arm in make_policy(OPTIONS, 3).arms] == ["disable", "1_1_2", "3_1_4"]
-    assert len(make_policy({**OPTIONS, "arms": ["2_1_3"]}, 3).arms) == 1
+    policy = make_policy({**OPTIONS, "arms": ["2_1_3"], "guard": 9}, 3)
+    assert (len(policy.arms), policy.guard) == (1, 9)
     for arm in ("4_1_5", "2_2_4"):
         with pytest.raises(PatchError, match=arm):
             make_policy({**OPTIONS, "arms": [arm]}, 3)

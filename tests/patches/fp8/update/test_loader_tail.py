@@ -122,14 +122,12 @@ def test_an_unnamed_update_waits_for_a_head_that_the_checkpoint_has(atomic, kind
 @pytest.mark.parametrize(("kind", "tied"), [(toys.Model, True), (toys.Model, False), (Drawing, False)])
 @pytest.mark.parametrize("opened", [True, False])
 def test_two_names_of_one_tensor_fill_nothing_in(atomic, kind, tied, opened):
-    """The head is the embedding, in the model or where the sender has it, and comes as well: without a name it was waited for."""
     first = toys.checkpoint(0, tied=tied) if opened else None
     engine = toys.Engine(kind("transposed", tied=tied), first, atomic=atomic)
     for seed in (1, 2, 3):
         sent = dict(toys.checkpoint(seed, tied=True))
         sent[HEAD] = sent[EMBEDDING].clone() if tied else sent[EMBEDDING]
         engine.load(list(sent.items()))
-        engine.managed.after_call()
         engine.managed.before_request()
         assert engine.managed.may_generate and engine.managed.version == seed
         assert toys.same_answers(engine.model, toys.fresh("transposed", list(sent.items()), tied))
