@@ -555,7 +555,16 @@ class ManagedModel:
             raise self._error(self.error, "Send a complete update.")
         if self.state != "open":
             return
-        if isinstance(self.adapter.consensus, SingleRank) and self._close_if_empty():
+        if isinstance(self.adapter.consensus, SingleRank) and update.empty:
+            nowhere = (
+                ()
+                if any(one.written or one.came.processed for one in self.layers)
+                else update.boundaries.came
+            )
+            self._close()
+            if nowhere and by_name:
+                what = f"nothing of what came has a place in the model: {listed([*nowhere])}"
+                raise self._error(what, "Send the names of the checkpoint.")
             return
         with self._failing(), torch.no_grad(), self._events.committing(), update.in_order():
             came = update.commit(self._missing(partial, by_name), self._hooks.run, by_name)

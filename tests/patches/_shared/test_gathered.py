@@ -1,5 +1,4 @@
-"""Between two syncs verl's asynchronous trainers put another policy's shards in place; what was gathered of the last one goes, and
-what was saved is a copy."""
+"""verl's asynchronous trainers save copies of a policy's shards, and put them back with nothing left gathered of another policy."""
 
 import grpo_lab
 import pytest

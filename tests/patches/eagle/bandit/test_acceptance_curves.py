@@ -11,7 +11,6 @@ from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.bandit.thompson import (
     LAST,
-    LOW,
     PER_UNIT,
     acceptance_curves,
     nearest_point,
@@ -43,13 +42,6 @@ def test_the_slope_is_that_of_the_mean():
         for at in range(1, LAST):
             across = (curve[at + 1][0] - curve[at - 1][0]) * PER_UNIT / 2
             assert curve[at][1] == pytest.approx(across, rel=0.01, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("level", "place"), [(LOW - 9, 0), (LOW, 0), (0.0, LAST // 2), (-LOW, LAST), (99.0, LAST)]
-)
-def test_levels_beyond_the_grid_are_its_ends(level, place):
-    assert nearest_point(level) == place
 
 
 def test_a_drafter_that_drifts_under_one_arm_is_known_under_all():

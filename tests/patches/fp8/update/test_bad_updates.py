@@ -40,6 +40,15 @@ def test_what_did_not_come_is_named(missing, atomic):
     assert engine.takes(B)
 
 
+def test_names_of_which_the_loader_knows_none_are_no_update(atomic, monkeypatch):
+    engine = toys.engine(atomic=atomic)
+    monkeypatch.setattr(toys.Model, "load_weights", lambda self, sent: {*dict(sent)} & {*dict(B)})
+    engine.managed.begin()
+    engine.load([(f"module.{name}", value) for name, value in B])
+    with pytest.raises(PatchError, match=r"has a place in the model: module\.embed"):
+        engine.managed.finish()
+
+
 def test_what_failed_first_is_told_first(atomic):
     """Also if what is left of the sync comes after it; a named update begins anew."""
     engine = toys.engine(atomic=atomic)
