@@ -32,7 +32,7 @@ def before_exchange(patches: Patches) -> None:
 
         save, restore = handlers = original(self)
         strategy = self.config.actor.strategy
-        if strategy not in ("fsdp", "fsdp2"):
+        if strategy not in ("fsdp", "fsdp2", "veomni"):  # the last is FSDP2 too
             return handlers
 
         def fresh(handle: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,7 +51,7 @@ def before_exchange(patches: Patches) -> None:
                 for name, (shard, of) in shards.items()
             }, spec
 
-        return fresh(copied if strategy == "fsdp2" else save), fresh(restore)
+        return fresh(save if strategy == "fsdp" else copied), fresh(restore)
 
     patches.wrap(
         f"{WORKER}._get_strategy_handlers",

@@ -156,7 +156,10 @@ def build_module(original, self) -> Any:
     and keep for each layer the positions of the row."""
     module = original(self)
     if self.ulysses_sequence_parallel_size > 1:
-        if why := _alone(layers := list(module.modules()), getattr(module.config, "layer_types", None) or ()):
+        if why := _alone(
+            layers := list(module.modules()),
+            getattr(module.config.get_text_config(), "layer_types", None) or (),
+        ):
             raise _refusal(f"{type(module).__name__} {why}")
         for one in {module, getattr(module, "base_model", module)}:  # LoRA calls the base alone
             one.register_forward_pre_hook(functools.partial(_note, layers), with_kwargs=True)
@@ -175,7 +178,7 @@ def _refuse_mixing(model: Any) -> None:
     with torch.no_grad():
         one, two = [base(input_ids=row, position_ids=positions, use_cache=False)[0][:, 7:] for row in rows]
     cut = "chunked_attention" in (
-        getattr(model.config, "layer_types", None) or ()
+        getattr(model.config.get_text_config(), "layer_types", None) or ()
     )  # by the row, as Llama 4's
     if (
         cut or (one - two).abs().max() > 0.02 * one.std()

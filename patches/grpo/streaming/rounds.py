@@ -108,6 +108,12 @@ class Rounds:
             )
             for batch in packed
         ]
+        if (
+            len(self.ranks) > self.packer.ranks
+        ):  # they share rows, and Ray may begin their calls in another order on each
+            import ray
+
+            ray.get(self._running)
         if self.first is None:
             self.first = time.perf_counter() - self._start
         self.launched += 1
