@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -57,15 +58,18 @@ def rollout_engine() -> str:
 def stepped(strategy: str, model: Path, number: int) -> dict[str, torch.Tensor]:
     """Return the weights after a step of plain gradient descent of a reference policy of verl's, which has rank 0's weights and
     offloads them. Those of FSDP2 were changed before, and restored from shards that verl had saved, as it does between two updates."""
-    from verl.utils.fsdp_utils import fsdp2_sharded_load_from_cpu, fsdp2_sharded_save_to_cpu
+    from verl.experimental.separation.engine_workers import DetachActorWorker
 
+    config = SimpleNamespace(actor=SimpleNamespace(strategy=strategy))
+    worker = SimpleNamespace(config=config, _strategy_handlers=None)
     engine = verl_actor.engine(strategy, model, job.RATE, forward_only=True, model_dtype="fp32")
     if strategy == "fsdp2":
-        saved, spec = fsdp2_sharded_save_to_cpu(engine.module)
+        save, restore = DetachActorWorker._get_strategy_handlers(worker)
+        saved = save(engine.module)
         with torch.no_grad():
             for parameter in engine.module.parameters():
                 parameter.add_(1.0)
-        fsdp2_sharded_load_from_cpu(engine.module, saved, spec)
+        restore(engine.module, *saved)
     optimizer = torch.optim.SGD(engine.module.parameters(), lr=job.RATE)
     job.loss(engine.module, job.batch().chunk(2)[number]).backward()
     optimizer.step()
