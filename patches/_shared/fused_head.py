@@ -47,9 +47,8 @@ def _unlike(model: Any, own: Callable) -> str | None:
     states = torch.stack([states * (1000 / largest), 0 * states])[None]  # a cap shows far out, a bias at 0
     plain = (states @ weight.T).float()
     ids = torch.zeros(1, 2, dtype=torch.long, device=weight.device)
-    asked = dict(
-        input_ids=ids, position_ids=ids.expand(4, 1, 2)
-    )  # of four kinds, as models of images take them
+    # positions of four kinds, as models of images take them
+    asked = dict(input_ids=ids, position_ids=ids.expand(4, 1, 2))
     try:
         with torch.no_grad(), having(model.model, "forward", lambda *args, **kwargs: _Outputs(states)):
             logits = own(model, **asked, use_cache=False, return_dict=True).logits.float()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from flashpatch import engine
@@ -156,10 +156,7 @@ def build_module(original, self) -> Any:
     and keep for each layer the positions of the row."""
     module = original(self)
     if self.ulysses_sequence_parallel_size > 1:
-        if why := _alone(
-            layers := list(module.modules()),
-            getattr(module.config.get_text_config(), "layer_types", None) or (),
-        ):
+        if why := _alone(layers := list(module.modules()), _kinds(module)):
             raise _refusal(f"{type(module).__name__} {why}")
         for one in {module, getattr(module, "base_model", module)}:  # LoRA calls the base alone
             one.register_forward_pre_hook(functools.partial(_note, layers), with_kwargs=True)
@@ -177,17 +174,20 @@ def _refuse_mixing(model: Any) -> None:
     rows = ids, torch.where(torch.arange(12) < 7, ids + 12, ids)
     with torch.no_grad():
         one, two = [base(input_ids=row, position_ids=positions, use_cache=False)[0][:, 7:] for row in rows]
-    cut = "chunked_attention" in (
-        getattr(model.config.get_text_config(), "layer_types", None) or ()
-    )  # by the row, as Llama 4's
-    if (
-        cut or (one - two).abs().max() > 0.02 * one.std()
-    ):  # rounding is less, another sequence's tokens far more
+    differs = (
+        one - two
+    ).abs().max() > 0.02 * one.std()  # rounding is less, another sequence's tokens far more
+    if differs or "chunked_attention" in _kinds(model):  # Llama 4's chunks are of the row
         raise PatchError(
             f"{type(model).__name__} mixes, or cuts by the row, the sequences that verl packs into one.",
             **patches.at(build_module),
             advice="Set actor_rollout_ref.model.use_remove_padding=False.",
         )
+
+
+def _kinds(model: Any) -> Sequence[str]:
+    """Return the kinds of layers that a model's configuration names, of one with images its text's."""
+    return getattr(model.config.get_text_config(), "layer_types", None) or ()
 
 
 def _alone(layers: list[Any], kinds: Iterable[str] = ()) -> str:

@@ -47,7 +47,8 @@ def test_a_live_family_passes(verify, tmp_path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_command_that_is_ended_leaves_no_job_and_no_folder(run, tmp_path, number):
     code = f"""
-import os, threading, time
+import os, signal, threading, time
+signal.signal({number}, signal.SIG_DFL)  # nohup has the command begin without it
 from flashpatch.verify import cli, run
 from flashpatch.verify.probes import jobs
 def probe(nonce, workdir):

@@ -9,12 +9,7 @@ from bandit_lab import Engine, drive
 
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.bandit.policy import Policy
-from flashpatch.patches.eagle.bandit.thompson import (
-    LAST,
-    PER_UNIT,
-    acceptance_curves,
-    nearest_point,
-)
+from flashpatch.patches.eagle.bandit.thompson import LAST, PER_UNIT, acceptance_curves, nearest_point
 
 ARMS = tuple(map(Arm.parse, ("disable", "1_1_2", "4_1_5", "2_2_6", "3_4_8")))
 
