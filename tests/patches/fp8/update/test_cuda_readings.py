@@ -45,7 +45,7 @@ def test_values_and_errors_are_those_of_a_cpu(how, monkeypatch):
 
 
 def test_a_weight_takes_eight_launches_and_the_host_waits_twice(monkeypatch):
-    monkeypatch.setattr(readings, "_disable_current_modes", nullcontext)
+    monkeypatch.setattr(readings, "Unseen", nullcontext)
     weights, asked = [random(64, 64).cuda() for _ in range(8)], readings.Readings()
     with Launches() as launches:
         for w in weights:
