@@ -38,7 +38,7 @@ def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
         options: options of the families named; each goes to every one of them that has it.
 
     Returns:
-        The status, with a warning if objects that a family must see at birth exist already.
+        The status, with a warning if objects that a family must see at birth exist already, or none of its frameworks.
 
     Raises:
         PatchError: an unknown name or option, or two names of one family. In strict mode also when it is too
@@ -52,9 +52,10 @@ def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
         if late and selection.strict:
             raise PatchError(" ".join(late), advice="Enable before the engine is created.")
         _activate(selection)
-    for sentence in late:
+    found = _status(late)
+    for sentence in (*late, *found.idle(names or found.names)):
         warnings.warn(sentence, UserWarning, stacklevel=2)
-    return _status(late)
+    return found
 
 
 def checksum(llm: Any) -> Any:

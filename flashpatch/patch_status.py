@@ -10,6 +10,8 @@ from importlib.util import find_spec
 
 from flashpatch.record import State
 
+IDLE = "changes nothing here: it waits for"
+
 
 @dataclass(frozen=True)
 class PatchStatus:
@@ -74,6 +76,10 @@ class Status(dict[str, PatchStatus]):
         lines = [*self._told(), *rows, "  print() shows each patch"]
         return "\n".join([head, *(lines if len(lines) < 10 else [*lines[:8], "  ..."])])
 
+    def idle(self, names: Iterable[str]) -> list[str]:
+        """Return a sentence for each of ``names`` that finds none of its frameworks installed."""
+        return [f"{name} {said}" for name in names if (said := self._counts(name)).startswith(IDLE)]
+
     def _told(self) -> list[str]:
         told = [f"  warning: {text}" for text in self.warnings]
         return [*told, f"  error: {self.error}"] if self.error else told
@@ -84,7 +90,8 @@ class Status(dict[str, PatchStatus]):
         family = registry.family_of(name).name
         here = [one for id, one in self.items() if id.partition(".")[0] == family]
         words = Counter(one.state.word for one in here if not is_absent(one.state.word, one.state.detail))
-        return ", ".join(f"{n} {word}" for word, n in words.items()) or "none of its frameworks is installed"
+        absent = ", ".join(line.partition(":")[0] for line in absent_frameworks(one.id for one in here))
+        return ", ".join(f"{n} {word}" for word, n in words.items()) or f"{IDLE} {absent} (none is installed)"
 
 
 def is_absent(word: str, detail: str) -> bool:

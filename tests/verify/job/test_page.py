@@ -19,7 +19,7 @@ SECTIONS = (
 
 @pytest.fixture
 def page(flashpatch, tmp_path: Path) -> Path:
-    assert flashpatch("report", "job-1", "-o", "job.html").stdout == "job.html\n"
+    assert flashpatch("report", "--run", "job-1", "-o", "job.html").stdout == "job.html\n"
     return tmp_path / "job.html"
 
 
