@@ -34,9 +34,7 @@ def test_status_prints_as_a_table_and_reads_as_a_mapping(toys):
 
 
 def test_a_name_without_its_frameworks_warns(world):
-    world.families(
-        'FAMILY = Family("toy", "", (patch("toy.ghost.run", "ghost.core:run", requires="ghost>=1"),))'
-    )
+    world.family('"toy.ghost.run", "ghost.core:run", requires="ghost>=1"')
     said = world.run("import flashpatch; flashpatch.enable('toy')").stderr
     assert "UserWarning: toy changes nothing here: it waits for ghost (none is installed)" in said
 
