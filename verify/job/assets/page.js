@@ -129,7 +129,9 @@ function colour(verdict) {
 function header() {
   document.getElementById("run").textContent = job.run;
   const line = document.getElementById("summary");
-  const broke = job.incidents.filter((row) => row.kind !== "off"), last = broke[broke.length - 1];
+  const broke = job.incidents.filter((row) => row.kind !== "off");
+  // A verdict's first line, which has no time, says how the job ended.
+  const first = broke.find((row) => row.t === null) || broke[broke.length - 1];
   document.getElementById("verdict").append(make("span", job.verdict, colour(job.verdict)));
   line.append(job.running ? "Running. " : job.how ? "Ended: " + job.how + ". " : "Ended. ",
     job.processes.length + (job.processes.length === 1 ? " process" : " processes") + (job.alive ? ", " + job.alive + " of them alive" : "") + ", ",
@@ -143,7 +145,7 @@ function header() {
   const answers = [["training", progress()],
     ["live", job.names.map((row) => row.name + " " + row.verdict +
       (row.verdict === "proven" ? "" : " (acted in " + row.acted + ")")).join(", ")],
-    ["broke", last ? (last.process ? last.process + ": " : "") + last.text.slice(0, 200) : "nothing was recorded"]];
+    ["broke", first ? (first.process ? first.process + ": " : "") + first.text.slice(0, 200) : "nothing was recorded"]];
   for (const [what, text] of [...answers, ...job.about, ["alive", alive.slice(0, 8).map((row) => row.name).join(", ") +
       (alive.length > 8 ? " and " + (alive.length - 8) + " more" : "")]]) {
     if (text) about.append(make("dt", what), make("dd", text));
