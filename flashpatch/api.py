@@ -14,7 +14,7 @@ from flashpatch.arming.group import Group
 from flashpatch.arming.import_hooks import when_ready
 from flashpatch.arming.preflight import module_of
 from flashpatch.errors import PatchError
-from flashpatch.patch_status import Status
+from flashpatch.patch_status import IDLE, Status
 from flashpatch.record import Family, Patch
 from flashpatch.settings import selections
 
@@ -53,7 +53,8 @@ def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
             raise PatchError(" ".join(late), advice="Enable before the engine is created.")
         _activate(selection)
     found = _status(late)
-    for sentence in (*late, *found.idle(names or found.names)):
+    told = [f"{name} {found.counts(name)}" for name in names or found.names]
+    for sentence in (*late, *(one for one in told if IDLE in one)):
         warnings.warn(sentence, UserWarning, stacklevel=2)
     return found
 

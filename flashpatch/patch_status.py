@@ -72,19 +72,16 @@ class Status(dict[str, PatchStatus]):
     def __repr__(self) -> str:
         """Return a row per name that is on, in at most ten lines; `str` has one per patch."""
         head, *_ = str(self).splitlines()
-        rows = [f"  {name}: {self._counts(name)}" for name in self.names]
+        rows = [f"  {name}: {self.counts(name)}" for name in self.names]
         lines = [*self._told(), *rows, "  print() shows each patch"]
         return "\n".join([head, *(lines if len(lines) < 10 else [*lines[:8], "  ..."])])
-
-    def idle(self, names: Iterable[str]) -> list[str]:
-        """Return a sentence for each of ``names`` that finds none of its frameworks installed."""
-        return [f"{name} {said}" for name in names if (said := self._counts(name)).startswith(IDLE)]
 
     def _told(self) -> list[str]:
         told = [f"  warning: {text}" for text in self.warnings]
         return [*told, f"  error: {self.error}"] if self.error else told
 
-    def _counts(self, name: str) -> str:
+    def counts(self, name: str) -> str:
+        """Return how many patches of a name are in which state; what it waits for if none of its frameworks is installed."""
         from flashpatch import registry
 
         family = registry.family_of(name).name

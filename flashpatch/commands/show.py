@@ -15,7 +15,6 @@ from flashpatch.settings import options
 
 HELP = "all about one patch, or about a family and its options"
 
-
 _AS_IT_IS = "id family framework why how upstream remove_when requires beside".split()
 """Parts of a record that stand in the report as they are."""
 
