@@ -130,6 +130,7 @@ demo-world: $(PAIRED)/.world
 pictures: $(CHECK)/.ready
 	$(CHECK)/bin/python examples/pictures docs/images/data/*.json --to docs/images
 	$(CHECK)/bin/python examples/pictures/first_screen.py
+	$(CHECK)/bin/python examples/pictures/bars.py
 
 docs: $(DOCS)/.ready
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict

@@ -14,7 +14,7 @@ from flashpatch.arming.group import Group
 from flashpatch.arming.import_hooks import when_ready
 from flashpatch.arming.preflight import module_of
 from flashpatch.errors import PatchError
-from flashpatch.patch_status import Status
+from flashpatch.patch_status import IDLE, Status
 from flashpatch.record import Family, Patch
 from flashpatch.settings import selections
 
@@ -38,7 +38,7 @@ def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
         options: options of the families named; each goes to every one of them that has it.
 
     Returns:
-        The status, with a warning if objects that a family must see at birth exist already.
+        The status, with a warning if objects that a family must see at birth exist already, or none of its frameworks.
 
     Raises:
         PatchError: an unknown name or option, or two names of one family. In strict mode also when it is too
@@ -52,9 +52,11 @@ def enable(*names: str, strict: bool | None = None, **options: Any) -> Status:
         if late and selection.strict:
             raise PatchError(" ".join(late), advice="Enable before the engine is created.")
         _activate(selection)
-    for sentence in late:
+    found = _status(late)
+    told = [f"{name} {found.counts(name)}" for name in names or found.names]
+    for sentence in (*late, *(one for one in told if IDLE in one)):
         warnings.warn(sentence, UserWarning, stacklevel=2)
-    return _status(late)
+    return found
 
 
 def checksum(llm: Any) -> Any:

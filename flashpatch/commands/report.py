@@ -78,8 +78,8 @@ def drawn(table: Table, cut: bool = False) -> Any:
     from rich.text import Text
 
     if not table.rows:
-        lines = table.notes or [table.empty]
-        return Group(*(Text(f"{table.title}: {line}" if line else table.title) for line in lines))
+        lines = [table.title, *(table.notes or [table.empty])]
+        return Group(*map(Text, filter(None, lines)))
     made = RichTable(title=Text(table.title), title_justify="left")
     for number, column in enumerate(table.columns):
         # ids and names stay in one piece

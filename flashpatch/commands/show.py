@@ -15,7 +15,6 @@ from flashpatch.settings import options
 
 HELP = "all about one patch, or about a family and its options"
 
-
 _AS_IT_IS = "id family framework why how upstream remove_when requires beside".split()
 """Parts of a record that stand in the report as they are."""
 
@@ -37,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         where = f" {family}` shows its patches." if family in families else "` shows all names."
         args.usage_error(f"no patch or family {args.id!r}. {_hint(args.id)}`flashpatch list{where}")
     said = data if entry is not None else _said(families[args.id])
-    rows = [(field, line) for field, value in said.items() for line in _lines(value)]
+    rows = [(field, line) for field, value in said.items() for line in _lines(value) if line != "-"]
     tables = [Table(args.id, ("field", "value"), rows)]
     if entry is None and (known := families[args.id].options):
         title = f"Options, under [{families[args.id].name}] of {options.CONFIG}"
@@ -104,13 +103,15 @@ def _family(family: Family) -> dict[str, Any]:
 
 
 def _said(family: Family) -> dict[str, Any]:
-    """Return of `_family` what a terminal shows beside the options: patches are those of ``flashpatch list``."""
+    """Return what a terminal shows of a family beside its options: patches are those of ``flashpatch list``."""
     presets = {
         name: ", ".join(f"{key} = {options.written(value)}" for key, value in preset.items())
         for name, preset in registry.family_names(family).items()
     }
-    told = {key: value for key, value in _family(family).items() if key not in ("options", "about")}
-    return told | {"names": presets, "patches": f"{len(family.patches)}, see flashpatch list {family.name}"}
+    told = {"family": family.name, "summary": family.summary, "names": presets}
+    told["patches"] = f"{len(family.patches)}, see flashpatch list {family.name}"
+    told["not on"] = {package: ", ".join(names) for package, names in family.not_on.items()}
+    return told | {"commands": [f"flashpatch {name}" for name in family.commands]}
 
 
 def _lines(value: Any) -> list[str]:

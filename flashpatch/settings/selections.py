@@ -212,8 +212,7 @@ def _checked(family: str, values: Mapping[str, Any], source: str) -> dict[str, A
         return options.checked(_record(family), values, source)
     except PatchError:
         from flashpatch import registry
-
-        return options.checked(registry.family(family), values, source)  # its record knows the advice
+    return options.checked(registry.family(family), values, source)  # its record knows the advice
 
 
 def _base_options(family: str, name: str, settings: Config) -> dict[str, Any]:

@@ -80,7 +80,7 @@ FAMILY = Family(
             "processed: logprobs after temperature, top-k and top-p; asked: as the engine is configured",
             ("processed", "asked"),
         ),
-        "exclude": Option(
+        "exclude_models": Option(
             [], "patterns of models' paths, not of layers; those models keep their own precision", kind=list
         ),
         "atomic": Option(

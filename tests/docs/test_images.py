@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 import tomllib
 
 import pytest
@@ -37,8 +36,7 @@ def test_a_picture_of_docs_is_drawn_from_its_numbers(file, pictures):
     figure = pictures.figure(numbers)
     figure.canvas.draw()
     for axes in figure.axes:
-        title = axes.get_title(loc="left")
-        assert title
+        assert (title := axes.get_title(loc="left"))
         for axis in (axes.xaxis, axes.yaxis):
             ticks = [tick.get_text() for tick in axis.get_ticklabels() if tick.get_visible()]
             values = [tick.replace("\N{MINUS SIGN}", "-") for tick in ticks if NUMBER.fullmatch(tick)]
@@ -47,15 +45,19 @@ def test_a_picture_of_docs_is_drawn_from_its_numbers(file, pictures):
             assert all(len(found) <= 2 for found in digits), f"{title}: ticks at {values}"
 
 
-def test_the_charts_of_readme_are_drawn_from_numbers_that_the_pages_have():
-    sys.path.append(str(TREE / "examples" / "pictures"))
-    try:
-        import first_screen
-    finally:
-        sys.path.pop()
-    numbers = tomllib.loads(first_screen.NUMBERS.read_text())
+def test_the_charts_of_readme_are_drawn_from_numbers_that_the_pages_have(monkeypatch):
+    monkeypatch.syspath_prepend(TREE / "examples" / "pictures")
+    import bars
+    import first_screen
+
+    numbers, rows = (tomllib.loads(script.NUMBERS.read_text()) for script in (first_screen, bars))
     drawn = first_screen.charts(numbers)
-    assert {path.name: path.read_text() for path in IMAGES.glob("first-*.svg")} == drawn, "make pictures"
+    kept = {path.name: path.read_text() for path in IMAGES.glob("*.svg")}
+    assert kept == drawn | bars.charts(rows), "make pictures"
+    for name, one in rows.items():
+        page = (TREE / "docs" / "measured" / f"{name}.md").read_text()
+        assert page.count(f"../images/bars-{name}-") == 2
+        assert [says for *_, says in one["rows"] if says not in page] == []
     assert all(f"docs/images/{name}" in (TREE / "README.md").read_text() for name in drawn)
     speed = numbers["speed"]
     page = (TREE / "docs" / "measured" / "gpu.md").read_text()

@@ -66,7 +66,7 @@ def found(args: argparse.Namespace) -> Path:
     A run that is named and not there is a usage error.
 
     Raises NoRun if there is none at all, and PatchError if the cluster cannot be reached."""
-    where = ledger(args)
+    where, args.run_id = ledger(args), args.run_id or getattr(args, "named", None)
     if args.ray is not None:
         folder = where / _published(args)
         renew(args, folder)

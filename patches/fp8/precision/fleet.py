@@ -162,17 +162,17 @@ def assigned(entries: Sequence[Entry], rank: int) -> Entry:
 
 
 def is_excluded(model: str, options: Mapping[str, Any]) -> bool:
-    """Return whether the option ``exclude`` names the path of a model, so that it keeps its own precision."""
-    return any(fnmatch.fnmatch(model, pattern) for pattern in options["exclude"])
+    """Return whether the option ``exclude_models`` names the path of a model, so that it keeps its own precision."""
+    return any(fnmatch.fnmatch(model, pattern) for pattern in options["exclude_models"])
 
 
 def announce(model: str, precision: str, options: Mapping[str, Any]) -> None:
     """Log that a model is quantized as it is loaded, which nobody may have asked for, and how to leave it as it is."""
-    patterns = list(options["exclude"])
+    patterns = list(options["exclude_models"])
     how = (
-        f"none of exclude={patterns} matches this path"
+        f"none of exclude_models={patterns} matches this path"
         if patterns
-        else "the option exclude names models to leave"
+        else "the option exclude_models names models to leave"
     )
     logger.warning("quantizes %s to %s as it is loaded; %s", model, precision, how)
 

@@ -80,7 +80,7 @@ def _precision_for(args: Any, function: Callable[..., Any], options: Mapping[str
         if len(entries) > 1:
             raise refuse(
                 f"this replica of the fleet is to run in {precision}, and its quantization is set already",
-                "Leave quantization to the fleet, start from the bf16 model, or exclude this model.",
+                "Leave quantization to the fleet, start from the bf16 model, or name this model in exclude_models.",
             )
         return {}
     if not scheme and precision not in QUANTIZATIONS:

@@ -204,7 +204,7 @@ def validate_config_correction(original, config: Any, *args: Any, **kwargs: Any)
     for path, model in frozen(job.get) if rolled != ("bf16",) else ():
         if not fleet.is_excluded(model, options):
             logger.warning(
-                "%s=%s is quantized like the rollouts, though no update reaches it; fp8's option exclude=[%r] leaves it as it is",
+                "%s=%s is quantized like the rollouts, though no update reaches it; fp8's option exclude_models=[%r] leaves it as it is",
                 path,
                 model,
                 model,

@@ -92,7 +92,7 @@ def _choose(args: Any, options: Any) -> None:
         raise PatchError(
             f"replica {place.rank} of the fleet is to run in {entry.precision}, and its quantization is {asked}.",
             patch=Patches.of(create_engine_config).id,
-            advice="Leave quantization to the fleet, start from the bf16 model, or exclude this model.",
+            advice="Leave quantization to the fleet, start from the bf16 model, or name this model in exclude_models.",
         )
     if wanted is None or args.quantization is not None:
         args.quantization = wanted

@@ -128,9 +128,9 @@ def override(args: Any, key: str, value: Any) -> None:
     function, or have this key."""
     theirs = args.hf_overrides or {}
     if not isinstance(theirs, Mapping):
-        raise _refuse("hf_overrides is a function.", "Give hf_overrides as a dict, or exclude this model.")
+        raise _refuse("hf_overrides is a function.", "Give hf_overrides as a dict, or use exclude_models.")
     if key in theirs and theirs[key] != value:
-        raise _refuse(f"hf_overrides has {key!r} already.", f"Remove {key!r} from it, or exclude this model.")
+        raise _refuse(f"hf_overrides has {key!r} already.", f"Remove {key!r} from it, or use exclude_models.")
     args.hf_overrides = {**theirs, key: value}
 
 

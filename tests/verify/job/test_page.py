@@ -19,7 +19,7 @@ SECTIONS = (
 
 @pytest.fixture
 def page(flashpatch, tmp_path: Path) -> Path:
-    assert flashpatch("report", "job-1", "-o", "job.html").stdout == "job.html\n"
+    assert flashpatch("report", "--run", "job-1", "-o", "job.html").stdout == "job.html\n"
     return tmp_path / "job.html"
 
 
@@ -38,10 +38,9 @@ def test_the_page_shows_the_job_without_an_error(page: Path) -> None:
     assert "the rollouts do not hold one policy" in read.text("incidents")
     assert "Tokens per speculative step" in read.text("measurements")
     assert "k3 0.001 \N{RIGHTWARDS ARROW} 0.002" in read.text("") and "Score" not in read.text("measurements")
-    assert (
-        read.text("processes").count("ended without a word") == 3
-        and read.text("processes").count("worker") == 1
-    )
+    assert read.text("processes").count("ended without a word") == 3
+    assert read.text("processes").count("worker") == 1
+    assert "broke | the job ended without a word: driver" in read.text("")
     assert "Everything that this page can show was recorded." in read.text("missing")
 
 

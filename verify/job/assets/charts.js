@@ -67,6 +67,12 @@ const VERSIONS = { id: "versions", afterDatasetsDraw: (chart) => {
   pen.restore();
 } };
 
+// The name of a lane for a phone: its replica, role and process id.
+function narrow(label) {
+  const text = label.split(",")[0].replace("replica ", "");
+  return text.length > 22 ? text.slice(0, 10) + "\u2026" + text.slice(-10) : text;
+}
+
 // Lanes of policy versions: one row per process, one bar per version that it held.
 function laneChart(where, lanes, job, unit) {
   const labels = lanes.map((lane) => lane.label);
@@ -87,7 +93,7 @@ function laneChart(where, lanes, job, unit) {
   return draw(where, () => ({ type: "bar", data: data, plugins: [VERSIONS], options: base({ indexAxis: "y",
     scales: { x: axis(unit.name + " since the job began", { min: 0 }),
       y: axis("", { type: "category", labels: labels, title: { display: false }, ticks: { color: css("--text"),
-        autoSkip: false, callback: (value) => window.innerWidth < 600 ? labels[value].split(",")[0].replace("replica ", "") : labels[value] } }) },
+        autoSkip: false, callback: (value) => window.innerWidth < 600 ? narrow(labels[value]) : labels[value] } }) },
     plugins: { legend: { labels: { color: css("--text"), boxWidth: 14, usePointStyle: true } },
       tooltip: { callbacks: { label: (item) => item.raw.text } } } }) }));
 }

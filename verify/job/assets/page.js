@@ -129,7 +129,9 @@ function colour(verdict) {
 function header() {
   document.getElementById("run").textContent = job.run;
   const line = document.getElementById("summary");
-  const broke = job.incidents.filter((row) => row.kind !== "off"), last = broke[broke.length - 1];
+  const broke = job.incidents.filter((row) => row.kind !== "off");
+  // A verdict's first line, which has no time, says how the job ended.
+  const first = broke.find((row) => row.t === null) || broke[broke.length - 1];
   document.getElementById("verdict").append(make("span", job.verdict, colour(job.verdict)));
   line.append(job.running ? "Running. " : job.how ? "Ended: " + job.how + ". " : "Ended. ",
     job.processes.length + (job.processes.length === 1 ? " process" : " processes") + (job.alive ? ", " + job.alive + " of them alive" : "") + ", ",
@@ -142,8 +144,8 @@ function header() {
   const about = document.getElementById("about");
   const answers = [["training", progress()],
     ["live", job.names.map((row) => row.name + " " + row.verdict +
-      (row.verdict === "proven" ? "" : " (acted in " + row.acted + ")")).join(", ")],
-    ["broke", last ? (last.process ? last.process + ": " : "") + last.text.slice(0, 200) : "nothing was recorded"]];
+      (row.verdict === "proven" ? "" : " (acted " + (row.acted === "nowhere" ? "" : "in ") + row.acted + ")")).join(", ")],
+    ["broke", first ? (first.process ? first.process + ": " : "") + first.text.slice(0, 200) : "nothing was recorded"]];
   for (const [what, text] of [...answers, ...job.about, ["alive", alive.slice(0, 8).map((row) => row.name).join(", ") +
       (alive.length > 8 ? " and " + (alive.length - 8) + " more" : "")]]) {
     if (text) about.append(make("dt", what), make("dd", text));
@@ -222,7 +224,7 @@ function incidents() {
     return;
   }
   table(part, "incidents", "Refusals, failed updates, errors and verdicts, oldest first; a verdict has no time",
-    job.incidents, [["when", (row) => since(row.t), "number"], ["process", (row) => row.process, "name"],
+    job.incidents, [["when", (row) => row.t === null ? "" : since(row.t), "number"], ["process", (row) => row.process, "name"],
       ["what", (row) => [row.kind, row.kind.split(" ").pop()], "kind"], ["text", (row) => row.text]]);
 }
 
@@ -303,16 +305,16 @@ function processTable(parent, what, rows) {
       ["first seen", (row) => since(row.began), "number"], ["last seen", (row) => since(row.ended), "number"],
       ["names", (row) => row.names.join(", ")], ["patches", (row) => counted(row.states)],
       ["calls", (row) => row.calls, "number"], ["policy", (row) => number(row.version), "number"],
-      ["memory", (row) => bytes(row.rss_bytes), "number"], ["problems", (row) => row.problems.join(" ")]]);
+      ["memory", (row) => bytes(row.rss_bytes), "number"], ["problems", (row) => row.problems.join("; "), "text"]]);
 }
 
 function patches() {
   const part = section("patches", "Patches and evidence");
   table(part, "patches", "Patches that were on, with the calls of all processes; evidence says when calls are due",
     job.patches, [["patch", (row) => row.id, "name"], ["calls", (row) => row.calls, "number"],
-      ["called in", (row) => row.processes, "number"], ["states", (row) => counted(row.states)],
-      ["evidence", (row) => row.due],
-      ["tested version", (row) => row.tested === null ? "" : row.tested ? "yes" : "no"], ["why it is there", (row) => row.why]]);
+      ["called in", (row) => row.processes, "number"], ["states", (row) => counted(row.states), "states"],
+      ["evidence", (row) => row.due, "text"],
+      ["tested", (row) => row.tested === null ? "" : row.tested ? "yes" : "no"], ["why it is there", (row) => row.why, "why"]]);
 }
 
 function missing() {

@@ -170,8 +170,8 @@ def configured(tmp_path_factory) -> dict[str, dict]:
         "none": ({}, {}, {}),
         "scheme": (dict(scheme="fp8_per_tensor"), {}, {}),
         "explicit": ({}, {"quantization": "fp8_per_tensor"}, {}),
-        "excluded": (dict(exclude=["*/m*"]), {}, {}),
-        "layer": (dict(exclude=["model.layers.0*"]), {}, {}),
+        "excluded": (dict(exclude_models=["*/m*"]), {}, {}),
+        "layer": (dict(exclude_models=["model.layers.0*"]), {}, {}),
     }
     environ = environment.clean(FLASHPATCH_LEDGER=str(home / "ledger"))
     asked = json.dumps([str(model), scenarios])
@@ -187,10 +187,8 @@ class TestEngines:
     ) -> None:
         lines = [line for line in configured["log"].splitlines() if "quantizes" in line]
         assert len(lines) == 8, "neither what keeps its precision nor what the caller quantizes"
-        assert (
-            sum("/m to fp8 as it is loaded; the option exclude names models" in line for line in lines) == 2
-        )
-        assert "none of exclude=['model.layers.0*'] matches this path" in lines[-1]
+        assert sum("/m to fp8 as it is loaded; the option exclude_models" in line for line in lines) == 2
+        assert "none of exclude_models=['model.layers.0*'] matches this path" in lines[-1]
 
     @pytest.mark.parametrize(
         ("rank", "quantization", "precision"),
