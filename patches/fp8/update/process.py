@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import threading
 import types
 import weakref
 from collections import OrderedDict
@@ -22,7 +23,7 @@ from typing import Any, Literal
 
 import torch
 
-from flashpatch.patches.fp8.update.events import update_error
+from flashpatch.patches.fp8.update.events import listed, update_error
 from flashpatch.patches.fp8.update.tensors import WriteLog
 
 _DEPTH = 8
@@ -37,14 +38,10 @@ _FOREIGN = (
     "pathlib.",
     "flashpatch.",
 )
+_PLAIN = (str, bytes, int, float, bool, type(None))
 _LEAVES = (
-    str,
-    bytes,
-    int,
-    float,
+    *_PLAIN,
     complex,
-    bool,
-    type(None),
     type,
     types.ModuleType,
     torch.Tensor,
@@ -111,34 +108,6 @@ class Snapshot:
             if is_free and now["_parameters"].keys() != contents["_parameters"].keys():
                 return False
         return True
-
-    def set_since(self, earlier: Snapshot) -> list[tuple[Any, str | None, Any]]:
-        """Return what was set since ``earlier`` and is no tensor: container, key, and what it held; key None: all of a list, a set
-        or a closure."""
-        found: list[tuple[Any, str | None, Any]] = []
-        for identity, (container, contents) in self.contents.items():
-            before = earlier.contents.get(identity, (None, contents))[1]
-            if not isinstance(contents, dict):
-                found += [] if _same(contents, before) else [(container, None, before)]
-                continue
-            found += [
-                (container, key, before.get(key, ABSENT))
-                for key, value in contents.items()
-                if key not in TABLES
-                and not (value is before.get(key, ABSENT) or isinstance(value, torch.Tensor))
-            ]
-        return found
-
-    def take(self, places: Iterable[tuple[Any, str | None, Any]]) -> None:
-        """Hold at ``places``, of `set_since`, what is there now, or what was there first if nothing is."""
-        for container, key, first in places:
-            if key is None:
-                self.contents[id(container)] = (container, read_container(container))
-                continue
-            contents = self.contents[id(container)][1]
-            contents[key] = first if (now := get(container, key)) is ABSENT else now
-            if contents[key] is ABSENT:
-                del contents[key]
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors that the containers held directly."""
@@ -680,10 +649,8 @@ class Plan:
             same = owner is live.__self__ and live.__func__ is fresh.__func__
             return live if same else types.MethodType(fresh.__func__, owner)
         old, new = list(children(live)), list(children(fresh))
-        if (
-            len(old) != len(new)
-            or getattr(live, "keywords", {}).keys() != getattr(fresh, "keywords", {}).keys()
-        ):
+        mine, theirs = (getattr(one, "keywords", {}).keys() for one in (live, fresh))
+        if len(old) != len(new) or mine != theirs:
             _refuse_tensors(old, new, where)
             return fresh
         if isinstance(live, functools.partial):
@@ -728,9 +695,6 @@ def _refuse_tensors(live: Any, fresh: Any, where: str) -> None:
         )
 
 
-_PLAIN = (str, bytes, int, float, bool, type(None))
-
-
 def _inner_tensors(tensor: torch.Tensor) -> list[str]:
     """Return the names of the tensors that a wrapper subclass is made of; none for an ordinary tensor."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
@@ -741,11 +705,8 @@ def _plain_context(tensor: torch.Tensor) -> dict[Any, Any]:
     """Return the numbers and texts that a wrapper subclass keeps beside its tensors."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     context = flatten()[1] if flatten is not None else None
-    named = (
-        context
-        if isinstance(context, dict)
-        else dict(enumerate(context if isinstance(context, (tuple, list)) else [context]))
-    )
+    values = context if isinstance(context, (dict, tuple, list)) else [context]
+    named = values if isinstance(values, dict) else dict(enumerate(values))
     return {key: value for key, value in named.items() if isinstance(value, _PLAIN)}
 
 
@@ -831,6 +792,47 @@ def module_tensors(snapshot: Snapshot) -> list[torch.Tensor]:
     return found
 
 
+_set = torch.nn.Module.__setattr__
+_noting: list[dict[tuple[torch.nn.Module, str], Any]] = []
+_lock = threading.Lock()
+
+
+@contextmanager
+def _noting_numbers() -> Iterator[dict[tuple[torch.nn.Module, str], Any]]:
+    """Within, note where loaders set numbers, flags and texts on modules, and what was there, as trackers see their writes: not
+    what post-processing sets, which is `Unseen`."""
+    before: dict[tuple[torch.nn.Module, str], Any] = {}
+    with _lock:
+        _noting.append(before)
+        torch.nn.Module.__setattr__ = _set_and_note
+    try:
+        yield before
+    finally:
+        with _lock:
+            _noting[:] = [one for one in _noting if one is not before]
+            if not _noting:
+                torch.nn.Module.__setattr__ = _set
+
+
+def _set_and_note(module: torch.nn.Module, name: str, value: Any) -> None:
+    if value is not None and isinstance(value, _PLAIN) and torch._C._len_torch_dispatch_stack():
+        for before in _noting:
+            before.setdefault((module, name), get(module, name))
+    _set(module, name, value)
+
+
+def _put_back(container: Any, key: str, was: Any) -> bool:
+    """Put a number back; return whether another one was there."""
+    now, built = get(container, key), getattr(type(container), key, ABSENT)
+    if isinstance(was, torch.Tensor):
+        other = not (isinstance(now, torch.Tensor) and torch.equal(now, was))
+    else:
+        other = isinstance(now, _PLAIN) and now != (built if was is ABSENT else was)
+    if other or isinstance(was, torch.Tensor):
+        put(container, key, was)
+    return other
+
+
 NAME = "process_weights_after_loading"
 
 
@@ -852,9 +854,7 @@ class ModelHooks:
         self.deleted: set[str] = set()
         self._model = model
         self._set: dict[Place, tuple[Any, Any]] = {}  # what hooks have set: the container, the value before
-        self._numbers: dict[
-            Place, tuple[Any, torch.Tensor]
-        ] = {}  # what the first load has set: the container, the value
+        self._numbers: dict[Place, Any] = {}  # what the first load has set: the container
         self._called: set[torch.nn.Module] = set()  # in this commit
         self._originals: dict[torch.nn.Module, Callable[[], Any]] = {}  # outermost first
         for module in model.modules():
@@ -874,7 +874,7 @@ class ModelHooks:
 
         Left out are layers that were post-processed meanwhile, as online quantization does, what looks tensors up in the model's
         modules when it is asked, as SGLang 0.5.12's table of experts' weights does, and tensors of int64, which no weight makes, such
-        as the tokens that an EAGLE-3 drafter drafts: they go on as they are, see `changed_numbers`."""
+        as the tokens that an EAGLE-3 drafter drafts: they go on as they are, see `numbers_kept`."""
         before, found = Attributes(self._model), []
         yield found
         changes = before.changes()
@@ -889,19 +889,28 @@ class ModelHooks:
         modules = set(map(id, self._model.modules()))
         for place, (container, _) in changes.items():
             ours, value = place not in self._set and id(container) not in processed, get(container, place[1])
-            if ours and isinstance(value, torch.Tensor) and value.dtype == torch.int64:
-                self._numbers.setdefault(place, (container, value))
+            if ours and (isinstance(value, _PLAIN) or getattr(value, "dtype", None) == torch.int64):
+                self._numbers[place] = container
             elif ours and any(True for _ in tensors_below(value, apart=modules)):
                 found.append(f"{type(container).__name__}.{place[1]}")
 
-    def changed_numbers(self) -> list[str]:
-        """Put the tensors of int64 that the first load set back in their places; return which of them a later load set to others."""
-        found = []
-        for (_, key), (container, held) in self._numbers.items():
-            if not torch.equal(get(container, key), held):
-                found.append(f"{type(container).__name__}.{key}")
-            put(container, key, held)
-        return found
+    @contextmanager
+    def numbers_kept(self) -> Iterator[None]:
+        """Within, a call of ``load_weights`` of an update: the numbers that it sets beside tensors are the engine's, not a policy's.
+
+        Raises:
+            PatchError: numbers, flags, texts, or tensors of int64 that the first load set, would be others; they are put back."""
+        held = [(container, key, get(container, key)) for (_, key), container in self._numbers.items()]
+        with _noting_numbers() as before:
+            try:
+                yield
+            finally:
+                modules = set(self._model.modules()) if before else ()
+                held += [(module, key, was) for (module, key), was in before.items() if module in modules]
+                others = [f"{type(one).__name__}.{key}" for one, key, was in held if _put_back(one, key, was)]
+        if others:
+            problem = f"{listed(others)} would be other numbers"
+            raise update_error(problem, "Open a new engine on them.", type(self._model).__name__)
 
     def run(self, undo: list[Undo] | None) -> None:
         """Derive everything again from the live layers, which hold the new values.
