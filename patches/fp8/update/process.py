@@ -895,8 +895,11 @@ class ModelHooks:
                 found.append(f"{type(container).__name__}.{place[1]}")
 
     @contextmanager
-    def numbers_kept(self) -> Iterator[None]:
+    def numbers_kept(self, role: str) -> Iterator[None]:
         """Within, a call of ``load_weights`` of an update: the numbers that it sets beside tensors are the engine's, not a policy's.
+
+        Args:
+            role: of the model. A ``drafter``'s loader sets flags for what a checkpoint brings: they are put back, and refused are tensors alone.
 
         Raises:
             PatchError: numbers, flags, texts, or tensors of int64 that the first load set, would be others; they are put back."""
@@ -907,9 +910,13 @@ class ModelHooks:
             finally:
                 modules = set(self._model.modules()) if before else ()
                 held += [(module, key, was) for (module, key), was in before.items() if module in modules]
-                others = [f"{type(one).__name__}.{key}" for one, key, was in held if _put_back(one, key, was)]
+                others = [one for one in held if _put_back(*one)]
+        if role == "drafter":
+            others = [one for one in others if isinstance(one[2], torch.Tensor)]
         if others:
-            problem = f"{listed(others)} would be other numbers"
+            problem = (
+                f"{listed([f'{type(one).__name__}.{key}' for one, key, _ in others])} would be other numbers"
+            )
             raise update_error(problem, "Open a new engine on them.", type(self._model).__name__)
 
     def run(self, undo: list[Undo] | None) -> None:
