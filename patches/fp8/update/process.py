@@ -821,6 +821,14 @@ def _set_and_note(module: torch.nn.Module, name: str, value: Any) -> None:
     _set(module, name, value)
 
 
+def _emptied(value: Any) -> bool:
+    """Empty a dictionary if there are tensors in it; return whether there were."""
+    filled = isinstance(value, dict) and any(True for _ in tensors_below(value))
+    if filled:
+        value.clear()
+    return filled
+
+
 def _put_back(container: Any, key: str, was: Any) -> bool:
     """Put a number back; return whether another one was there."""
     now, built = get(container, key), getattr(type(container), key, ABSENT)
@@ -889,7 +897,8 @@ class ModelHooks:
         modules = set(map(id, self._model.modules()))
         for place, (container, _) in changes.items():
             ours, value = place not in self._set and id(container) not in processed, get(container, place[1])
-            if ours and (isinstance(value, _PLAIN) or getattr(value, "dtype", None) == torch.int64):
+            number = isinstance(value, _PLAIN) or getattr(value, "dtype", None) == torch.int64
+            if ours and (number or (isinstance(value, dict) and not value)):
                 self._numbers[place] = container
             elif ours and any(True for _ in tensors_below(value, apart=modules)):
                 found.append(f"{type(container).__name__}.{place[1]}")
@@ -902,7 +911,8 @@ class ModelHooks:
             role: of the model. A ``drafter``'s loader sets flags for what a checkpoint brings: they are put back, and refused are tensors alone.
 
         Raises:
-            PatchError: numbers, flags, texts, or tensors of int64 that the first load set, would be others; they are put back."""
+            PatchError: numbers, flags, texts, or tensors of int64 that the first load set, would be others, and are put back; or
+                tensors are kept for a later call, which may be one of another update."""
         held = [(container, key, get(container, key)) for (_, key), container in self._numbers.items()]
         with _noting_numbers() as before:
             try:
@@ -910,7 +920,14 @@ class ModelHooks:
             finally:
                 modules = set(self._model.modules()) if before else ()
                 held += [(module, key, was) for (module, key), was in before.items() if module in modules]
+                kept = [key for container, key, _ in held if _emptied(get(container, key))]
                 others = [one for one in held if _put_back(*one)]
+        if kept:
+            raise update_error(
+                f"the loader keeps tensors in {listed(kept)} for a later call",
+                "Send in one call what belongs together, such as a weight and its scale.",
+                type(self._model).__name__,
+            )
         if role == "drafter":
             others = [one for one in others if isinstance(one[2], torch.Tensor)]
         if others:

@@ -250,6 +250,36 @@ def test_a_model_whose_load_weights_derives_is_refused(seed, atomic):
     assert engine.managed.may_generate
 
 
+class Pairing(toys.Model):
+    """A model whose loader keeps one tensor until another one comes, as vLLM's MiMo-V2 keeps a weight for its scale."""
+
+    def load_weights(self, weights):
+        self.waits = getattr(self, "waits", {})
+
+        def paired():
+            for name, tensor in weights:
+                layer, other = name.rpartition(".down.")[0], name.replace(".q.", ".down.")
+                if ".q." in name:
+                    self.waits[other.rpartition(".down.")[0]] = name, tensor
+                else:
+                    yield from [self.waits.pop(layer)] if layer in self.waits else []
+                    yield name, tensor
+
+        return super().load_weights(paired())
+
+
+@pytest.mark.parametrize("seed", [0, None], ids=["loaded", "dummy"])
+def test_what_a_loader_would_keep_for_a_later_call_is_refused(seed, atomic):
+    """It was paired with the other half of the next policy if its own update was given up, and was a view of a buffer."""
+    engine = toys.Engine(Pairing(), None if seed is None else A, atomic=atomic)
+    cut = [name for name, _ in B].index("layers.0.q.weight") + 1
+    with pytest.raises(PatchError, match="keeps tensors in waits for a later call.*in one call"):
+        engine.load(B[:cut])
+    assert not engine.model.waits
+    engine.update(C)
+    assert same_as_fresh(engine, Pairing(), C)
+
+
 class Deleting(Hooked):
     """A model whose hook deletes the layers that it has packed, as vLLM's vision tower of dots3_note does."""
 
