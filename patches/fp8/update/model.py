@@ -466,8 +466,7 @@ class ManagedModel:
     ) -> Any:
         if not self._asked:  # the first load may have been of dummy weights
             self._asked = True
-            log = WriteLog(self.tensors())
-            with torch.no_grad(), suppress(Exception), log, self._hooks.numbers_kept(self.adapter.role):
+            with torch.no_grad(), suppress(Exception), WriteLog(self.tensors()) as log:
                 self._watched_load(original, iter(()), **kwargs)
             log.undo()
         update = self._update
@@ -483,7 +482,7 @@ class ManagedModel:
                     "partial=True came after calls that nobody has named", "Name begin and end."
                 )
         with self._failing(names), torch.no_grad(), self._events.loading(), update.in_order():
-            with self._hooks.numbers_kept(self.adapter.role):
+            with self._hooks.numbers_kept():
                 result = update.load(original, names, self.constants, **kwargs)
             self._left_out |= bool(partial)
             boundaries = update.boundaries

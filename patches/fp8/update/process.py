@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-import threading
 import types
 import weakref
 from collections import OrderedDict
@@ -38,7 +37,8 @@ _FOREIGN = (
     "pathlib.",
     "flashpatch.",
 )
-_PLAIN = (str, bytes, int, float, bool, type(None))
+_NUMBERS = (str, bytes, int, float)
+_PLAIN = (*_NUMBERS, bool, type(None))
 _LEAVES = (
     *_PLAIN,
     complex,
@@ -792,35 +792,6 @@ def module_tensors(snapshot: Snapshot) -> list[torch.Tensor]:
     return found
 
 
-_set = torch.nn.Module.__setattr__
-_noting: list[dict[tuple[torch.nn.Module, str], Any]] = []
-_lock = threading.Lock()
-
-
-@contextmanager
-def _noting_numbers() -> Iterator[dict[tuple[torch.nn.Module, str], Any]]:
-    """Within, note where loaders set numbers, flags and texts on modules, and what was there, as trackers see their writes: not
-    what post-processing sets, which is `Unseen`."""
-    before: dict[tuple[torch.nn.Module, str], Any] = {}
-    with _lock:
-        _noting.append(before)
-        torch.nn.Module.__setattr__ = _set_and_note
-    try:
-        yield before
-    finally:
-        with _lock:
-            _noting[:] = [one for one in _noting if one is not before]
-            if not _noting:
-                torch.nn.Module.__setattr__ = _set
-
-
-def _set_and_note(module: torch.nn.Module, name: str, value: Any) -> None:
-    if value is not None and isinstance(value, _PLAIN) and torch._C._len_torch_dispatch_stack():
-        for before in _noting:
-            before.setdefault((module, name), get(module, name))
-    _set(module, name, value)
-
-
 def _emptied(value: Any) -> bool:
     """Empty a dictionary if there are tensors in it; return whether there were."""
     filled = isinstance(value, dict) and any(True for _ in tensors_below(value))
@@ -831,11 +802,11 @@ def _emptied(value: Any) -> bool:
 
 def _put_back(container: Any, key: str, was: Any) -> bool:
     """Put a number back; return whether another one was there."""
-    now, built = get(container, key), getattr(type(container), key, ABSENT)
+    now = get(container, key)
     if isinstance(was, torch.Tensor):
         other = not (isinstance(now, torch.Tensor) and torch.equal(now, was))
     else:
-        other = isinstance(now, _PLAIN) and now != (built if was is ABSENT else was)
+        other = isinstance(was, _NUMBERS) and now is not was and now != was
     if other or isinstance(was, torch.Tensor):
         put(container, key, was)
     return other
@@ -897,44 +868,35 @@ class ModelHooks:
         modules = set(map(id, self._model.modules()))
         for place, (container, _) in changes.items():
             ours, value = place not in self._set and id(container) not in processed, get(container, place[1])
-            number = isinstance(value, _PLAIN) or getattr(value, "dtype", None) == torch.int64
-            if ours and (number or (isinstance(value, dict) and not value)):
+            number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
+            table = isinstance(value, dict) and not value
+            if ours and (number or table or getattr(value, "dtype", None) == torch.int64):
                 self._numbers[place] = container
             elif ours and any(True for _ in tensors_below(value, apart=modules)):
                 found.append(f"{type(container).__name__}.{place[1]}")
 
     @contextmanager
-    def numbers_kept(self, role: str) -> Iterator[None]:
-        """Within, a call of ``load_weights`` of an update: the numbers that it sets beside tensors are the engine's, not a policy's.
-
-        Args:
-            role: of the model. A ``drafter``'s loader sets flags for what a checkpoint brings: they are put back, and refused are tensors alone.
+    def numbers_kept(self) -> Iterator[None]:
+        """Within, a call of ``load_weights`` of an update: numbers that the first load has set beside tensors are the engine's, not a
+        policy's. Flags are not: many say what a call brought.
 
         Raises:
-            PatchError: numbers, flags, texts, or tensors of int64 that the first load set, would be others, and are put back; or
-                tensors are kept for a later call, which may be one of another update."""
+            PatchError: numbers, texts, or tensors of int64 would be others, and are put back; or tensors are kept for a later
+                call, which may be one of another update."""
         held = [(container, key, get(container, key)) for (_, key), container in self._numbers.items()]
-        with _noting_numbers() as before:
-            try:
-                yield
-            finally:
-                modules = set(self._model.modules()) if before else ()
-                held += [(module, key, was) for (module, key), was in before.items() if module in modules]
-                kept = [key for container, key, _ in held if _emptied(get(container, key))]
-                others = [one for one in held if _put_back(*one)]
+        try:
+            yield
+        finally:
+            kept = [key for container, key, _ in held if _emptied(get(container, key))]
+            others = [f"{type(one).__name__}.{key}" for one, key, was in held if _put_back(one, key, was)]
+        kind = type(self._model).__name__
         if kept:
-            raise update_error(
-                f"the loader keeps tensors in {listed(kept)} for a later call",
-                "Send in one call what belongs together, such as a weight and its scale.",
-                type(self._model).__name__,
-            )
-        if role == "drafter":
-            others = [one for one in others if isinstance(one[2], torch.Tensor)]
+            problem = f"the loader keeps tensors in {listed(kept)} for a later call"
+            advice = "Send in one call what belongs together, such as a weight and its scale."
+            raise update_error(problem, advice, kind)
         if others:
-            problem = (
-                f"{listed([f'{type(one).__name__}.{key}' for one, key, _ in others])} would be other numbers"
-            )
-            raise update_error(problem, "Open a new engine on them.", type(self._model).__name__)
+            problem = f"{listed(others)} would be other numbers"
+            raise update_error(problem, "Open a new engine on them.", kind)
 
     def run(self, undo: list[Undo] | None) -> None:
         """Derive everything again from the live layers, which hold the new values.
