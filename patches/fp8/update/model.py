@@ -466,7 +466,8 @@ class ManagedModel:
     ) -> Any:
         if not self._asked:  # the first load may have been of dummy weights
             self._asked = True
-            with torch.no_grad(), suppress(Exception), WriteLog(self.tensors()) as log:
+            log = WriteLog(self.tensors())
+            with torch.no_grad(), suppress(Exception), log, self._hooks.numbers_kept():
                 self._watched_load(original, iter(()), **kwargs)
             log.undo()
         update = self._update

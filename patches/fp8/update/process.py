@@ -836,6 +836,7 @@ class ModelHooks:
         self._numbers: dict[Place, Any] = {}  # what the first load has set: the container
         self._called: set[torch.nn.Module] = set()  # in this commit
         self._originals: dict[torch.nn.Module, Callable[[], Any]] = {}  # outermost first
+        self._parents = [one for one in model.modules() if one._modules]
         for module in model.modules():
             hook = getattr(module, NAME, None)
             if hook is not None and not deferred(module) and not inspect.signature(hook).parameters:
@@ -884,9 +885,14 @@ class ModelHooks:
             PatchError: numbers, texts, or tensors of int64 would be others, and are put back; or tensors are kept for a later
                 call, which may be one of another update."""
         held = [(container, key, get(container, key)) for (_, key), container in self._numbers.items()]
+        children = [(one._modules, one._modules.copy()) for one in self._parents]
         try:
             yield
         finally:
+            for table, before in children:
+                if table != before:  # a loader of a drafter takes away what a call has not brought
+                    table.clear()
+                    table.update(before)
             kept = [key for container, key, _ in held if _emptied(get(container, key))]
             others = [f"{type(one).__name__}.{key}" for one, key, was in held if _put_back(one, key, was)]
         kind = type(self._model).__name__
