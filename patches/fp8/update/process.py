@@ -885,7 +885,7 @@ class ModelHooks:
             PatchError: numbers, texts, or tensors of int64 would be others, and are put back; or tensors are kept for a later
                 call, which may be one of another update."""
         held = [(container, key, get(container, key)) for (_, key), container in self._numbers.items()]
-        children = [(one._modules, one._modules.copy()) for one in self._parents]
+        children = [(one._modules, {**one._modules}) for one in self._parents]
         try:
             yield
         finally:
