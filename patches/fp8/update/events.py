@@ -61,11 +61,7 @@ class Policy:
         said = [self.error.rstrip(".")] if self.error else []
         if self.missing:
             said.append(f"an update is incomplete, {self.missing} did not come")
-        is_open = self.state == "open"
-        other = (
-            "an update is open, its sender has not ended it" if is_open else f"its state is {self.state!r}"
-        )
-        return "; since then ".join(said) or other
+        return "; since then ".join(said) or f"its state is {self.state!r}"
 
 
 def listed(names: list[str], separator: str = ", ", most: int = 6) -> str:

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -87,9 +86,6 @@ class Layer:
         self.tables: list[tuple[torch.nn.Module, dict, dict]] = []  # its parameters and buffers, staged
         self.live_tables: list[tuple[torch.nn.Module, dict, dict]] = []  # while staged tensors are shown
         self.pristine = Snapshot()  # without parameters and buffers
-        self._set_by_loader: list[
-            tuple[Any, str | None]
-        ] = []  # beside tensors: its post-processing may read that
         self._derived = Derived()
         self._kept_alive: list[torch.Tensor] = []  # fresh tensors that a foreign resource may point into
         for param in params:
@@ -164,7 +160,7 @@ class Layer:
                 param.brings = False
 
     def record_pristine_state(self, state: LayerState) -> None:
-        """Record the Python state before the first load, without tensors: `params` describe those."""
+        """Record the Python state before post-processing, without tensors: `params` describe those."""
         self.pristine = state.capture(self.modules)
         for module in self.modules:
             contents = self.pristine.contents[id(module)][1]
@@ -181,7 +177,7 @@ class Layer:
             if param.expected is not None and param.expected.covered:
                 param.loaded = param.copy_small(held[id(param)])
         if all(param.live() is held[id(param)] for param in self.params):
-            self._set_by_loader = state.capture(self.modules).set_since(self.pristine)
+            self.record_pristine_state(state)  # with numbers that the loader has set
 
     def learn_derived(self, state: LayerState) -> None:
         """Learn what the first load and its post-processing, just over, have set."""
@@ -296,7 +292,6 @@ class Layer:
 
         Raises:
             PatchError: the values do not fit the storage in use."""
-        self.pristine.take(self._set_by_loader)  # the loader has set it again
         as_built = self.pristine.holds(self.modules)
         live = self.pristine.with_tables_of(self.modules) if as_built else state.capture(self.modules)
         try:

@@ -466,7 +466,8 @@ class ManagedModel:
     ) -> Any:
         if not self._asked:  # the first load may have been of dummy weights
             self._asked = True
-            with torch.no_grad(), suppress(Exception), WriteLog(self.tensors()) as log:
+            log = WriteLog(self.tensors())
+            with torch.no_grad(), suppress(Exception), log, self._hooks.numbers_kept():
                 self._watched_load(original, iter(()), **kwargs)
             log.undo()
         update = self._update
@@ -482,9 +483,8 @@ class ManagedModel:
                     "partial=True came after calls that nobody has named", "Name begin and end."
                 )
         with self._failing(names), torch.no_grad(), self._events.loading(), update.in_order():
-            result = update.load(original, names, self.constants, **kwargs)
-            if changed := self._hooks.changed_numbers():
-                raise self._error(f"{listed(changed)} would be other numbers", "Open a new engine on them.")
+            with self._hooks.numbers_kept():
+                result = update.load(original, names, self.constants, **kwargs)
             self._left_out |= bool(partial)
             boundaries = update.boundaries
             begun = any([layer.came.processed for layer in self.layers])

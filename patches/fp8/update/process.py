@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 import torch
 
-from flashpatch.patches.fp8.update.events import update_error
+from flashpatch.patches.fp8.update.events import listed, update_error
 from flashpatch.patches.fp8.update.tensors import WriteLog
 
 _DEPTH = 8
@@ -37,14 +37,11 @@ _FOREIGN = (
     "pathlib.",
     "flashpatch.",
 )
+_NUMBERS = (str, bytes, int, float)
+_PLAIN = (*_NUMBERS, bool, type(None))
 _LEAVES = (
-    str,
-    bytes,
-    int,
-    float,
+    *_PLAIN,
     complex,
-    bool,
-    type(None),
     type,
     types.ModuleType,
     torch.Tensor,
@@ -111,34 +108,6 @@ class Snapshot:
             if is_free and now["_parameters"].keys() != contents["_parameters"].keys():
                 return False
         return True
-
-    def set_since(self, earlier: Snapshot) -> list[tuple[Any, str | None, Any]]:
-        """Return what was set since ``earlier`` and is no tensor: container, key, and what it held; key None: all of a list, a set
-        or a closure."""
-        found: list[tuple[Any, str | None, Any]] = []
-        for identity, (container, contents) in self.contents.items():
-            before = earlier.contents.get(identity, (None, contents))[1]
-            if not isinstance(contents, dict):
-                found += [] if _same(contents, before) else [(container, None, before)]
-                continue
-            found += [
-                (container, key, before.get(key, ABSENT))
-                for key, value in contents.items()
-                if key not in TABLES
-                and not (value is before.get(key, ABSENT) or isinstance(value, torch.Tensor))
-            ]
-        return found
-
-    def take(self, places: Iterable[tuple[Any, str | None, Any]]) -> None:
-        """Hold at ``places``, of `set_since`, what is there now, or what was there first if nothing is."""
-        for container, key, first in places:
-            if key is None:
-                self.contents[id(container)] = (container, read_container(container))
-                continue
-            contents = self.contents[id(container)][1]
-            contents[key] = first if (now := get(container, key)) is ABSENT else now
-            if contents[key] is ABSENT:
-                del contents[key]
 
     def tensors(self) -> Iterator[torch.Tensor]:
         """Yield the tensors that the containers held directly."""
@@ -680,10 +649,8 @@ class Plan:
             same = owner is live.__self__ and live.__func__ is fresh.__func__
             return live if same else types.MethodType(fresh.__func__, owner)
         old, new = list(children(live)), list(children(fresh))
-        if (
-            len(old) != len(new)
-            or getattr(live, "keywords", {}).keys() != getattr(fresh, "keywords", {}).keys()
-        ):
+        mine, theirs = (getattr(one, "keywords", {}).keys() for one in (live, fresh))
+        if len(old) != len(new) or mine != theirs:
             _refuse_tensors(old, new, where)
             return fresh
         if isinstance(live, functools.partial):
@@ -728,9 +695,6 @@ def _refuse_tensors(live: Any, fresh: Any, where: str) -> None:
         )
 
 
-_PLAIN = (str, bytes, int, float, bool, type(None))
-
-
 def _inner_tensors(tensor: torch.Tensor) -> list[str]:
     """Return the names of the tensors that a wrapper subclass is made of; none for an ordinary tensor."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
@@ -741,11 +705,8 @@ def _plain_context(tensor: torch.Tensor) -> dict[Any, Any]:
     """Return the numbers and texts that a wrapper subclass keeps beside its tensors."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
     context = flatten()[1] if flatten is not None else None
-    named = (
-        context
-        if isinstance(context, dict)
-        else dict(enumerate(context if isinstance(context, (tuple, list)) else [context]))
-    )
+    values = context if isinstance(context, (dict, tuple, list)) else [context]
+    named = values if isinstance(values, dict) else dict(enumerate(values))
     return {key: value for key, value in named.items() if isinstance(value, _PLAIN)}
 
 
@@ -831,6 +792,26 @@ def module_tensors(snapshot: Snapshot) -> list[torch.Tensor]:
     return found
 
 
+def _emptied(value: Any) -> bool:
+    """Empty a dictionary if there are tensors in it; return whether there were."""
+    filled = isinstance(value, dict) and any(True for _ in tensors_below(value))
+    if filled:
+        value.clear()
+    return filled
+
+
+def _put_back(container: Any, key: str, was: Any) -> bool:
+    """Put a number back; return whether another one was there."""
+    now = get(container, key)
+    if isinstance(was, torch.Tensor):
+        other = not (isinstance(now, torch.Tensor) and torch.equal(now, was))
+    else:
+        other = isinstance(was, _NUMBERS) and now is not was and now != was
+    if other or isinstance(was, torch.Tensor):
+        put(container, key, was)
+    return other
+
+
 NAME = "process_weights_after_loading"
 
 
@@ -852,11 +833,10 @@ class ModelHooks:
         self.deleted: set[str] = set()
         self._model = model
         self._set: dict[Place, tuple[Any, Any]] = {}  # what hooks have set: the container, the value before
-        self._numbers: dict[
-            Place, tuple[Any, torch.Tensor]
-        ] = {}  # what the first load has set: the container, the value
+        self._numbers: dict[Place, Any] = {}  # what the first load has set: the container
         self._called: set[torch.nn.Module] = set()  # in this commit
         self._originals: dict[torch.nn.Module, Callable[[], Any]] = {}  # outermost first
+        self._parents = [one for one in model.modules() if one._modules]
         for module in model.modules():
             hook = getattr(module, NAME, None)
             if hook is not None and not deferred(module) and not inspect.signature(hook).parameters:
@@ -874,7 +854,7 @@ class ModelHooks:
 
         Left out are layers that were post-processed meanwhile, as online quantization does, what looks tensors up in the model's
         modules when it is asked, as SGLang 0.5.12's table of experts' weights does, and tensors of int64, which no weight makes, such
-        as the tokens that an EAGLE-3 drafter drafts: they go on as they are, see `changed_numbers`."""
+        as the tokens that an EAGLE-3 drafter drafts: they go on as they are, see `numbers_kept`."""
         before, found = Attributes(self._model), []
         yield found
         changes = before.changes()
@@ -889,19 +869,40 @@ class ModelHooks:
         modules = set(map(id, self._model.modules()))
         for place, (container, _) in changes.items():
             ours, value = place not in self._set and id(container) not in processed, get(container, place[1])
-            if ours and isinstance(value, torch.Tensor) and value.dtype == torch.int64:
-                self._numbers.setdefault(place, (container, value))
+            number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
+            table = isinstance(value, dict) and not value
+            if ours and (number or table or getattr(value, "dtype", None) == torch.int64):
+                self._numbers[place] = container
             elif ours and any(True for _ in tensors_below(value, apart=modules)):
                 found.append(f"{type(container).__name__}.{place[1]}")
 
-    def changed_numbers(self) -> list[str]:
-        """Put the tensors of int64 that the first load set back in their places; return which of them a later load set to others."""
-        found = []
-        for (_, key), (container, held) in self._numbers.items():
-            if not torch.equal(get(container, key), held):
-                found.append(f"{type(container).__name__}.{key}")
-            put(container, key, held)
-        return found
+    @contextmanager
+    def numbers_kept(self) -> Iterator[None]:
+        """Within, a call of ``load_weights`` of an update: numbers that the first load has set beside tensors are the engine's, not a
+        policy's. Flags are not: many say what a call brought.
+
+        Raises:
+            PatchError: numbers, texts, or tensors of int64 would be others, and are put back; or tensors are kept for a later
+                call, which may be one of another update."""
+        held = [(container, key, get(container, key)) for (_, key), container in self._numbers.items()]
+        children = [(one._modules, {**one._modules}) for one in self._parents]
+        try:
+            yield
+        finally:
+            for table, before in children:
+                if table != before:  # a loader of a drafter takes away what a call has not brought
+                    table.clear()
+                    table.update(before)
+            kept = [key for container, key, _ in held if _emptied(get(container, key))]
+            others = [f"{type(one).__name__}.{key}" for one, key, was in held if _put_back(one, key, was)]
+        kind = type(self._model).__name__
+        if kept:
+            problem = f"the loader keeps tensors in {listed(kept)} for a later call"
+            advice = "Send in one call what belongs together, such as a weight and its scale."
+            raise update_error(problem, advice, kind)
+        if others:
+            problem = f"{listed(others)} would be other numbers"
+            raise update_error(problem, "Open a new engine on them.", kind)
 
     def run(self, undo: list[Undo] | None) -> None:
         """Derive everything again from the live layers, which hold the new values.

@@ -94,54 +94,89 @@ class Later:
 
 
 class Told(toys.Method):
-    """Post-processing scales by what the loader has set beside tensors: an attribute, an entry, or a set."""
+    """Post-processing scales by what the loader has set beside tensors: an attribute, or an entry."""
 
-    def __init__(self, where: str) -> None:
-        self.where, self.table, self.seen = where, {}, set()
-
-    def tell(self, layer: nn.Module, value: float) -> None:
-        if self.where == "attribute":
-            layer.factor = value
-        elif self.where == "entry now and then" and value > 1:
-            self.table.pop("factor", None)
-        elif "entry" in self.where:
-            self.table["factor"] = value
-        else:
-            self.seen.clear()
-            self.seen.add(value)
+    def __init__(self) -> None:
+        self.table = {"factor": 1.0}
 
     def process(self, layer: nn.Module) -> None:
-        told = {"attribute": [layer.factor], "set": self.seen}.get(self.where, self.table.values())
-        layer.weight.data.mul_(sum(told) or 0.5)
+        layer.weight.data.mul_(layer.factor * self.table["factor"])
 
 
 class Telling(toys.Model):
-    """A model whose loader tells each layer's post-processing a number of what it loads."""
+    """A model whose loader sets a number: for each layer's post-processing, of the whole model, or as a sum over all loads."""
+
+    told, all, loads = 2.0, 1.0, 0
 
     def __init__(self, where: str) -> None:
         super().__init__("bare")
+        self.where = where
         for block in self.layers:
-            block.down.quant_method, block.down.factor = Told(where), 1.0
+            block.down.quant_method, block.down.factor = Told(), 1.0
 
     def load_weights(self, weights):
+        if self.where == "whole":
+            self.all = self.told
+        elif self.where == "tokens":  # as SGLang's EAGLE-3 keeps those of its drafts
+            self.all = torch.full((3,), int(self.told))
+        elif self.where == "sum":
+            self.loads += 1
+
         def telling():
             for name, tensor in weights:
                 if ".down." in name:
                     down = self.layers[int(name.split(".")[1])].down
-                    down.quant_method.tell(down, float(tensor.abs().max()))
+                    if self.where == "attribute":
+                        down.factor = self.told
+                    elif self.where == "entry":
+                        down.quant_method.table["factor"] = self.told
                 yield name, tensor
 
         return super().load_weights(telling())
 
 
-@pytest.mark.parametrize("where", ["attribute", "entry", "entry now and then", "set"])
-def test_post_processing_sees_what_the_loader_has_set(where, atomic):
-    """It saw what the constructor had left: the first load was right, and every update wrong without a word."""
-    small, first = ([(name, tensor / 8) for name, tensor in weights] for weights in (B, A))
-    engine = toys.Engine(Telling(where), first, atomic=atomic)
-    for weights in (B, small, C):
+@pytest.mark.parametrize("where", ["attribute", "entry", "whole", "tokens"])
+def test_numbers_that_the_loader_sets_are_the_engines_and_others_are_refused(where, atomic):
+    """They were in use at once, before the commit, and stayed if the update was given up."""
+    engine = toys.Engine(Telling(where), A, atomic=atomic)
+    for weights in (B, C):
         engine.update(weights)
         assert same_as_fresh(engine, Telling(where), weights)
+    before, kept = toys.state(engine.model), engine.model.all
+    engine.model.told = 3.0
+    with pytest.raises(PatchError, match="would be other numbers.*new engine"):
+        engine.update(A)
+    assert engine.model.all is kept
+    engine.check_failed(before)
+    engine.model.told = 2.0
+    engine.update(B)
+    assert same_as_fresh(engine, Telling(where), B)
+
+
+def test_what_a_loader_adds_up_is_refused(atomic):
+    """It went on from the last policy."""
+    engine = toys.Engine(Telling("sum"), A, atomic=atomic)
+    with pytest.raises(PatchError, match="Telling.loads would be other numbers"):
+        engine.update(B)
+
+
+@pytest.mark.parametrize("first", [None, 0.0])
+def test_numbers_of_post_processing_are_the_policys(first, atomic):
+    class Largest(toys.Method):
+        def process(self, layer: nn.Module) -> None:
+            layer.factor = float(layer.weight.abs().max())
+
+    def made() -> toys.Model:
+        model = toys.Model("bare")
+        for block in model.layers:
+            block.down.quant_method, block.down.factor = Largest(), first
+        return model
+
+    engine = toys.Engine(made(), A, atomic=atomic)
+    engine.update(B)
+    assert [one.down.factor for one in engine.model.layers] == [
+        one.down.factor for one in toys.Engine(made(), B).model.layers
+    ]
 
 
 def hooked_in(model: nn.Module) -> Hooked:
@@ -231,24 +266,34 @@ def test_a_model_whose_load_weights_derives_is_refused(seed, atomic):
     assert engine.managed.may_generate
 
 
-class Drafting(toys.Model):
-    """A model whose load_weights keeps numbers outside of parameters, as SGLang's EAGLE-3 keeps those of its tokens."""
-
-    sent = drafted = torch.arange(3)
+class Pairing(toys.Model):
+    """A model whose loader keeps one tensor until another one comes, as vLLM's MiMo-V2 keeps a weight for its scale."""
 
     def load_weights(self, weights):
-        self.drafted = self.sent.clone()
-        return super().load_weights(weights)
+        self.waits = getattr(self, "waits", {})
+
+        def paired():
+            for name, tensor in weights:
+                layer, other = name.rpartition(".down.")[0], name.replace(".q.", ".down.")
+                if ".q." in name:
+                    self.waits[other.rpartition(".down.")[0]] = name, tensor
+                else:
+                    yield from [self.waits.pop(layer)] if layer in self.waits else []
+                    yield name, tensor
+
+        return super().load_weights(paired())
 
 
-def test_numbers_that_load_weights_keeps_stay_as_they_are_and_others_are_refused(atomic):
-    engine = toys.Engine(Drafting(), A, atomic=atomic)
-    first = engine.model.drafted
-    engine.update(B)
-    engine.model.sent = torch.zeros(3, dtype=torch.int64)
-    with pytest.raises(PatchError, match="Drafting.drafted would be other numbers.*new engine"):
-        engine.load(C)
-    assert engine.model.drafted is first
+@pytest.mark.parametrize("seed", [0, None], ids=["loaded", "dummy"])
+def test_what_a_loader_would_keep_for_a_later_call_is_refused(seed, atomic):
+    """It was paired with the other half of the next policy if its own update was given up, and was a view of a buffer."""
+    engine = toys.Engine(Pairing(), None if seed is None else A, atomic=atomic)
+    cut = [name for name, _ in B].index("layers.0.q.weight") + 1
+    with pytest.raises(PatchError, match="keeps tensors in waits for a later call.*in one call"):
+        engine.load(B[:cut])
+    assert not engine.model.waits
+    engine.update(C)
+    assert same_as_fresh(engine, Pairing(), C)
 
 
 class Deleting(Hooked):
