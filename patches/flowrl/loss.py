@@ -252,7 +252,7 @@ def _spread(values: Any, batch: Any) -> Any:
 
 def less_log_z(batch: Any, uids: Any, chosen: SimpleNamespace) -> Any:
     """Return the advantages less ``log Z / beta`` of each response's group, ``(batch, tokens)``, from verl's tensors by
-    name and the uid of each response's prompt. Raises PatchError if something is missing."""
+    name and the uid of each response's prompt. The log-probabilities are the rollout's, or without them the trainer's. Raises PatchError if something is missing."""
     import numpy
     import torch
 
@@ -268,8 +268,9 @@ def less_log_z(batch: Any, uids: Any, chosen: SimpleNamespace) -> Any:
         )
     advantages = batch["advantages"]
     numbers = numpy.unique(numpy.asarray(uids, dtype=str), return_inverse=True)[1]
+    sampled = "rollout_log_probs" if "rollout_log_probs" in batch.keys() else "old_log_probs"
     log_z = group_log_z(
-        batch["old_log_probs"],
+        batch[sampled],
         batch["ref_log_prob"],
         advantages,
         batch["response_mask"].bool(),

@@ -66,7 +66,8 @@ def validate_config(
         refused.append(f"{where}={job.get(where)} (the lower bound of the importance weight is 1 minus that)")
     refused += (group_refusals if chosen.log_z == "group" else learned_refusals)(job.get)
     job.refuse(refused, "cannot train with", "Change these settings, or take flowrl out of FLASHPATCH.")
-    for path, value in REQUIRED.items():
+    sampled = {"actor_rollout_ref.rollout.calculate_log_probs": True} if chosen.log_z == "group" else {}
+    for path, value in {**REQUIRED, **sampled}.items():
         job.set(path, value, "FlowRL needs it")
     return original(config, True, *args, **kwargs)
 

@@ -139,12 +139,22 @@ def stream_refusals(get: Get) -> Iterator[str]:
         yield from _places(get)
 
 
+_NEVER_ASKED = (
+    "trainer.v1.sampler.custom_sampler.name",
+    f"{ROLLOUT}.agent.agent_loop_manager_class",
+    "skip.rollout_tq.enable",
+)
+
+
 def _whole_batch(get: Get) -> Iterator[str]:
     """Yield what needs the whole batch before its first gradient, or another loss."""
     yield from replaced_losses(get)
     estimator = get("algorithm.adv_estimator", "gae")
     if estimator not in GROUP_LOCAL:
         yield f"algorithm.adv_estimator={estimator} (advantages need the whole batch; use {', '.join(GROUP_LOCAL)})"
+    for path in _NEVER_ASKED:
+        if value := get(path):
+            yield f"{path}={value} (groups are taken as they end, so that nothing asks it)"
     if get("critic.enable"):
         yield "critic.enable=True (values need the whole batch)"
     if get("trainer.critic_warmup", 0):

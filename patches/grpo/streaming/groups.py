@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flashpatch.errors import PatchError
+from flashpatch.patches.grpo.streaming import ID
+
 PARTITION, VALIDATION = "train", "val"
 
 
@@ -12,7 +15,7 @@ def take(buffer: Any, step: int, at_most: int, dropped: dict[str, Any]) -> Any:
     """Take the groups that have ended, without waiting.
 
     Groups that verl's own rules drop (too old, without a signal, failed) are dropped and refilled here too, and counted
-    under verl's names.
+    under verl's names; so are those of which no agent loop gave an output.
 
     Args:
         buffer: verl's ``ReplayBufferAsync`` or a subclass.
@@ -29,9 +32,12 @@ def take(buffer: Any, step: int, at_most: int, dropped: dict[str, Any]) -> Any:
     evicted, stale, _, metrics = buffer._evict_terminal_groups(step, PARTITION, reasons)
     if evicted:
         _accumulate_eviction_metrics(dropped, metrics, stale)
-        if buffer.refill_fn is not None:
-            buffer.refill_fn(len(evicted))
     ready = buffer._sampleable_terminal_keys(PARTITION, reasons)
+    empty = ready - {key.split("_")[0] for key in buffer.partitions[PARTITION]}
+    buffer._clear_groups(PARTITION, empty)
+    if buffer.refill_fn is not None and evicted | empty:
+        buffer.refill_fn(len(evicted | empty))
+    ready -= empty
     if not buffer._has_enough_samples(step, PARTITION, 0, ready):
         ready = set()  # verl's max_off_policy_strategy=wait: a prompt in flight must end first
     uids, known, _ = buffer._select_prompt_uids(PARTITION, ready, at_most)
@@ -52,6 +58,19 @@ def at_each_look(buffer: Any, call: Callable[[], Any]) -> None:
         call()
 
     buffer._sync_metadata_from_transfer_queue = look_and_call
+
+
+def refuse_others() -> None:
+    """Raise PatchError if verl's queue holds anything before a job has begun: it belongs to another job, as a Ray cluster has one queue."""
+    import transfer_queue as tq
+
+    if any((tq.kv_list() or {}).values()):
+        raise PatchError(
+            "cannot train beside another job of this Ray cluster: verl's queue, of which a cluster has one, holds its samples.",
+            patch=ID,
+            target="transfer_queue.interface:init",
+            advice="Start a Ray cluster for each job; what a killed job left goes with the actor TransferQueueController.",
+        )
 
 
 def clear_trained() -> int:

@@ -51,6 +51,10 @@ class PPOTrainerStreamAsync(PPOTrainer):
 
     _enable_hybrid_replicas = False  # read by verl: no rollout engines on the trainer's devices
 
+    def _build_replay_buffer(self) -> Any:
+        groups.refuse_others()
+        return super()._build_replay_buffer()
+
     def _init_resource_pool_mgr(self) -> None:
         super()._init_resource_pool_mgr()
         for role in self.role_worker_mapping:
@@ -108,7 +112,9 @@ class PPOTrainerStreamAsync(PPOTrainer):
         """Do nothing; verl's base class asks for it."""
 
     def on_step_end(self) -> None:
-        """Send the new weights to the rollout servers."""
+        """Send the new weights to the rollout servers, and end what verl's profiler began for this step."""
+        if self.prev_step_profile:
+            self._stop_rollout_profiling()
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self._pending_sync_metrics = self.replicas.update_weights(self.global_steps)
 

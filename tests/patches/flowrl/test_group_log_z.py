@@ -98,6 +98,19 @@ def test_the_advantages_have_it_whatever_the_split(length):
     assert torch.allclose(shuffled, got[order], atol=1e-6)
 
 
+def test_it_is_of_the_policy_that_sampled():
+    """An asynchronous trainer's policy has moved since, and a quantized rollout's is another."""
+    chosen, whole = SimpleNamespace(**{**DEFAULTS, "log_z": "group"}), batch()
+    moved = {
+        **whole,
+        "rollout_log_probs": whole["old_log_probs"],
+        "old_log_probs": whole["old_log_probs"] - 1,
+    }
+    assert torch.equal(
+        less_log_z(moved, list("aabbccdd"), chosen), less_log_z(whole, list("aabbccdd"), chosen)
+    )
+
+
 @pytest.mark.parametrize("name", ["old_log_probs", "ref_log_prob", "uid"])
 def test_a_batch_that_lacks_something_is_refused_by_name(name):
     whole = {key: value for key, value in batch().items() if key != name}
