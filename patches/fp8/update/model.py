@@ -448,6 +448,7 @@ class ManagedModel:
             result = self._watched_load(original, self._update.first_load(names), **kwargs)
         self.readings.read()
         refuse_lost_writes(params, self.adapter.kept, type(self._model).__name__)
+        self._layer_state.find_shared([layer.modules for layer in self.layers])
         for layer in self.layers:
             layer.note_loaded(self._layer_state, held)
         return result
