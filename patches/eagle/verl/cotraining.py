@@ -75,8 +75,7 @@ class Job:
                 try:
                     counts = requests()
                 except Exception as error:  # a router that tells nobody
-                    self._warn(f"the drafter is trained once all replicas rest: {error}")
-                    return
+                    return self._warn(f"the drafter is trained once all replicas rest: {error}")
                 idle = {name for name, count in counts.items() if not count}
                 if resting.is_set() or len(idle) == len(counts):  # none has begun, or all have ended
                     continue
