@@ -6,8 +6,8 @@ Needs verl and vLLM. One job of `verl.trainer.main_ppo` under `FLASHPATCH=cpu,bf
 pinned to a core of its own, so that the core of one that has drained idles; answers that end by chance after 1 to 900
 tokens. In every other step verl's balancer says that all replicas are busy, so that the drafter is trained in the pause
 alone: steps of both kinds meet the same other work of the machine. Printed, of the steps after the trainer's first, for
-each kind: the drafter's training steps per step, the seconds of rollouts, and these per token of the longest answer. Last:
-the ratios, `drained` over `pauses`.
+each kind: the drafter's training steps per step, the seconds of rollouts, from the first request to the last answer, and
+these per token of the longest answer. Last: the ratios, `drained` over `pauses`.
 """
 
 from __future__ import annotations
@@ -40,19 +40,29 @@ actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 trainer.n_gpus_per
 actor_rollout_ref.rollout.max_model_len=960 actor_rollout_ref.rollout.temperature=0.2
 actor_rollout_ref.actor.optim.lr=1e-6
 """.split()
-NAMES = ("eagle/trained_steps", "timing_s/gen", "response_length/max")
+NAMES = ("eagle/trained_steps", "response_length/max")
 
 
 class EveryOther(GlobalRequestLoadBalancer):
-    """Say in every other rollout that all servers are busy."""
+    """Say in every other rollout that all servers are busy, and write down how long each took."""
 
     def __init__(self, servers, config):
         super().__init__(servers)
-        self._rollouts = 0
+        self._file, self._rollouts, self._began, self._first = Path(config["file"]), 0, 0.0, 0.0
 
     def acquire_server(self, request_id):
-        self._rollouts += not self.get_total_inflight()
+        if not self.get_total_inflight():
+            self._rollouts, self._began, self._first = self._rollouts + 1, time.monotonic(), 0.0
         return super().acquire_server(request_id)
+
+    def release_server(self, server_id, request_id=None):
+        super().release_server(server_id, request_id)
+        seconds = time.monotonic() - self._began
+        if not self.get_inflight_count(server_id):
+            self._first = self._first or seconds
+        if not self.get_total_inflight():
+            with self._file.open("a") as file:
+                file.write(f"{self._first} {seconds}\n")
 
     def get_status(self):
         found = super().get_status()
@@ -71,12 +81,12 @@ def pin(job: int) -> bool:
 
 
 def run(world: Path, steps: int) -> list[tuple[float, ...]]:
-    """Run the job; return what it reported of each step, in the order of `NAMES`."""
+    """Run the job; return of each step what `NAMES` say, and the seconds until the first replica had drained, and the last."""
     sys.path.insert(0, str(TREE / "tests" / "support"))
     import verl_job
 
     folder = Path(tempfile.mkdtemp(prefix="drained-"))
-    (folder / "router.yaml").write_text("router_class: drained_job.EveryOther\n")
+    (folder / "router.yaml").write_text(f"router_class: drained_job.EveryOther\nfile: {folder}/rollouts\n")
     (folder / "flashpatch.toml").write_text(CONFIG)
     more = (
         *JOB,
@@ -97,7 +107,8 @@ def run(world: Path, steps: int) -> list[tuple[float, ...]]:
         [float(found) for found in re.findall(rf"\b{name}:(-?[\d.e+-]+)", verl_job.said(folder))]
         for name in NAMES
     ]
-    return list(zip(*columns, strict=True))
+    rollouts = [map(float, line.split()) for line in (folder / "rollouts").read_text().splitlines()]
+    return list(zip(*columns, *zip(*rollouts, strict=True), strict=True))
 
 
 def main() -> None:
@@ -113,7 +124,7 @@ def main() -> None:
     for number, (before, now) in enumerate(zip(rows, rows[1:], strict=False), 2):
         if before[0]:
             kind = "pauses" if number % 2 else "drained"
-            kinds[kind].append((now[0] - before[0], now[1], now[1] / now[2]))
+            kinds[kind].append((now[0] - before[0], now[3], now[3] / now[1]))
             print(number, kind, *(f"{one:.4g}" for one in now), flush=True)
     means = {kind: [fmean(column) for column in zip(*found, strict=True)] for kind, found in kinds.items()}
     for kind, found in kinds.items():

@@ -118,14 +118,7 @@ def test_a_worker_that_keeps_dying_is_given_up(run):
     assert one.train(1.0) is False and one.stop() is False
 
 
-def test_refused_settings_are_not_tried_again(run):
-    one = run("refuse")
-    one.start()
-    polled(one, lambda: one.state == "given up")
-    assert "no target at /nowhere" in one.problem and one.counts["started"] == 1
-
-
-def test_what_a_worker_said_last_is_heard_after_its_end(run, monkeypatch):
+def test_refused_settings_are_heard_after_the_workers_end_and_not_tried_again(run, monkeypatch):
     read = coordinator._read
     monkeypatch.setattr(coordinator, "_read", lambda *args: time.sleep(0.3) or read(*args))
     one = run("refuse")
@@ -133,6 +126,7 @@ def test_what_a_worker_said_last_is_heard_after_its_end(run, monkeypatch):
     os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
     assert [event["event"] for event in one.poll()] == ["refused"]
     assert one.state == "given up" and "no target at /nowhere" in one.problem
+    assert one.train(1.0) is False and one.counts["started"] == 1, "it would be refused again"
 
 
 @pytest.mark.parametrize(

@@ -195,12 +195,10 @@ def test_training_may_rest_for_some_steps(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("beside", "looks", "expected"),
     [
-        ((), "11 11 01 11 01 01 01", "train"),  # one that waits for its next request has not drained
-        ((), "00 00 01 01", "train"),
+        ((), "00 00 11 01 11 01 01 01", "train"),  # one that waits for its next request has not drained
         ((), "0 0 1 1 0 0", ""),  # one replica alone
         ((), "01 01 11 11 10 10", "train stop train"),  # others' requests follow, as after a validation
-        ("b", "01 01 10 10", "train"),
-        ("b", "01 01 01", ""),
+        ("b", "01 01 11 11 10 10", "train"),
     ],
 )
 def test_a_slice_begins_once_a_replica_has_drained(one, monkeypatch, beside, looks, expected):
