@@ -2,11 +2,10 @@
 
     python benchmarks/drained.py [--answers 64] [--steps 200]
 
-Lengths are those of `longtail`. Each replica generates its answers at once, a token of each per decode step, and a decode
-step takes as long whatever is left of the batch, as where an accelerator waits for memory: a replica ends with its longest
-answer, the rollouts with the last replica. Means over steps, in shares of the rollouts' time: ``first`` has drained, which
-is from where on eagle's one trainer trains beside what it had of the pauses; ``rest``, of all replicas' time what they
-rest; ``half``, when half of the replicas had drained.
+Lengths are those of `longtail`. Each replica generates its answers at once, and a decode step takes as long whatever is left
+of the batch, as where an accelerator waits for memory: a replica ends with its longest answer, the rollouts with the last
+replica. Means over steps, in shares of the rollouts' time: when the ``first`` and when ``half`` of the replicas have drained,
+and ``rest``, what all of them rest.
 """
 
 from __future__ import annotations

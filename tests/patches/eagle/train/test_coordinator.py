@@ -45,6 +45,9 @@ def test_a_slice_gives_a_drafter_and_the_worker_exits_on_command(run):
     assert one.state == "down" and one.counts["killed"] == 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+    one.start()
+    polled(one, lambda: one.state == "idle")
+    assert one.figures["event"] == "ready" and one.figures["step"] == 0, "of the worker before"
 
 
 def test_the_log_says_where_a_drafter_is_trained_if_no_device_is_named(run, caplog):
@@ -68,17 +71,6 @@ def test_a_killed_worker_is_noticed_and_started_again(run):
     polled(one, lambda: one.train(60.0) or one.state == "training")
     polled(one, lambda: one.state == "training")
     assert one.counts["started"] == 2
-
-
-def test_figures_are_those_of_the_worker_that_runs(run):
-    one = run()
-    one.train(1.0)
-    polled(one, lambda: one.counts["drafters"] == 1 and one.state == "idle")
-    os.kill(one.pid, signal.SIGKILL)
-    polled(one, lambda: one.state == "down")
-    one.start()
-    polled(one, lambda: one.state == "idle")
-    assert one.figures["event"] == "ready" and one.figures["step"] == 0
 
 
 def test_orders_reach_a_worker_that_starts_and_one_that_starts_again_and_a_rollback_once(run):
