@@ -57,9 +57,9 @@ OPTIONS = {
         "under verl: draft with the drafter in this folder; new or new-eagle3: make one, which co-training improves; "
         "empty: as verl's configuration says",
     ),
-    "cotrain": Option(True, "under verl: train the drafter between rollouts", kind=bool),
+    "cotrain": Option(True, "under verl: train the drafter while replicas rest", kind=bool),
     "train_seconds": Option(
-        60.0, "under verl: train the drafter for at most this long between two rollouts", kind=float, above=0
+        60.0, "under verl: end a slice of the drafter's training after this long", kind=float, above=0
     ),
     "train_every": Option(
         1, "under verl: train the drafter in every N-th step of the policy", kind=int, least=1

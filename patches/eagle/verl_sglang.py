@@ -1,4 +1,4 @@
-"""Reach SGLang's schedulers from verl's driver, and count accepted drafts under SGLang's names for them.
+"""Reach SGLang's schedulers from verl's driver, and give verl SGLang's counts of accepted drafts.
 
 A group of its own, checked when verl imports its code for SGLang."""
 
@@ -9,13 +9,11 @@ from typing import Any
 
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
-from flashpatch.patches.eagle.drafter_refit.commands import ACCEPT_LENGTH, ACCEPT_RATE, FLUSH, REQUESTS
 from flashpatch.patches.eagle.options import UNTIL_VERL
 from flashpatch.patches.eagle.sglang import commands
 
 SERVER = "verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangHttpServer"
 _METHOD = "flashpatch_eagle_call"
-_COUNTS = "_flashpatch_spec"
 
 patches = Patches("eagle", "verl>=0.9", framework="verl_sglang", scope="driver")
 
@@ -49,10 +47,7 @@ async def eagle_call(self, method: str, arguments: tuple) -> list[Any]:
     manager = self.tokenizer_manager
     manager.auto_create_handle_loop()
     [output, *_] = await manager.get_internal_state_communicator(commands.request(method, arguments))
-    found = commands.answers(output.internal_state, method)
-    if method == FLUSH and found:
-        found[0] = {**found[0], **take(self)}
-    return found
+    return commands.answers(output.internal_state, method)
 
 
 def start_call(server: Any, method: str, arguments: tuple) -> Any:
@@ -68,35 +63,18 @@ def start_call(server: Any, method: str, arguments: tuple) -> Any:
         "verl.workers.rollout.replica:TokenOutput.extra_fields",
     ),
     when="anywhere=eagle.verl.update_weights anywhere=eagle.sglang.init_weight_updater",
-    why="verl reads spec_draft_token_num and spec_accept_token_num, which SGLang does not return, so that nothing ever "
-    "looks accepted; and it reads them for its own MTP drafter only.",
+    why="Under its MTP drafter verl reads spec_draft_token_num and spec_accept_token_num, which SGLang does not return, so that "
+    "nothing ever looks accepted.",
     remove_when="verl reads the names that SGLang returns.",
 )
 async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Count SGLang's spec_num_proposed_drafts and spec_num_correct_drafts, which the driver logs under verl's names;
-    under verl's MTP drafter put them into the sample."""
+    """Put SGLang's spec_num_proposed_drafts and spec_num_correct_drafts into a sample where verl counts drafts."""
     seen: dict[str, Any] = {}
     output = await original(_Watched(self, seen), *args, **kwargs)
-    names = ("spec_num_proposed_drafts", "spec_num_correct_drafts", "spec_verify_ct")
-    drafted, accepted, verified = (int(seen.get(name) or 0) for name in names)
-    if verified:
-        found = vars(self).setdefault(_COUNTS, [0, 0.0, 0.0])
-        found[0] += 1
-        found[1] += accepted / drafted if drafted else 0.0
-        found[2] += 1 + accepted / verified
     if "spec_num_draft_tokens" in output.extra_fields:
-        output.extra_fields["spec_num_draft_tokens"] = drafted
-        output.extra_fields["spec_num_accepted_tokens"] = accepted
+        output.extra_fields["spec_num_draft_tokens"] = int(seen.get("spec_num_proposed_drafts") or 0)
+        output.extra_fields["spec_num_accepted_tokens"] = int(seen.get("spec_num_correct_drafts") or 0)
     return output
-
-
-def take(server: Any) -> dict[str, float]:
-    """Return and forget the means over the requests since the last call, with their number; empty if none was
-    drafted for."""
-    requests, rates, lengths = vars(server).pop(_COUNTS, (0, 0.0, 0.0))
-    if not requests:
-        return {}
-    return {REQUESTS: requests, ACCEPT_RATE: rates / requests, ACCEPT_LENGTH: lengths / requests}
 
 
 class _Watched:

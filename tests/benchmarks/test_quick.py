@@ -17,7 +17,7 @@ NUMBER = r"[+-]?[\d.,]+"
 
 LAST = {
     "bandit": rf"thompson +x{NUMBER} +x{NUMBER}",
-    "batcher": r"\d+ aims? missed",
+    "drained": rf"256( +{NUMBER}){{3}}",
     "delta": rf"verl is not installed|10% changed .* {NUMBER}",
     "ledger": r"\d+ calls for each of 200 processes, aim \d+: met",
     "router": rf"256 requests, independent, equal: {NUMBER}, {NUMBER} us",
@@ -32,6 +32,7 @@ COUNTED = pytest.mark.skipif(
     version_of("vllm").release[:2] != (0, 24), reason="was counted on vLLM 0.24 alone"
 )
 WITH_ENGINE = {
+    "drained_job": (pytest.mark.verl, rf"training steps {NUMBER}, seconds {NUMBER}, per token {NUMBER}"),
     "felt": ([pytest.mark.cuda, COUNTED], r"0 aims missed"),
     "history": (pytest.mark.vllm, rf"1 moved, ngram +\d+ +{NUMBER} \({NUMBER} to {NUMBER}\) +{NUMBER} +\d+%"),
     "reload": (pytest.mark.vllm(least="0.32"), rf"0 aims missed|.*: .* {NUMBER}, aim {NUMBER}"),
@@ -39,7 +40,7 @@ WITH_ENGINE = {
     "rollout": (pytest.mark.vllm, r"int8 is faster than stock bf16 at batches .*"),
 }
 """What those need that need an engine or verl, and their last lines. Stock vLLM 0.24 opens no fp8 on a CPU, which `reload` compares."""
-OF_A_WORLD = {"history", "reward", "rollout"}
+OF_A_WORLD = {"drained_job", "history", "reward", "rollout"}
 """These take a folder with a model and prompts."""
 
 

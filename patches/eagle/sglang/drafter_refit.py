@@ -43,9 +43,11 @@ class DrafterRefit(DrafterVersions):
         incoming: version and path of the weights that the open session brings, if the sender named them."""
 
     def __init__(self, manager: Any, options: Any) -> None:
+        from sglang.srt.runtime_context import get_spec
+
         worker = manager.draft_worker
         check = AcceptanceCheck(worker.speculative_num_steps, options["rollback"])
-        self.own = _draft_path(worker)
+        self.own = str(get_spec().speculative_draft_model_path or "")
         super().__init__(Weights(0, self.own), check)
         self.incoming: Weights | None = None
         self._worker = weakref.ref(worker)
@@ -136,12 +138,6 @@ def _is_unchanged(weight: torch.Tensor, before: torch.Tensor | Sums) -> bool:
     from flashpatch.patches._shared import fingerprint
 
     return fingerprint.of(weight) == before if isinstance(before, tuple) else bool((weight == before).all())
-
-
-def _draft_path(worker: Any) -> str:
-    from sglang.srt.runtime_context import get_spec
-
-    return str(get_spec().speculative_draft_model_path or "")
 
 
 _refits: weakref.WeakKeyDictionary[Any, DrafterRefit] = weakref.WeakKeyDictionary()

@@ -112,10 +112,10 @@ class Coordinator:
                 reader.start()
             return True
 
-    def train(self, seconds: float, steps: int | None = None) -> bool:
-        """Give the worker a slice of so many seconds and steps at most, and start it if it is down; return False when
-        it cannot train now."""
-        command = {"command": "train", "seconds": seconds, "steps": steps}
+    def train(self, seconds: float) -> bool:
+        """Give the worker a slice of so many seconds at most, and start it if it is down; return False when it cannot
+        train now."""
+        command = {"command": "train", "seconds": seconds}
         with self._lock:
             self.poll()
             if self.state == "down" and time.monotonic() >= self._restart_at:

@@ -84,6 +84,7 @@ def save_drafter(
     engine: str,
     target_embeddings: TargetEmbeddings | None = None,
     own: str | os.PathLike[str] = "",
+    dtype: torch.dtype | None = None,
 ) -> Path:
     """Write a drafter for the engine's ``speculative`` setting, private to the user; whole or not at all.
 
@@ -91,10 +92,12 @@ def save_drafter(
         folder: made, or replaced.
         weights: full tensors on the CPU, by the names of `Drafter`.
         own: folder of the drafter that it continues, whose names and configuration are kept.
+        dtype: of what is written; None: as the weights are.
 
     Raises:
         OSError: the disk is full or cannot be written; nothing is left behind."""
     final = Path(folder)
+    weights = {name: one.to(dtype=dtype) if one.is_floating_point() else one for name, one in weights.items()}
     found = engine_weights(weights, config, engine, target_embeddings, own)
     temporary = final.parent / f".{final.name}-{os.getpid()}"
     try:

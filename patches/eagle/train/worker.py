@@ -1,7 +1,7 @@
 """Train a drafter in slices of time, between commands.
 
-Commands: ``{"command": "train", "seconds": s, "steps": n}`` (``steps`` may be missing), ``{"command": "order"}``, both with the
-orders of `coordinator.Coordinator.order`, ``{"command": "stop"}``, ``{"command": "exit"}``.
+Commands: ``{"command": "train", "seconds": s}``, ``{"command": "order"}``, both with the orders of
+`coordinator.Coordinator.order`, ``{"command": "stop"}``, ``{"command": "exit"}``.
 
 Events: ``ready``, ``loaded`` (the weights in ``folder``, and a restart would not bring back those before), ``training`` (once
 a second, with the last step's figures), ``drafter`` (new weights are in ``folder``), ``idle`` (after each command, which it
@@ -116,7 +116,7 @@ class Worker:
             self._obey(command)
         finally:  # an order that cannot be obeyed is reported, and costs no slice
             if command["command"] == "train":
-                self.train(float(command["seconds"]), command.get("steps"))
+                self.train(float(command["seconds"]))
 
     def _obey(self, orders: Mapping[str, Any]) -> None:
         self._good = set(orders.get("keep", self._good))
@@ -139,13 +139,12 @@ class Worker:
             raise eagle_error("drafter checkpoint", problem, "It is tried again with the next slice.")
         self._report({"event": "loaded", "folder": folder})
 
-    def train(self, seconds: float, steps: int | None = None) -> None:
-        """Train until time or steps are over, or another command arrives, and write the drafter if it has learned."""
+    def train(self, seconds: float) -> None:
+        """Train until the time is over, or another command arrives, and write the drafter if it has learned."""
         trainer, every = self.trainer, self.settings.checkpoint
         end, reported = time.monotonic() + seconds, 0.0
-        last = trainer.count + steps if steps else None
         found: dict[str, float] = {}
-        while time.monotonic() < end and trainer.count != last and self._commands.empty():
+        while time.monotonic() < end and self._commands.empty():
             self._read_samples()
             rows = self._rows() if len(self.buffer) >= self.settings.least else []
             if rows:
@@ -195,18 +194,14 @@ class Worker:
 
     def _write(self, found: Mapping[str, float]) -> None:
         folder = Path(self.settings.folder)
-        dtype = getattr(torch, self.settings.dtype)
-        weights = self.trainer.weights()
         path = save_drafter(
             folder / f"drafter-{self.trainer.count}",
-            {
-                name: tensor.to(dtype) if tensor.is_floating_point() else tensor
-                for name, tensor in weights.items()
-            },
+            self.trainer.weights(),
             self.config,
             self.settings.engine,
             self.trainer.target_embeddings,
             self.settings.drafter,
+            getattr(torch, self.settings.dtype),
         )
         self._report({"event": "drafter", "folder": str(path), **self._figures(), **found})
         ledger.note(eagle_training={"drafter": str(path), **self._figures()})
@@ -217,17 +212,14 @@ class Worker:
                 shutil.rmtree(one, ignore_errors=True)
 
     def _figures(self) -> dict[str, Any]:
-        reader, checkpoints = self.reader.counts, self.checkpoints
         return {
+            **self.reader.counts,
             "step": self.trainer.count,
             "skipped": self.trainer.skipped,
             "samples": len(self.buffer),
-            "read": reader["read"],
-            "corrupt": reader["corrupt"],
-            "unkept": reader["unkept"],
             "unsuitable": self._unsuitable,
-            "checkpoints_failed": checkpoints.failed,
-            "checkpoint_problem": checkpoints.problem,
+            "checkpoints_failed": self.checkpoints.failed,
+            "checkpoint_problem": self.checkpoints.problem,
         }
 
     def _load_target(self, folder: str) -> TargetEmbeddings:

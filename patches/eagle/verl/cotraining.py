@@ -1,4 +1,5 @@
-"""Co-train the drafter of one verl job: train when rollouts end, and send it to every replica before the next begin.
+"""Co-train the drafter of one verl job: train from when the first replica has drained until the policy is updated, and send
+it to every replica before the next rollouts begin.
 
 Nothing here stops a job. Whatever fails, the target's verification keeps every token right; only speed is
 lost, and the log, the ledger and the metrics say so."""
@@ -7,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,7 @@ from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared.awaits import followed
 from flashpatch.patches.eagle import verl_sglang, verl_vllm
-from flashpatch.patches.eagle.drafter_refit.commands import (
-    ACCEPT_LENGTH,
-    ACCEPT_RATE,
-    FLUSH,
-    REQUESTS,
-    SAVE_EMBEDDINGS,
-    UPDATE,
-)
+from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, SAVE_EMBEDDINGS, UPDATE
 from flashpatch.patches.eagle.options import UNTIL_VERL
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.settings import WorkerSettings
@@ -36,17 +31,17 @@ logger = logging.getLogger("flashpatch.eagle")
 Call = Callable[[str, tuple], list[Any]]
 """Calls a worker method on every replica; returns a list of its workers' answers per replica."""
 
+_WAIT_SECONDS = 30.0  # for the trainer, before a step kills it
+_LOOK_SECONDS = 1.0  # between two looks for a replica that has drained
 _KEPT = 2  # folders of embeddings and head: the trainer's present and next one
 
 
 class Job:
-    """Train a drafter in the pauses of one job's rollouts.
+    """Train a drafter while replicas of one job have nothing to do.
 
     Args:
         settings: of the training process, without ``queue``, which the replicas report.
-        train_seconds: most seconds of training between two rollouts.
-        timeout: seconds to wait for the trainer when rollouts are about to go on.
-        steps: most optimizer steps between two rollouts; 0: any.
+        train_seconds: most seconds of a slice of training.
         every: train in every so many steps of the policy.
 
     Attributes:
@@ -54,16 +49,8 @@ class Job:
         version: of the drafter that was sent last, also if not all replicas took it: those that did hold it, and go back to it.
         metrics: of the last pause, ``eagle/...``."""
 
-    def __init__(
-        self,
-        settings: Mapping[str, Any],
-        train_seconds: float,
-        timeout: float,
-        steps: int = 0,
-        every: int = 1,
-    ) -> None:
-        self.settings, self.train_seconds, self.timeout = dict(settings), train_seconds, timeout
-        self.steps, self.every = steps or None, every
+    def __init__(self, settings: Mapping[str, Any], train_seconds: float, every: int = 1) -> None:
+        self.settings, self.train_seconds, self.every = dict(settings), train_seconds, every
         self.coordinator: Coordinator | None = None
         self.version = 0
         self.metrics: dict[str, float] = {}
@@ -72,11 +59,42 @@ class Job:
         self._held = 0  # version of the drafter that all replicas took, or went back to
         self._last_problem = ""
         self._updates = 0
+        self._resting = threading.Event()  # set while there are no rollouts
+
+    def rollouts_began(self, requests: Callable[[], Mapping[str, int]], beside: Set[str]) -> None:
+        """Start a slice of training once a replica has drained while others have not, and stop it if it gets requests again.
+
+        Args:
+            requests: returns how many requests each replica has, by name.
+            beside: names of the replicas on the trainer's device, which have to drain; empty: any will do."""
+        resting = self._resting = threading.Event()
+
+        def watch() -> None:
+            was_free = trains = False
+            while not resting.wait(_LOOK_SECONDS):
+                try:
+                    counts = requests()
+                except Exception as error:  # a router that tells nobody
+                    return self._warn(f"the drafter is trained once all replicas rest: {error}")
+                idle = {name for name, count in counts.items() if not count}
+                if resting.is_set() or len(idle) == len(counts):  # none has begun, or all have ended
+                    continue
+                is_free = bool(idle) and beside <= idle
+                if is_free and was_free and not trains:
+                    trains = self.coordinator.train(self.train_seconds)
+                elif trains and not is_free:
+                    self.coordinator.stop()
+                    trains = False
+                was_free = is_free
+
+        if self.coordinator is not None and self._trains():
+            threading.Thread(target=watch, name="flashpatch-drained", daemon=True).start()
 
     def rollouts_ended(self) -> None:
-        """Start a slice of training, now that the replicas sleep."""
+        """Start a slice of training, now that the replicas sleep, unless one has begun already."""
+        self._resting.set()
         if self.coordinator is not None and self._trains():
-            self.coordinator.train(self.train_seconds, steps=self.steps)
+            self.coordinator.train(self.train_seconds)
 
     def _trains(self) -> bool:
         """Whether the trainer has the next pause, and so needs the policy of now."""
@@ -85,6 +103,7 @@ class Job:
     def policy_updated(self, call: Call, step: int | None) -> None:
         """Send the newest drafter to the replicas, which have a new policy and no rollout yet. Never raises."""
         self._updates += 1
+        self._resting.set()
         try:
             self._exchange(call, step)
         except Exception as error:
@@ -94,7 +113,7 @@ class Job:
         counts = [first for answers in call(FLUSH, ()) for first in answers[:1] if first]
         if not self._start_trainer(counts):
             return
-        self.coordinator.wait_idle(self.timeout)
+        self.coordinator.wait_idle(_WAIT_SECONDS)
         self._propagate_rollback(call, counts)
         good = {one["drafter_good"] for one in counts if one.get("drafter_good")}
         self.coordinator.order(keep=sorted(good | ({str(self._sent)} if self._sent else set())))
@@ -107,6 +126,7 @@ class Job:
 
     def close(self) -> None:
         """End the training process."""
+        self._resting.set()
         if self.coordinator is not None:
             self.coordinator.close()
 
@@ -166,7 +186,6 @@ class Job:
         }
         if lengths:
             self.metrics["eagle/acceptance_length"] = sum(lengths) / len(lengths)
-        self.metrics |= _means(counts)
         if "loss" in figures:
             self.metrics["eagle/drafter_loss"] = float(figures["loss"])
         ledger.note(
@@ -182,17 +201,6 @@ class Job:
         self._last_problem = problem
 
 
-def _means(counts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return rate and length of acceptance over the requests of all replicas that count them; empty if none does."""
-    counting = [one for one in counts if one.get(REQUESTS)]
-    requests = sum(one[REQUESTS] for one in counting)
-    return {
-        name: sum(one[name] * one[REQUESTS] for one in counting) / requests
-        for name in (ACCEPT_RATE, ACCEPT_LENGTH)
-        if requests
-    }
-
-
 def _with_device(settings: WorkerSettings) -> tuple[WorkerSettings, dict[str, str]]:
     """Return settings and environment that show the training process accelerator ``cuda:N`` of this machine:
     Ray hides all of them from the driver, its parent."""
@@ -205,10 +213,37 @@ def _with_device(settings: WorkerSettings) -> tuple[WorkerSettings, dict[str, st
 MANAGER = "verl.checkpoint_engine.base:CheckpointEngineManager"
 _RPC_SECONDS = 600.0  # for a call to the replicas
 _SERVERS = {"vllm": verl_vllm, "sglang": verl_sglang}
+_balancer: Any = None  # verl's, an actor that knows how many requests each replica has
 _metrics: dict[str, float] = {}  # of the last pause, until they are logged
 _job: Job | None = None
 
 patches = Patches("eagle", "verl>=0.9", scope="driver", remove_when=UNTIL_VERL)
+
+
+@patches.wrap(
+    "verl.workers.rollout.llm_server:LLMServerManager._init_global_load_balancer",
+    params=(),
+    relies_on="self.global_load_balancer",
+    since={"0.9.1": ("verl.workers.rollout.router:RequestLoadBalancer.get_status",)},
+    evidence="optional",
+    why="A replica that has drained idles until the step's last response, and only verl's balancer knows which have.",
+)
+async def init_global_load_balancer(original, self) -> None:
+    """Note the balancer, which is asked each second for each replica's requests."""
+    global _balancer
+    await original(self)
+    _balancer = self.global_load_balancer
+
+
+def _beside(replicas: Iterable[Any], device: str) -> set[str]:
+    """Return the addresses of replicas on accelerator ``cuda:N`` of their nodes."""
+    number = device.partition(":")[2]
+    found = set()
+    for one in replicas:
+        first = one.replica_rank * one.world_size % one.gpus_per_node
+        if number and first <= int(number) < first + one.world_size:
+            found.add(one._server_address)
+    return found
 
 
 @patches.wrap(
@@ -258,11 +293,11 @@ def _policy_updated(manager: Any, step: int | None) -> None:
             return
         ledger.role("driver")
         _job = Job(**settings)
+    import ray
+
     started = time.monotonic()
 
     def call(method: str, arguments: tuple) -> list[Any]:
-        import ray
-
         start = _SERVERS[_job.settings["engine"]].start_call
         calls = [start(replica.server_handle, method, arguments) for replica in manager.replicas]
         return ray.get(calls, timeout=_RPC_SECONDS)
@@ -270,6 +305,12 @@ def _policy_updated(manager: Any, step: int | None) -> None:
     _job.policy_updated(call, step)
     _metrics.update(_job.metrics)
     _metrics["timing_s/eagle"] = time.monotonic() - started
+    if _balancer is not None:
+
+        def requests() -> Mapping[str, int]:
+            return ray.get(_balancer.get_status.remote(), timeout=_RPC_SECONDS)["servers"]
+
+        _job.rollouts_began(requests, _beside(manager.replicas, _job.settings["device"]))
 
 
 @patches.wrap(

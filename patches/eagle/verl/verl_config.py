@@ -30,8 +30,6 @@ NEW = {"new": "eagle", "new-eagle3": "eagle3"}
 """Values of the option ``drafter`` for one from scratch, and the method that it drafts with."""
 DRAFT_TOKENS = 3
 """Drafts per step with the option ``drafter``, unless ``arms`` name larger ones."""
-WAIT_SECONDS = 30.0
-"""How long a step waits for the drafter's trainer before killing it."""
 EAGLE3_LAYERS = 7
 """Fewest layers of a target whose inner states both engines give an EAGLE-3 drafter by default, after the second, middle
 and third last layer: with fewer, two of the three are the same."""
@@ -182,23 +180,21 @@ def _write_new(target: Path, folder: Path, options: Mapping[str, Any], engine_na
             patch=ID,
             advice=f"It needs {EAGLE3_LAYERS}; eagle's option drafter=new makes an EAGLE-1 drafter.",
         )
-    weights = make_drafter(config, 0).state_dict()
-    dtype = getattr(torch, _trainer_settings(options)[0].get("dtype", WorkerSettings.dtype))
-    weights = {name: tensor.to(dtype) for name, tensor in weights.items()}
-    save_drafter(folder, weights, config, engine_name, TargetEmbeddings.load(target))
+    weights, embeddings = make_drafter(config, 0).state_dict(), TargetEmbeddings.load(target)
+    dtype = getattr(torch, _trainer_settings(options).get("dtype", WorkerSettings.dtype))
+    save_drafter(folder, weights, config, engine_name, embeddings, dtype=dtype)
 
 
 def training(get: Get, options: Mapping[str, Any], dialect: Dialect, found: Speculation) -> dict[str, Any]:
     """Make what `settings` returns from verl's configuration. Raises PatchError if an entry of the option ``trainer``
     is not one of its settings."""
-    given, steps = _trainer_settings(options)
     fixed = {"target": str(_path(get(MODEL))), "folder": str(_folder(get)), "drafter": found.model}
-    made = WorkerSettings.of({**given, **fixed, "engine": dialect.engine, "kind": found.method, "queue": ""})
+    made = WorkerSettings.of(
+        {**_trainer_settings(options), **fixed, "engine": dialect.engine, "kind": found.method, "queue": ""}
+    )
     return {
         "settings": {name: value for name, value in vars(made).items() if name != "queue"},
         "train_seconds": options["train_seconds"],
-        "timeout": WAIT_SECONDS,
-        "steps": steps,
         "every": options["train_every"],
     }
 
@@ -208,9 +204,9 @@ def draft_tokens(options: Mapping[str, Any]) -> int:
     return max((arm.steps for arm in map(Arm.parse, options["arms"])), default=0) or DRAFT_TOKENS
 
 
-def _trainer_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-    """Return what the option ``trainer`` says: settings of the training process, and most steps between two rollouts (0: any)."""
-    plain = {**vars(WorkerSettings("", "", "")), "steps": 0}
+def _trainer_settings(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the option ``trainer`` says: settings of the training process."""
+    plain = dict(vars(WorkerSettings("", "", "")))
     for name in ("target", "queue", "folder", "drafter"):
         del plain[name]
     given: dict[str, Any] = {}
@@ -226,7 +222,7 @@ def _trainer_settings(options: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
                 patch=ID,
                 advice=f"Give NAME=VALUE, where NAME is one of {', '.join(sorted(plain))}.",
             ) from None
-    return given, given.pop("steps", 0)
+    return given
 
 
 def _path(text: str) -> Path:

@@ -37,13 +37,6 @@ def test_a_step_that_is_not_to_be_believed_scales_nothing(lender: StepTimes) -> 
     assert times.mean[0] < 1.5
 
 
-def test_the_newest_weigh_most() -> None:
-    times = StepTimes(2, 0.95)
-    for step in range(6000):
-        times.add(step % 2, 1.0 if step < 5900 else 2.0, 1.0)
-    assert times.mean == pytest.approx([2.0, 2.0], abs=0.02)
-
-
 def _looks(noise: float, seed: int) -> int:
     """Steps that went to other arms than the one preferred, after the beginning."""
     policy = Policy(("disable", "1_1_2", "3_1_4"), seed=seed)

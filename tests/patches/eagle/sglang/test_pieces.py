@@ -115,7 +115,8 @@ def test_worse_weights_are_rolled_back_and_better_ones_stay(monkeypatch) -> None
     worker = Worker(**vars(worker))
     manager = types.SimpleNamespace(draft_worker=worker)
     monkeypatch.setattr(acceptance_check, "STEPS", 4)
-    monkeypatch.setattr(drafter_refit, "_draft_path", lambda worker: "")  # an engine has published it
+    published = types.SimpleNamespace(speculative_draft_model_path="")  # as an engine does
+    monkeypatch.setattr("sglang.srt.runtime_context.get_spec", lambda: published)
     drafter = drafter_refit.DrafterRefit(manager, dict(rollback=0.2))
     assert list(drafter.weights()) == ["head"]
 

@@ -45,6 +45,9 @@ def test_a_slice_gives_a_drafter_and_the_worker_exits_on_command(run):
     assert one.state == "down" and one.counts["killed"] == 0
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+    one.start()
+    polled(one, lambda: one.state == "idle")
+    assert one.figures["event"] == "ready" and one.figures["step"] == 0, "of the worker before"
 
 
 def test_the_log_says_where_a_drafter_is_trained_if_no_device_is_named(run, caplog):
@@ -68,17 +71,6 @@ def test_a_killed_worker_is_noticed_and_started_again(run):
     polled(one, lambda: one.train(60.0) or one.state == "training")
     polled(one, lambda: one.state == "training")
     assert one.counts["started"] == 2
-
-
-def test_figures_are_those_of_the_worker_that_runs(run):
-    one = run()
-    one.train(1.0)
-    polled(one, lambda: one.counts["drafters"] == 1 and one.state == "idle")
-    os.kill(one.pid, signal.SIGKILL)
-    polled(one, lambda: one.state == "down")
-    one.start()
-    polled(one, lambda: one.state == "idle")
-    assert one.figures["event"] == "ready" and one.figures["step"] == 0
 
 
 def test_orders_reach_a_worker_that_starts_and_one_that_starts_again_and_a_rollback_once(run):
@@ -118,14 +110,7 @@ def test_a_worker_that_keeps_dying_is_given_up(run):
     assert one.train(1.0) is False and one.stop() is False
 
 
-def test_refused_settings_are_not_tried_again(run):
-    one = run("refuse")
-    one.start()
-    polled(one, lambda: one.state == "given up")
-    assert "no target at /nowhere" in one.problem and one.counts["started"] == 1
-
-
-def test_what_a_worker_said_last_is_heard_after_its_end(run, monkeypatch):
+def test_refused_settings_are_heard_after_the_workers_end_and_not_tried_again(run, monkeypatch):
     read = coordinator._read
     monkeypatch.setattr(coordinator, "_read", lambda *args: time.sleep(0.3) or read(*args))
     one = run("refuse")
@@ -133,6 +118,7 @@ def test_what_a_worker_said_last_is_heard_after_its_end(run, monkeypatch):
     os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
     assert [event["event"] for event in one.poll()] == ["refused"]
     assert one.state == "given up" and "no target at /nowhere" in one.problem
+    assert one.train(1.0) is False and one.counts["started"] == 1, "it would be refused again"
 
 
 @pytest.mark.parametrize(

@@ -81,19 +81,6 @@ def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
         os.kill(pid, 0)
 
 
-@pytest.mark.full
-def test_a_worker_without_a_target_says_why(tmp_path):
-    one = Coordinator(
-        {"target": str(tmp_path / "none"), "queue": str(tmp_path), "folder": str(tmp_path)}, start_limit=240.0
-    )
-    try:
-        one.start()
-        polled(one, lambda: one.state == "given up")
-    finally:
-        one.close()
-    assert "none" in one.problem and one.counts["started"] == 1
-
-
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(target, tmp_path):
     first = trained(target, tmp_path)
     first.trainer.step(first._rows())

@@ -1,11 +1,12 @@
 """One job's drafter, with replicas and a trainer that do what a test asks; the real ones are in
 test_job.py."""
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from flashpatch.patches.eagle.drafter_refit import commands
 from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, SAVE_EMBEDDINGS, UPDATE
 from flashpatch.patches.eagle.verl import cotraining
 
@@ -21,10 +22,13 @@ class Trainer:
     def start(self):
         return True
 
-    def train(self, seconds, steps=None):
-        self.commands.append(("train", seconds) if steps is None else ("train", seconds, steps))
+    def train(self, seconds):
+        self.commands.append(("train", seconds))
         self.drafter = Path(f"drafter-{len(self.commands)}")
         return True
+
+    def stop(self):
+        self.commands.append(("stop",))
 
     def wait_idle(self, limit):
         return True
@@ -68,7 +72,7 @@ class Replicas:
 @pytest.fixture
 def one(tmp_path, monkeypatch):
     monkeypatch.setattr(cotraining, "Coordinator", Trainer)
-    return cotraining.Job({"target": "t", "folder": str(tmp_path)}, 60.0, 30.0)
+    return cotraining.Job({"target": "t", "folder": str(tmp_path)}, 60.0)
 
 
 def step(one, replicas, number):
@@ -173,30 +177,47 @@ def test_the_trainer_sees_the_accelerator_it_is_given_though_the_driver_sees_non
     assert one.coordinator.settings.device == "cuda"
 
 
-def test_acceptance_that_servers_count_is_weighed_by_requests(one):
-    replicas = Replicas()
-    rate, length = commands.ACCEPT_RATE, commands.ACCEPT_LENGTH
-    replicas.states = [
-        {**replicas.states[0], commands.REQUESTS: 3, rate: 0.2, length: 1.5},
-        {**replicas.states[1], commands.REQUESTS: 1, rate: 0.6, length: 2.5},
-    ]
-    one.policy_updated(replicas, 0)
-    assert one.metrics[rate] == pytest.approx(0.3) and one.metrics[length] == pytest.approx(1.75)
-    replicas.states = [dict(queue="/queue")]
-    one.policy_updated(replicas, 1)
-    assert rate not in one.metrics and length not in one.metrics
-
-
-def test_training_is_bounded_in_steps_and_may_rest_for_some(tmp_path, monkeypatch):
+def test_training_may_rest_for_some_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(cotraining, "Coordinator", Trainer)
-    one = cotraining.Job({"target": "t", "folder": str(tmp_path)}, 60.0, 30.0, steps=9, every=3)
+    one = cotraining.Job({"target": "t", "folder": str(tmp_path)}, 60.0, every=3)
     replicas = Replicas()
     one.policy_updated(replicas, 0)
     for number in range(1, 7):
         step(one, replicas, number)
     trained = [command for command in one.coordinator.commands if command[0] == "train"]
-    assert trained == [("train", 60.0, 9)] * 2
+    assert trained == [("train", 60.0)] * 2
     assert [folder.split("-")[-1] for (folder,) in replicas.made(SAVE_EMBEDDINGS)] == [
         "3",
         "6",
     ]  # before them alone
+
+
+@pytest.mark.parametrize(
+    ("beside", "looks", "expected"),
+    [
+        ((), "00 00 11 01 11 01 01 01", "train"),  # one that waits for its next request has not drained
+        ((), "0 0 1 1 0 0", ""),  # one replica alone
+        ((), "01 01 11 11 10 10", "train stop train"),  # others' requests follow, as after a validation
+        ("b", "01 01 11 11 10 10", "train"),
+    ],
+)
+def test_a_slice_begins_once_a_replica_has_drained(one, monkeypatch, beside, looks, expected):
+    monkeypatch.setattr(cotraining, "_LOOK_SECONDS", 0.001)
+    one.policy_updated(Replicas(), 0)
+    one.coordinator.commands.clear()
+    left, over = iter(looks.split()), threading.Event()
+    one._warn = lambda problem: over.set()  # none is left: a router that does not answer
+    one.rollouts_began(lambda: dict(zip("ab", map(int, next(left)), strict=False)), set(beside))
+    assert over.wait(10)
+    one.rollouts_ended()
+    *early, (last, *_) = one.coordinator.commands
+    assert " ".join(command for command, *_ in early) == expected and last == "train"
+
+
+def test_the_replicas_on_the_trainers_device_have_to_drain():
+    replicas = [
+        SimpleNamespace(replica_rank=rank, world_size=2, gpus_per_node=8, _server_address=rank)
+        for rank in range(8)
+    ]
+    assert cotraining._beside(replicas, "cuda:7") == {3, 7}  # of two nodes
+    assert cotraining._beside(replicas, "cuda:8") == cotraining._beside(replicas, "") == set()
