@@ -445,7 +445,7 @@ class ManagedModel:
                 param.filled = names.fills(param, source, table)
 
         with WriteTracker(table, on_write):
-            result = self._watched_load(original, self._update.first_load(names), **kwargs)
+            result = self._watched_load(original, self._update.first_load(names), False, **kwargs)
         self.readings.read()
         refuse_lost_writes(params, self.adapter.kept, type(self._model).__name__)
         self._layer_state.find_shared([layer.modules for layer in self.layers])
@@ -453,9 +453,9 @@ class ManagedModel:
             layer.note_loaded(self._layer_state, held)
         return result
 
-    def _watched_load(self, original: Callable, weights: Iterable, **kwargs: Any) -> Any:
+    def _watched_load(self, original: Callable, weights: Iterable, probe: bool, **kwargs: Any) -> Any:
         """Load, and learn whether ``load_weights`` derives state of its own, which an update could not follow."""
-        with self._hooks.watch_load() as derived:
+        with self._hooks.watch_load(probe) as derived:
             result = original(weights, **kwargs)
         if derived:
             kind = type(self._model).__name__
@@ -465,12 +465,15 @@ class ManagedModel:
     def _load_bucket(
         self, original: Callable, names: NamedWeights, partial: bool | None = None, **kwargs: Any
     ) -> Any:
-        if not self._asked:  # the first load may have been of dummy weights
+        if not (self._asked or self._unsupported):  # the first load may have been of dummy weights
             self._asked = True
             log = WriteLog(self.tensors())
             with torch.no_grad(), suppress(Exception), log, self._hooks.numbers_kept():
-                self._watched_load(original, iter(()), **kwargs)
+                self._watched_load(original, iter(()), True, **kwargs)
             log.undo()
+            if self._unsupported and self.state == "open":
+                with self._failing(names):
+                    raise self._objection()
         update = self._update
         ended = self.adapter.consensus.failure() if self.state == "open" else None
         if ended is not None and (update.boundaries.named or ended[1]):

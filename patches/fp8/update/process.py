@@ -849,8 +849,8 @@ class ModelHooks:
             vars(module).pop(NAME, None)
 
     @contextmanager
-    def watch_load(self) -> Iterator[list[str]]:
-        """Within, a call of ``load_weights``; afterwards the list has what it has set beside the parameters.
+    def watch_load(self, probe: bool) -> Iterator[list[str]]:
+        """Within, a call of ``load_weights``; afterwards the list has what it has set beside the parameters; of a ``probe`` nothing stays.
 
         Left out are layers that were post-processed meanwhile, as online quantization does, what looks tensors up in the model's
         modules when it is asked, as SGLang 0.5.12's table of experts' weights does, and tensors of int64, which no weight makes, such
@@ -875,6 +875,8 @@ class ModelHooks:
                 self._numbers[place] = container
             elif ours and any(True for _ in tensors_below(value, apart=modules)):
                 found.append(f"{type(container).__name__}.{place[1]}")
+        for place, (container, held) in changes.items() if probe else ():
+            put(container, place[1], held)
 
     @contextmanager
     def numbers_kept(self) -> Iterator[None]:
