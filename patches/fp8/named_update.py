@@ -20,10 +20,11 @@ class update:
     >>> with flashpatch.update(llm):
     ...     llm.collective_rpc("my_load_weights", args=(bucket,))  # as often as needed, in any order
 
-    Until the end requests are refused, or with ``atomic="model"`` answered by the old policy. A tensor may come again: the last
-    value counts. The end commits. After an exception within what came is given up: with ``atomic="model"`` the old policy serves
-    on, with ``atomic="layer"`` requests are refused until a complete update. Either way the next update is taken. An update that
-    has not ended when another begins is given up too: one sender at a time.
+    Until the end requests are refused, or with ``atomic="model"`` answered by the old policy. A tensor may come again in another
+    call: the last value counts. The end commits, the policy first: an error of a drafter beside it leaves that in place. After an
+    exception within what came is given up: with ``atomic="model"`` the old policy serves on,
+    with ``atomic="layer"`` requests are refused until a complete update. Either way the next update is taken. An update that
+    has not ended when another begins is given up too, and its end does not say so: one sender at a time.
 
     Args:
         engine: ``vllm.LLM`` or ``LLMEngine``; ``AsyncLLM``, with ``async with``; ``sglang.Engine`` from 0.5.21 on.
