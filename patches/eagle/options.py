@@ -5,7 +5,7 @@ from __future__ import annotations
 from flashpatch.record import Option
 
 UNTIL_VLLM = "vLLM hands out hidden states, chooses its number of speculative tokens by what they bring, and updates its drafter."
-UNTIL_SGLANG = "SGLang hands out hidden states, chooses its configuration by what it brings per second, and judges new drafter weights."
+UNTIL_SGLANG = "SGLang hands out hidden states, chooses its configuration by what it brings per second, and updates its drafter by path."
 UNTIL_VERL = "verl trains drafters between rollouts and brings them to its replicas."
 
 OPTIONS = {
@@ -66,11 +66,5 @@ OPTIONS = {
     ),
     "trainer": Option(
         [], "settings of the drafter's training, such as rate=1e-3 or device=cuda:7", kind=list
-    ),
-    "rollback": Option(
-        0.2,
-        "take new drafter weights back if they cost more than this share of the acceptance length; 1: never",
-        kind=float,
-        least=0,
     ),
 }

@@ -69,7 +69,7 @@ EVENTS = [
     {"n": 5, "t": 1.7e9 + 5, "event": "speculation", "sample": True, "drafted": 9, "accepted": 4,
      "acceptance_length": 1.4, "arms": {"3_1_4": 5, "disable": 1}},
     {"n": 6, "t": 1.7e9 + 6, "event": "audit", "failed": 1, "problem": "bit"},
-    {"n": 7, "t": 1.7e9 + 7, "event": "drafter", "what": "worse", "version": 1, "before": 2.5, "after": 1.2},
+    {"n": 7, "t": 1.7e9 + 7, "event": "drafter", "version": 1, "path": "/drafter-1", "before": 2.5},
     {"n": 8, "t": 1.7e9 + 8, "event": "adopted", "version": 1},
 ]  # fmt: skip
 

@@ -38,7 +38,7 @@ def refit(at: Path) -> None:
 
     ask("exact")
     seen["update"] = update(at / "noise", 1)
-    ask("noise", 12)  # fewer steps than a judgement takes
+    ask("noise", 12)
     update(at / "exact2", 2)
     ask("exact again")
     tensors = load_file(at / "exact" / "model.safetensors")
@@ -57,15 +57,12 @@ def refit(at: Path) -> None:
     seen["refused"]["gone"] = lab.refusal(lambda: update(at / "gone", 9))
     ask("after refusals")
     seen["shared"] = [drafter()]
-    update(at / "noise", 3)
-    ask("worse", 120)  # judged while it runs
-    ask("rolled back")
-    seen["log"] = list(drafter_refit.refit_of(core).log)
+    seen["log"] = list(drafter_refit.versions_of(core).log)
     before = controller.policy.refreshed
     llm.collective_rpc("reload_weights", kwargs=dict(weights_path=str(at / "chain2")))
     seen["refreshed"] = controller.policy.refreshed - before
     ask("new target")
-    update(at / "exact2", 4)
+    update(at / "exact2", 3)
     ask("new target, new drafter")
     seen["shared"].append(drafter())
     from flashpatch import ledger
@@ -76,7 +73,7 @@ def refit(at: Path) -> None:
     seen["wrapped"] = [name for name, found in targets().items() if found is STOCK[name]]
     flashpatch.disable()
     seen["left behind"] = [name for name, found in targets().items() if found is not STOCK[name]]
-    seen["unknown then"] = lab.refusal(lambda: update(at / "exact", 5))
+    seen["unknown then"] = lab.refusal(lambda: update(at / "exact", 4))
     controller.policy = lab.Cycle([0])  # which is not called any more
     ask("after disable")
     seen["lookup"] = core.scheduler.dynamic_sd_lookup

@@ -15,21 +15,16 @@ JOBS = {**vars(eagle_job_capture), **vars(eagle_job_history), **vars(eagle_job_r
 
 if __name__ == "__main__":
     import flashpatch
-    from flashpatch.patches.eagle.drafter_refit import acceptance_check
 
     imported.inspect_here()
     if sys.argv[1] == "refit":
         eagle_job_refit.STOCK.update(eagle_job_refit.targets())
     if sys.argv[1] == "stock":
         JOBS["stock"](Path(sys.argv[2]))
-    acceptance_check.STEPS = 20  # a verdict in as few steps as these jobs have
     flashpatch.enable(
         *sys.argv[3].split(","),
         strict=True,
         samples="" if sys.argv[1].startswith("history") else f"{sys.argv[2]}/queue",
-        rollback=1.0
-        if sys.argv[1] == "adapt"
-        else 0.2,  # there the bandit has to live with a useless drafter
         history_tokens=300_000,
         history=sys.argv[1].startswith("history"),
     )

@@ -32,8 +32,6 @@ for line in sys.stdin:
         report(event="bye")
         break
     report(event="got", **command)
-    if "load" in command:
-        report(event="loaded", folder=command["load"])
     if command["command"] == "train":
         report(event="training", step=1)
         if "hang" in FAULTS:

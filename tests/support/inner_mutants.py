@@ -188,15 +188,3 @@ def drafter_not_loaded(*_: Any) -> None:
 def drafter_version_ahead(record: Any, self: Any, weights: Any) -> Any:
     """An update is recorded under a version more than it has."""
     return record(self, weights._replace(version=weights.version + 1))
-
-
-@_breaks(f"{EAGLE}.vllm.drafter_refit:DrafterRefit._load_now")
-def rollback_of_nothing(_: Any, self: Any, weights: Any, then: Callable[[], Any]) -> Any:
-    """A rollback is recorded, and the worse drafter goes on drafting."""
-    return then()
-
-
-@_breaks(f"{EAGLE}.drafter_refit.acceptance_check:AcceptanceCheck._is_less")
-def never_worse(*_: Any) -> bool:
-    """No drafter is judged worse than the one before."""
-    return False

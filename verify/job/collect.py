@@ -213,11 +213,6 @@ def _happened(process: str, events: list[_Event]) -> Iterator[_Event]:
             kind = f"update {event['outcome']}"
         elif kind == "audit" and event.get("problem"):
             kind = "audit"
-        elif kind == "drafter" and event.get("what") in ("worse", "rollback"):
-            numbers = (event.get(when) for when in ("before", "after"))
-            lengths = [f"{number:.2f}" for number in numbers if isinstance(number, float)]
-            accepted = f", tokens per speculative step {' then '.join(lengths)}" if lengths else ""
-            event = {**event, "problem": f"drafter version {event.get('version')}{accepted}"}
         elif kind not in ("refused", "error"):
             continue
         text = ": ".join(str(event[key]) for key in ("what", "problem") if event.get(key))

@@ -1,1 +1,1 @@
-"""Judge drafter weight updates; knows no framework."""
+"""Load new drafter weights, and record them; knows no framework."""

@@ -1,8 +1,8 @@
 """Name the calls that an engine's workers answer, the same for every engine.
 
 ``UPDATE`` (path, version) loads drafter weights; ``FLUSH`` () returns counts of the capture and, from the rank that
-follows acceptance, ``drafter`` (version), ``drafter_path``, ``drafter_good`` (the path of the weights that a rollback
-returns to) and ``acceptance``; ``SAVE_EMBEDDINGS`` (folder) writes the target's token embeddings and head."""
+follows acceptance, ``drafter`` (version), ``drafter_path`` and ``acceptance``; ``SAVE_EMBEDDINGS`` (folder) writes the
+target's token embeddings and head."""
 
 from __future__ import annotations
 

@@ -1,18 +1,17 @@
-"""Count versions of policy and drafter, and take back drafter weights that lower acceptance.
+"""Count versions of policy and drafter.
 
-The weights travel through SGLang's own session, with ``selector="draft"`` (see `send`). This module notes which models a
-session changed, keeps what the drafter was before, and restores that when the target accepts less."""
+The weights travel through SGLang's own session, with ``selector="draft"``. This module notes which models a session
+changed."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from flashpatch import engine, ledger
+from flashpatch import ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
-from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
+from flashpatch.patches.eagle.drafter_refit.acceptance import Acceptance
 from flashpatch.patches.eagle.drafter_refit.versions import DrafterVersions, Weights
 from flashpatch.patches.eagle.options import UNTIL_SGLANG
 from flashpatch.patches.eagle.sglang import capture, spec_controller
@@ -28,33 +27,27 @@ patches = Patches(
     "eagle",
     "sglang>=0.5.21",
     scope="worker",
-    why="Drafter weights that the target accepts less make every following step slower, and nothing reports it.",
+    why="SGLang does not say which drafter weights it has, nor how many of their drafts the target accepts.",
     remove_when=UNTIL_SGLANG,
 )
 
 
 class DrafterRefit(DrafterVersions):
-    """Follow the drafter of one engine, and keep its last good weights in memory while an update is judged.
-
-    The version is the number of updates, those taken back not counted, unless the sender names it.
+    """Follow the drafter of one engine. The version is the number of updates, unless the sender names it.
 
     Attributes:
         own: the checkpoint that the engine was opened with.
         incoming: version and path of the weights that the open session brings, if the sender named them."""
 
-    def __init__(self, manager: Any, options: Any) -> None:
+    def __init__(self, manager: Any) -> None:
         from sglang.srt.runtime_context import get_spec
 
         worker = manager.draft_worker
-        check = AcceptanceCheck(worker.speculative_num_steps, options["rollback"])
         self.own = str(get_spec().speculative_draft_model_path or "")
-        super().__init__(Weights(0, self.own), check)
+        super().__init__(self.own, Acceptance(worker.speculative_num_steps), self._refresh_bandit)
         self.incoming: Weights | None = None
         self._worker = weakref.ref(worker)
-        self._may_roll_back = options["rollback"] < 1
-        self._backup: dict[str, torch.Tensor] | None = None  # of `good`, while an update is judged
-        self._newest: dict[str, torch.Tensor] = {}  # of `current`, while `good` is tried
-        self._before_session: dict[str, torch.Tensor | Sums] = {}
+        self._before_session: dict[str, Sums] = {}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the drafter's own parameters, without embeddings and head that it shares with the target."""
@@ -71,73 +64,36 @@ class DrafterRefit(DrafterVersions):
         return {name.split(".")[-2] for name in names if name not in own}
 
     def session_started(self) -> None:
-        """Copy the weights before a session changes them, if they may be restored, or else take their fingerprints."""
-        from flashpatch.patches._shared import fingerprint
-
-        # of several in a row the first backs up the good ones
-        keep = self._may_roll_back and self._backup is None
-        self._before_session = {
-            name: p.detach().clone() if keep else fingerprint.of(p) for name, p in self.weights().items()
-        }
+        """Take the weights' fingerprints before a session changes them."""
+        self._before_session = self._fingerprints()
 
     def session_ended(self, success: bool) -> bool:
         """Record an update if the session changed the drafter; return whether it did.
 
-        What the sender named it is the name of what it brought whole, so only if its end was a ``success``. Loaders write through ``.data``, which counts no version: the values themselves are compared.
-        """
+        What the sender named it is the name of what it brought whole, so only if its end was a ``success``. Loaders write
+        through ``.data``, which counts no version: the values themselves are compared."""
         before, self._before_session = self._before_session, {}
         incoming, self.incoming = self.incoming if success else None, None
-        if incoming is None and all(
-            _is_unchanged(p, before[name]) for name, p in self.weights().items() if name in before
-        ):
+        if incoming is None and self._fingerprints() == before:
             return False
-        if self._may_roll_back and self._backup is None:
-            self._backup = before
-        self.record_update(incoming or Weights(self.version + 1))
+        self.record_update(incoming or Weights(self.current.version + 1))
+        ledger.flush()  # SGLang ends its processes by SIGKILL
         return True
 
     def count(self, accepted: list[int], steps: int) -> None:
         """Add a batch that verified ``steps`` drafts in depth per request; ``accepted`` drafts per request."""
         if steps:
-            self.observe(DraftCounts(sum(min(count + 1, steps) for count in accepted), sum(accepted)))
+            self.acceptance.add(sum(min(count + 1, steps) for count in accepted), sum(accepted))
 
-    def load(self, weights: Weights, then: Callable[[], None]) -> None:
-        """Copy weights back into the drafter: the good ones, with those in use kept, or the newest ones."""
-        import torch
+    def _fingerprints(self) -> dict[str, Sums]:
+        from flashpatch.patches._shared import fingerprint
 
-        drafter = self.weights()
-        device = next(iter(drafter.values())).device
-        if device.type != "cpu":
-            torch.get_device_module(device).synchronize(device)  # a batch may be reading them
-        if weights is self.good:
-            self._newest = {name: p.detach().clone() for name, p in drafter.items()}
-            source = self._backup
-        else:
-            source = self._newest
-        with torch.no_grad():
-            for name, kept in source.items():
-                drafter[name].copy_(kept)
-        then()
+        return {name: fingerprint.of(p) for name, p in self.weights().items()}
 
-    def forget_backup(self) -> None:
-        """Free the copies of good and newest weights."""
-        self._backup, self._newest = None, {}
-
-    def refresh_bandit(self) -> None:
-        """Make the worker's bandit trust less what it learned with other weights."""
+    def _refresh_bandit(self) -> None:
         controller = spec_controller.controllers.get(self._worker())
         if controller is not None:
             controller.policy.refresh()
-
-    def _note(self, event: str, weights: Weights, **facts: Any) -> None:
-        super()._note(event, weights, **facts)
-        ledger.flush()  # SGLang ends its processes by SIGKILL
-
-
-def _is_unchanged(weight: torch.Tensor, before: torch.Tensor | Sums) -> bool:
-    from flashpatch.patches._shared import fingerprint
-
-    return fingerprint.of(weight) == before if isinstance(before, tuple) else bool((weight == before).all())
 
 
 _refits: weakref.WeakKeyDictionary[Any, DrafterRefit] = weakref.WeakKeyDictionary()
@@ -150,7 +106,7 @@ def refit_of(manager: Any) -> DrafterRefit | None:
     if worker is None or getattr(worker, "_draft_worker", None) is None:
         return None
     if worker not in _refits:
-        _refits[worker] = DrafterRefit(manager, engine.options("eagle"))
+        _refits[worker] = DrafterRefit(manager)
     return _refits[worker]
 
 
@@ -186,7 +142,7 @@ def init_weight_updater(original, self):
     when="called=eagle.sglang.end_weight_update",
 )
 def begin_weight_update(original, self, recv_req: Any):
-    """Keep the drafter's weights before they change."""
+    """Note what the drafter's weights are before they change."""
     refit = refit_of(self) if recv_req.selector in ("draft", "all") and self._session is None else None
     if refit is not None:
         refit.session_started()
@@ -200,7 +156,7 @@ def begin_weight_update(original, self, recv_req: Any):
     when="called=eagle.sglang.begin_weight_update",
 )
 def end_weight_update(original, self, recv_req: Any):
-    """Count versions of policy and drafter, and judge the update over the following steps."""
+    """Count versions of policy and drafter."""
     selector = self._session.selector if self._session is not None else None
     output = original(self, recv_req)
     # else requests are running, and the end is to be asked for again
@@ -211,7 +167,7 @@ def end_weight_update(original, self, recv_req: Any):
 
 @patches.wrap(f"{MANAGER}.update_weights_from_disk", evidence="optional")
 def update_weights_from_disk(original, self, recv_req: Any):
-    """Keep the drafter's weights, count and judge, for weights from disk, which reach both models."""
+    """Count versions for weights from disk, which reach both models."""
     refit = refit_of(self)
     if refit is not None:
         refit.session_started()
@@ -228,7 +184,7 @@ def _updated(manager: Any, selector: str, success: bool) -> None:
     # A failed one too: where both models are updated, the policy's may be in place when the drafter's fails.
     if selector in ("target", "all"):
         if refit is not None:
-            refit.policy_updated()
+            refit.refresh_bandit()
         _policy_version += 1
         recorder = capture.current_recorder()
         if recorder is not None:

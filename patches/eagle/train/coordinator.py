@@ -139,9 +139,7 @@ class Coordinator:
         """Send what the worker needs beside samples, if it is idle, and with each slice to come, until other orders come.
 
         Args:
-            load: folder of the weights to continue from, as after a rollback; once.
-            target: folder of the policy's present embedding and head.
-            keep: folders of the drafters that engines may return to, which stay on disk."""
+            target: folder of the policy's present embedding and head."""
         with self._lock:
             self._orders |= orders
             if self.state == "idle":
@@ -212,8 +210,6 @@ class Coordinator:
             command, self._slice = self._slice, None
             if command is not None:
                 self._begin(command)
-        elif name == "loaded" and self._orders.get("load") == event["folder"]:
-            del self._orders["load"]
         elif name == "idle" and event.get("command", "train") == "train":
             self._enter("idle")
         elif name == "drafter":

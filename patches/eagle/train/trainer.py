@@ -93,11 +93,6 @@ class Trainer:
         """Return a copy of the weights on the CPU."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in self.drafter.state_dict().items()}
 
-    def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Load weights, with a fresh optimizer."""
-        self.drafter.load_state_dict(weights)
-        self.optimizer.state.clear()
-
     def state(self) -> dict[str, Any]:
         """Return all that a resumed run needs, for a checkpoint."""
         optimizer = self.optimizer.state_dict()

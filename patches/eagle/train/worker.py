@@ -3,9 +3,8 @@
 Commands: ``{"command": "train", "seconds": s}``, ``{"command": "order"}``, both with the orders of
 `coordinator.Coordinator.order`, ``{"command": "stop"}``, ``{"command": "exit"}``.
 
-Events: ``ready``, ``loaded`` (the weights in ``folder``, and a restart would not bring back those before), ``training`` (once
-a second, with the last step's figures), ``drafter`` (new weights are in ``folder``), ``idle`` (after each command, which it
-names), ``error`` (a command failed; the worker goes on), ``bye``."""
+Events: ``ready``, ``training`` (once a second, with the last step's figures), ``drafter`` (new weights are in ``folder``),
+``idle`` (after each command, which it names), ``error`` (a command failed; the worker goes on), ``bye``."""
 
 from __future__ import annotations
 
@@ -22,7 +21,6 @@ from transformers import AutoConfig
 from flashpatch import ledger
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.capture.sample import Sample
-from flashpatch.patches.eagle.errors import eagle_error
 from flashpatch.patches.eagle.train.buffer import Buffer
 from flashpatch.patches.eagle.train.checkpoint import Checkpoints
 from flashpatch.patches.eagle.train.drafter import make_drafter
@@ -36,7 +34,7 @@ from flashpatch.patches.eagle.train.trainer import Trainer
 
 REPORT_SECONDS = 1.0  # between two events while training
 POLL_SECONDS = 0.05  # between two looks for samples
-KEEP = 3  # newest drafters that stay on disk, beside those that engines may return to
+KEEP = 3  # newest drafters that stay on disk
 
 
 class Worker:
@@ -71,7 +69,6 @@ class Worker:
         self.reader = KeptSamples(settings.queue, folder / settings.kind / FOLDER)
         self.buffer = Buffer(settings.samples, settings.bytes, settings.versions, settings.seed)
         self._unsuitable = 0
-        self._good: set[str] = set()  # folders of drafters that stay on disk
         self.trainer = self._open_trainer()
         for left in folder.glob(".drafter-*"):  # by a trainer that was killed while it wrote one
             shutil.rmtree(left, ignore_errors=True)
@@ -119,25 +116,9 @@ class Worker:
                 self.train(float(command["seconds"]))
 
     def _obey(self, orders: Mapping[str, Any]) -> None:
-        self._good = set(orders.get("keep", self._good))
-        try:
-            if "load" in orders:
-                self._roll_back(orders["load"])
-        finally:
-            if orders.get("target", self._target) != self._target:
-                self.trainer.target_embeddings = self._load_target(orders["target"])
-                self._target = orders["target"]
-
-    def _roll_back(self, folder: str) -> None:
-        fresh = make_drafter(self.config)
-        load_weights(fresh, folder)
-        self.trainer.load(fresh.state_dict())
-        self.checkpoints.save(self.trainer)  # a restart must not bring back what was rolled back
-        self.checkpoints.settle()
-        if self.checkpoints.problem:
-            problem = f"a restart would undo the rollback to {folder}: {self.checkpoints.problem}"
-            raise eagle_error("drafter checkpoint", problem, "It is tried again with the next slice.")
-        self._report({"event": "loaded", "folder": folder})
+        if orders.get("target", self._target) != self._target:
+            self.trainer.target_embeddings = self._load_target(orders["target"])
+            self._target = orders["target"]
 
     def train(self, seconds: float) -> None:
         """Train until the time is over, or another command arrives, and write the drafter if it has learned."""
@@ -208,7 +189,7 @@ class Worker:
         steps = {one: one.name.partition("-")[2] for one in folder.glob("drafter-*")}
         old = sorted((one for one in steps if steps[one].isdecimal()), key=lambda one: int(steps[one]))
         for one in old[:-KEEP]:
-            if str(one) not in self._good | {str(path)}:
+            if one != path:
                 shutil.rmtree(one, ignore_errors=True)
 
     def _figures(self) -> dict[str, Any]:

@@ -46,7 +46,7 @@ class Job:
 
     Attributes:
         coordinator: of the training process; None until a replica has reported its sample directory.
-        version: of the drafter that was sent last, also if not all replicas took it: those that did hold it, and go back to it.
+        version: of the drafter that was sent last, also if not all replicas took it: those that did hold it.
         metrics: of the last pause, ``eagle/...``."""
 
     def __init__(self, settings: Mapping[str, Any], train_seconds: float, every: int = 1) -> None:
@@ -56,7 +56,7 @@ class Job:
         self.metrics: dict[str, float] = {}
         self._sent: Path | None = None
         self._embeddings: list[Path] = []  # folders, the newest last
-        self._held = 0  # version of the drafter that all replicas took, or went back to
+        self._held = 0  # version of the drafter that all replicas took last
         self._last_problem = ""
         self._updates = 0
         self._resting = threading.Event()  # set while there are no rollouts
@@ -114,9 +114,6 @@ class Job:
         if not self._start_trainer(counts):
             return
         self.coordinator.wait_idle(_WAIT_SECONDS)
-        self._propagate_rollback(call, counts)
-        good = {one["drafter_good"] for one in counts if one.get("drafter_good")}
-        self.coordinator.order(keep=sorted(good | ({str(self._sent)} if self._sent else set())))
         drafter = self.coordinator.drafter
         if drafter is not None and drafter != self._sent:
             self._send_drafter(call, drafter)
@@ -141,17 +138,6 @@ class Job:
         settings, environment = _with_device(WorkerSettings.of({**self.settings, "queue": queues[0]}))
         self.coordinator = Coordinator(settings, environment=environment)
         return self.coordinator.start()
-
-    def _propagate_rollback(self, call: Call, counts: list[Mapping[str, Any]]) -> None:
-        """Roll the other replicas and the trainer back too if a replica has rolled back."""
-        back = [one for one in counts if one.get("drafter", self._held) < self._held]
-        if back:
-            self._warn(f"drafter {self._held} was rolled back by {len(back)} of {len(counts)} replicas")
-            self._held, self._sent = back[0]["drafter"], Path(back[0]["drafter_path"])
-            self.coordinator.order(load=str(self._sent))
-            self.coordinator.drafter = None
-            if any(one.get("drafter") != self._held for one in counts):
-                self._send_drafter(call, self._sent)
 
     def _send_drafter(self, call: Call, drafter: Path) -> None:
         self._sent = drafter  # not again, even if it fails

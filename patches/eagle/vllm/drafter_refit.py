@@ -2,9 +2,8 @@
 
 The call is ``collective_rpc("eagle_update_drafter", args=(path, version))``.
 
-Any client of vLLM can make this call, verl's servers too. Every worker loads the file itself; the engine core
-compares acceptance before and after, refreshes the bandit, and has the last good weights loaded again when
-the new ones turn out worse."""
+Any client of vLLM can make this call, verl's servers too. Every worker loads the file itself; the engine core records the
+version and refreshes the bandit."""
 
 from __future__ import annotations
 
@@ -19,7 +18,6 @@ from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared import all_ranks
-from flashpatch.patches._shared.context import having
 from flashpatch.patches.eagle.drafter_refit import checkpoint, embeddings_and_head
 from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, SAVE_EMBEDDINGS, UPDATE
 from flashpatch.patches.eagle.drafter_refit.versions import DrafterVersions, Weights
@@ -34,53 +32,19 @@ METHOD_NAMES = (UPDATE, FLUSH, SAVE_EMBEDDINGS)
 patches = Patches("eagle", "vllm>=0.24", evidence="optional", remove_when=UNTIL_VLLM)
 
 
-class DrafterRefit(DrafterVersions):
-    """Follow the drafter of one engine core."""
-
-    def __init__(self, core: Any, controller: spec_controller.SpecController) -> None:
-        own = core.vllm_config.speculative_config.model or ""
-        super().__init__(Weights(0, str(own)), controller.check)
-        self._core = weakref.ref(core)
-        self.controller = controller
-        self._loading = False
-        controller.on_drafts = self.observe
-        controller.given_up = self.load_failed
-
-    def workers_updated(self, path: str, version: int) -> None:
-        """Record that all workers have the weights at ``path`` now, unless `load` had them loaded."""
-        if not self._loading:
-            self.controller.pending = None
-            self.record_update(Weights(version, path))
-
-    def load(self, weights: Weights, then: Callable[[], None]) -> None:
-        """Have weights loaded before the next step."""
-        self.controller.pending = lambda: self._load_now(weights, then)
-
-    def _load_now(self, weights: Weights, then: Callable[[], None]) -> None:
-        core = self._core()
-        if core is None:
-            return
-        with having(self, "_loading", True):
-            core.collective_rpc(UPDATE, None, (weights.path, weights.version))
-        then()
-
-    def refresh_bandit(self) -> None:
-        """Make the scheduler's bandit trust less what it learned with other weights."""
-        self.controller.policy.refresh()
+_versions: weakref.WeakKeyDictionary[Any, DrafterVersions] = weakref.WeakKeyDictionary()
 
 
-_refits: weakref.WeakKeyDictionary[Any, DrafterRefit] = weakref.WeakKeyDictionary()
-
-
-def refit_of(core: Any) -> DrafterRefit | None:
-    """Return the engine core's `DrafterRefit`; None if speculation is not adapted, so that acceptance is
+def versions_of(core: Any) -> DrafterVersions | None:
+    """Return the versions of the engine core's drafter; None if speculation is not adapted, so that acceptance is
     not followed."""
-    if core not in _refits:
+    if core not in _versions:
         controller = spec_controller.controller_of(core.scheduler)
         if controller is None:
             return None
-        _refits[core] = DrafterRefit(core, controller)
-    return _refits[core]
+        own = str(core.vllm_config.speculative_config.model or "")
+        _versions[core] = DrafterVersions(own, controller.acceptance, lambda: controller.policy.refresh())
+    return _versions[core]
 
 
 @patches.wrap(
@@ -93,24 +57,23 @@ def refit_of(core: Any) -> DrafterRefit | None:
 def collective_rpc(
     original, self, method: Any, timeout: float | None = None, args: tuple = (), kwargs: Any = None
 ):
-    """Compare acceptance before and after each update of the drafter, roll back when it has fallen, and refresh the
-    bandit."""
+    """Record each update of the drafter with the acceptance before it, and refresh the bandit."""
     if method == UPDATE:
         path, version = _update_arguments(*args, **(kwargs or {}))
         result = _all_ranks(original, self, method, timeout, (path, version), None)
-        refit = refit_of(self)
-        if refit is not None:
-            refit.workers_updated(path, version)
+        versions = versions_of(self)
+        if versions is not None:
+            versions.record_update(Weights(version, path))
         return result
     if method in METHOD_NAMES:
         result = _all_ranks(original, self, method, timeout, args, kwargs)
-        refit = refit_of(self) if method == FLUSH else None
-        return result if refit is None else [{**result[0], **refit.state()}, *result[1:]]
+        versions = versions_of(self) if method == FLUSH else None
+        return result if versions is None else [{**result[0], **versions.state()}, *result[1:]]
     result = original(self, method, timeout, args, kwargs)
     if "weight" in getattr(method, "__name__", str(method)):  # any of vLLM's, verl's or a user's ways
-        refit = refit_of(self)
-        if refit is not None:
-            refit.policy_updated()
+        versions = versions_of(self)
+        if versions is not None:
+            versions.refresh_bandit()
     return result
 
 

@@ -12,7 +12,6 @@ from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
 from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck
 from flashpatch.patches.eagle.options import UNTIL_VLLM
 from flashpatch.patches.eagle.vllm import history_drafts
 from flashpatch.patches.eagle.vllm.spec_controller import (
@@ -219,8 +218,6 @@ def scheduler_init(original, self, *args: Any, **kwargs: Any):
         ledger.note(eagle_bandit_off="the method, data parallelism, or a schedule of the user's own")
         return
     controller = SpecController(policy, most)
-    controller.check = AcceptanceCheck(most, options["rollback"])
-    controller.on_drafts = controller.check.add
     controllers[self] = controller
     if not fixed:
         self.dynamic_sd_lookup = BanditLookup(controller)
@@ -253,6 +250,4 @@ def update_from_output(
         started = getattr(scheduler_output, STARTED, None)
         if started is not None:
             controller.step_finished(started, scheduler_output, model_runner_output, ours)
-        if controller.pending is not None and not self.has_unfinished_requests():
-            controller.requests_finished()
     return result

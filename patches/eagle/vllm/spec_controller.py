@@ -11,7 +11,6 @@ taught nothing the bandit learns from the requests that decode beside a prompt."
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable
@@ -21,9 +20,7 @@ from flashpatch import ledger
 from flashpatch.patches.eagle.bandit.arm import Arm, check_room, parse_arms
 from flashpatch.patches.eagle.bandit.controller import Controller
 from flashpatch.patches.eagle.bandit.policy import Policy
-from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck, DraftCounts
-
-logger = logging.getLogger("flashpatch.eagle")
+from flashpatch.patches.eagle.drafter_refit.acceptance import Acceptance
 
 _MOST_REQUESTS = 1024  # batch sizes that the schedule names; larger ones have the arm of the last
 UNTAUGHT_STEPS = 32  # steps in a row that teach nothing, after which a step with a prompt in it does
@@ -73,11 +70,7 @@ class SpecController(Controller):
 
     Attributes:
         steps: steps that ran; counted: those that taught the bandit. Both since the start.
-        pending: a call to make before the next step is scheduled, or once all requests are over if the
-            engine refuses it earlier.
-        check: follows acceptance from the first step on, or None.
-        on_drafts: called with the `DraftCounts` of every step that verified drafts.
-        given_up: called when the pending call failed for the last time."""
+        acceptance: of the drafter."""
 
     def __init__(
         self, policy: Policy, max_drafts: int, clock: Callable[[], float] = time.perf_counter
@@ -85,11 +78,7 @@ class SpecController(Controller):
         super().__init__(policy, clock)
         self.max_drafts = max_drafts
         self.steps = self.counted = 0
-        self.pending: Callable[[], None] | None = None
-        self.check: AcceptanceCheck | None = None
-        self.on_drafts: Callable[[DraftCounts], Any] | None = None
-        self.given_up: Callable[[], None] | None = None
-        self._refused: Callable[[], None] | None = None
+        self.acceptance = Acceptance(max_drafts)
         self._arms = [Arm.DISABLE, *(Arm(k, 1, k + 1) for k in range(1, max_drafts + 1))]
         self._finished = 0.0  # when the step before was finished
         self._asked = max_drafts  # drafts that the last step was to make for the next one
@@ -104,7 +93,7 @@ class SpecController(Controller):
         return self._arms[min(super().choose(self._decoding or batch_size).steps, self.max_drafts)]
 
     def step_started(self, running: Iterable[Any] = ()) -> float:
-        """Count the requests that decode, and make the pending call, if there is one.
+        """Count the requests that decode.
 
         Args:
             running: vLLM's requests.
@@ -112,8 +101,6 @@ class SpecController(Controller):
         Returns:
             The time at which the step starts."""
         self._decoding = sum(one.num_computed_tokens >= one.num_prompt_tokens for one in running)
-        if self.pending is not None and self.pending != self._refused:
-            self._call_pending("retried once all requests are over")
         return self.clock()
 
     def drop_unasked_drafts(self, requests: Iterable[Any]) -> None:
@@ -128,24 +115,6 @@ class SpecController(Controller):
         """Note how many drafts a step's ``SchedulerOutput`` asks for."""
         if scheduled.total_num_scheduled_tokens:
             self._asked = scheduled.num_spec_tokens_to_schedule
-
-    def requests_finished(self) -> None:
-        """Make the pending call a last time: no request runs any more."""
-        if self.pending is not None:
-            self._call_pending("given up")
-            failed, self.pending, self._refused = self.pending is not None, None, None
-            if failed and self.given_up is not None:
-                self.given_up()
-
-    def _call_pending(self, otherwise: str) -> None:
-        self._refused = self.pending
-        try:
-            self.pending()
-        except Exception as error:  # of any worker; the engine goes on with the drafter it has
-            logger.warning("other drafter weights cannot be loaded, %s: %s", otherwise, error)
-            ledger.note(eagle_rollback=f"{otherwise}: {error}")
-        else:
-            self.pending = self._refused = None
 
     def step_finished(
         self, started: float, scheduled: Any, output: Any, from_history: Collection[str] = ()
@@ -182,15 +151,14 @@ class SpecController(Controller):
         self.report_if_due(now)
 
     def _count(self, drafts: Any, sampled: list[list[int]], places: Any) -> None:
-        counts, drafted = DraftCounts(), 0
+        drafted = tried = accepted = 0
         for name, draft in drafts.items():
-            accepted = max(0, len(sampled[places[name]]) - 1)
+            kept = max(0, len(sampled[places[name]]) - 1)
             drafted += len(draft)
-            counts.accepted += accepted
-            counts.tried += min(accepted + 1, len(draft))
-        self.count_drafts(len(drafts), drafted, counts.accepted)
-        if self.on_drafts is not None:
-            self.on_drafts(counts)
+            accepted += kept
+            tried += min(kept + 1, len(draft))
+        self.count_drafts(len(drafts), drafted, accepted)
+        self.acceptance.add(tried, accepted)
 
     def note(self) -> None:
         """Write choices and metrics to the ledger, and the number of steps for `flashpatch-verify --live`."""

@@ -37,8 +37,7 @@ if core == 0:
         ledger.flush()
         os.write(1, b"ready\\n")  # in one piece: three write here
         time.sleep(600)
-    ledger.event("drafter", what="update", version=1, before=2.5)
-    ledger.event("drafter", what="worse", version=1, before=2.5, after=1.25)
+    ledger.event("drafter", version=1, before=2.5)
     ledger.flush()
     os.write(1, b"ready\\n")  # in one piece: three write here
     time.sleep(600)

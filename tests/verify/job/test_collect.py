@@ -38,9 +38,7 @@ def test_the_lane_of_a_worker_has_its_versions(found: dict) -> None:
 
 def test_incidents_are_in_order_and_complete(found: dict) -> None:
     kinds = {incident["kind"] for incident in found["incidents"] if incident["t"] is not None}
-    assert kinds == {"refused", "update abandoned", "error", "drafter"}
-    [worse] = [incident["text"] for incident in found["incidents"] if incident["kind"] == "drafter"]
-    assert worse == "worse: drafter version 1, tokens per speculative step 2.50 then 1.25"
+    assert kinds == {"refused", "update abandoned", "error"}
 
 
 def test_measurements_and_what_is_missing(found: dict) -> None:

@@ -10,42 +10,32 @@ pytest.importorskip("torch")
 
 from flashpatch.verify.probes.eagle.probe import bandit_adapts, drafter_follows
 
-UPDATE = dict(event="update", version=1)
-WORSE = dict(event="worse", version=1, before=3.9, after=1.1)
-ROLLBACK = dict(event="rollback", version=0)
 
-
-def log(*judged: dict[str, Any], restored: float = 3.9, again: float = 3.9) -> dict[str, Any]:
-    """Notes of three updates, with events between the first and the second."""
-    second, third = dict(UPDATE, version=2, before=restored), dict(UPDATE, version=3, before=again)
-    events = [dict(UPDATE, before=3.9), *judged, second, third]
-    return {"eagle_drafter": {"version": 2, "path": "", "log": events}}
+def log(*before: float, first: int = 1) -> dict[str, Any]:
+    """Notes of updates, each with the acceptance length before it."""
+    updates = [dict(version=number, path="", before=length) for number, length in enumerate(before, first)]
+    return {"eagle_drafter": {"version": 3, "path": "", "log": updates}}
 
 
 @pytest.mark.parametrize(
     ("notes", "good"),
     [
-        (log(WORSE, ROLLBACK), True),
-        (log(WORSE, ROLLBACK, restored=1.2), False),
-        (log(WORSE, ROLLBACK, again=1.2), False),
-        (log(WORSE), False),
-        (log(WORSE, dict(ROLLBACK, version=1)), False),
-        (log(dict(WORSE, event="kept")), False),
-        (log(dict(WORSE, after=3.8), ROLLBACK), False),
-        (log(), False),
-        ({"eagle_drafter": {"log": [UPDATE, WORSE, ROLLBACK]}}, False),
+        (log(3.9, 1.1, 3.9), True),
+        (log(3.9, 3.8, 3.9), False),
+        (log(1.2, 1.1, 3.9), False),
+        (log(3.9, 1.1, 1.2), False),
+        (log(3.9, 0.0, 3.9), False),
+        (log(3.9, 1.1), False),
         ({}, False),
     ],
 )
-def test_how_a_rolled_back_drafter_is_judged(notes: dict[str, Any], good: bool) -> None:
+def test_how_acceptance_after_updates_is_judged(notes: dict[str, Any], good: bool) -> None:
     assert drafter_follows(notes)[0] is good
 
 
 def test_an_update_under_another_version_is_named() -> None:
-    notes = log(WORSE, ROLLBACK)
-    notes["eagle_drafter"]["log"][0] = dict(UPDATE, version=2, before=3.9)
-    good, evidence = drafter_follows(notes)
-    assert not good and "versions [2, 2, 3]" in evidence
+    good, evidence = drafter_follows(log(3.9, 1.1, 3.9, first=2))
+    assert not good and "versions [2, 3, 4]" in evidence
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The wrappers of fp8 and eagle, and what they call, are broken one at a time under vLLM's real engine; see `test_mutants`.
 
 `inner_mutants` has what no wrapper shows from outside: a bucket lost or taken for another, a wrong version, states of
-another position, a rollback of nothing."""
+another position, a drafter that is not loaded."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -22,8 +22,8 @@ def prompts() -> list[list[int]]:
 
 
 def run(workdir: Path, seen: dict[str, Any]) -> None:
-    """Note the answers to all prompts with each drafter in turn, `TURNS` times. A last update ends the judgement of the third
-    drafter, so that its acceptance is in the ledger; then sampled requests are answered."""
+    """Note the answers to all prompts with each drafter in turn, `TURNS` times. A last update writes the third drafter's
+    acceptance to the ledger; then sampled requests are answered."""
     from flashpatch.verify import sampled
     from flashpatch.verify.probes.eagle import tiny
 

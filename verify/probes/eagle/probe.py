@@ -48,7 +48,7 @@ def probe(nonce: str, workdir: Path) -> list[Proof]:
     notes = {name: value for row in rows for name, value in row.notes.items()}
     samples = sample_queue.SampleReader(queue).read_samples(10_000)
     learns = "the bandit chooses the number of tokens, and learns from the steps"
-    follows = "new drafter weights arrive: acceptance falls with noise, which is rolled back, and rises with better ones"
+    follows = "new drafter weights arrive: acceptance falls with noise, and rises with better ones"
     return [
         _proof(what, True, f"{len(seen['answers'])} answers with {len(DRAFTERS)} drafters", seen["opened"]),
         _drawn(workdir / "target", seen["answers"], "raw" if engine.NAME == "vllm" else "asked"),
@@ -125,21 +125,12 @@ def bandit_adapts(notes: Mapping[str, Any]) -> tuple[bool, str]:
 
 
 def drafter_follows(notes: Mapping[str, Any]) -> tuple[bool, str]:
-    """Return whether acceptance fell with the drafter of noise, which was rolled back, and rose with those before and after, and
-    the evidence."""
+    """Return whether acceptance fell with the drafter of noise and was higher with those before and after it, and the
+    evidence."""
     log = notes.get("eagle_drafter", {}).get("log", ())
-    updates = [place for place, event in enumerate(log) if event["event"] == "update"]
-    if len(updates) != len(DRAFTERS):
-        return False, f"the ledger shows {len(updates)} of {len(DRAFTERS)} updates"
-    versions, sent = [log[place]["version"] for place in updates], [*range(1, 1 + len(DRAFTERS))]
+    versions, sent = [update["version"] for update in log], [*range(1, 1 + len(DRAFTERS))]
     if versions != sent:
         return False, f"the ledger has updates to versions {versions}, sent were {sent}"
-    exact, restored, again = (log[place]["before"] for place in updates)
-    judged = log[updates[0] : updates[1]]
-    noise = next((event["after"] for event in judged if event["event"] in ("kept", "worse")), 0.0)
-    back = [event["version"] for event in judged if event["event"] == "rollback"] == [0]
-    good = back and exact > 2 * noise > 0 and restored > 2 * noise and again > 2 * noise
-    evidence = (
-        f"tokens per step {exact:.2f}, {noise:.2f} with noise, {restored:.2f} rolled back, {again:.2f} after"
-    )
-    return good, f"{evidence}; rolled back: {back}"
+    exact, noise, again = (update["before"] for update in log)
+    good = exact > 2 * noise > 0 and again > 2 * noise
+    return good, f"tokens per step {exact:.2f}, {noise:.2f} with noise, {again:.2f} after"

@@ -38,7 +38,7 @@ def seen(models: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, .
         steps=[*asked, *then],
         chunked_prefill_size=16,
         flashpatch="eagle",
-        options={"eagle": dict(samples="{where}/queue", adapt=False, rollback=1.0)},
+        options={"eagle": dict(samples="{where}/queue", adapt=False)},
     )
     found = lab.together(
         tmp_path_factory.mktemp("eagle3"),

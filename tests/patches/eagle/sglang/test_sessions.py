@@ -1,12 +1,11 @@
 """The end of a session counts once, when the session is over, and names what came only if it came whole."""
 
 import types
-from typing import Any
 
 import pytest
 import torch
 
-from flashpatch.patches.eagle.drafter_refit.acceptance_check import AcceptanceCheck
+from flashpatch.patches.eagle.drafter_refit.acceptance import Acceptance
 from flashpatch.patches.eagle.drafter_refit.versions import DrafterVersions, Weights
 from flashpatch.patches.eagle.sglang import drafter_refit
 
@@ -16,18 +15,11 @@ class Refit(drafter_refit.DrafterRefit):
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight = weight
-        DrafterVersions.__init__(self, Weights(0, "own"), AcceptanceCheck(3, 0.1))
-        self.incoming = None
-        self._may_roll_back, self._backup, self._newest, self._before_session = True, None, {}, {}
+        DrafterVersions.__init__(self, "own", Acceptance(3), lambda: None)
+        self.incoming, self._before_session = None, {}
 
     def weights(self) -> dict[str, torch.Tensor]:
         return {"weight": self.weight}
-
-    def refresh_bandit(self) -> None:
-        pass
-
-    def _note(self, event: str, weights: Weights, **facts: Any) -> None:
-        self.log.append({"event": event})
 
 
 @pytest.fixture
@@ -56,11 +48,10 @@ def test_an_end_that_is_asked_for_again(refit: Refit, atomic: str) -> None:
     if atomic == "layer":  # in place with the buckets
         refit.weight += 1
     end(at, success=False, is_open=True)
-    assert refit.version == 0
+    assert refit.current.version == 0
     refit.weight.fill_(1)
     end(at, success=True)
-    assert refit.version == 1 and refit._backup["weight"].tolist() == [0, 0, 0]
-    assert [entry["event"] for entry in refit.log] == ["update"]
+    assert [entry["version"] for entry in refit.log] == [1]
 
 
 def test_a_policy_that_may_be_in_place_has_a_version_of_its_own(monkeypatch) -> None:

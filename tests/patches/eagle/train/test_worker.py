@@ -17,7 +17,6 @@ from private_modes import loose
 from transformers import AutoModelForCausalLM
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.eagle.train import checkpoint
 from flashpatch.patches.eagle.train.coordinator import Coordinator
 from flashpatch.patches.eagle.train.drafter import make_drafter
 from flashpatch.patches.eagle.train.drafter_config import drafter_config
@@ -67,8 +66,8 @@ def test_training_survives_what_happens_to_a_trainer(target, tmp_path):
         load_weights(drafter, one.drafter)
         assert json.loads((one.drafter / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
         assert all(torch.isfinite(weight).all() for weight in drafter.parameters())
-        # A rollback and a moved policy are read in.
-        one.order(load=str(one.drafter), target=str(target))
+        # A moved policy is read in.
+        one.order(target=str(target))
         one.train(1.0) or polled(one, lambda: one.train(1.0))
         polled(one, lambda: one.counts["drafters"] == 2 and one.state == "idle")
         assert one.counts["errors"] == 1
@@ -96,7 +95,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(target, tmp_path):
     assert all(torch.isfinite(weight).all() for weight in second.trainer.weights().values())
 
 
-def test_a_drafter_that_engines_may_return_to_outlives_newer_ones(target, tmp_path):
+def test_the_newest_drafters_stay_on_disk(target, tmp_path):
     settings = WorkerSettings(str(target), str(tmp_path / "queue"), str(tmp_path / "out"))
     for other in ("drafter-1-good", ".drafter-3-77"):  # a user's copy, and what a killed trainer left
         (tmp_path / "out" / other).mkdir(parents=True)
@@ -104,10 +103,8 @@ def test_a_drafter_that_engines_may_return_to_outlives_newer_ones(target, tmp_pa
     worker = Worker(settings, events.append, queue.Queue())
     for worker.trainer.count in range(1, 8):
         worker._write({})
-        if worker.trainer.count == 2:
-            worker._execute({"command": "order", "keep": [events[-1]["folder"]]})
     left = sorted(path.name for path in (tmp_path / "out").glob("*drafter-*"))
-    assert left == ["drafter-1-good", "drafter-2", "drafter-5", "drafter-6", "drafter-7"]
+    assert left == ["drafter-1-good", "drafter-5", "drafter-6", "drafter-7"]
     worker.trainer.count = 1  # a trainer from scratch, where one trained for longer before
     worker._write({})
     assert Path(events[-1]["folder"]).exists()
@@ -148,27 +145,6 @@ def test_whole_checkpoints_and_samples_stay_whatever_keeps_a_trainer_from_them(t
     assert not start(kind="eagle3").resumed
     assert len(files) == 3 and sorted((tmp_path / "out").rglob("*.*t*")) == files
     assert start().resumed
-
-
-def test_a_rollback_is_done_whatever_else_fails_and_said_only_once_it_is_on_disk(
-    target, tmp_path, monkeypatch
-):
-    one, events = trained(target, tmp_path), []
-    one._report = events.append
-    one._write({})
-    good = events.pop()["folder"]
-    before = one.trainer.weights()
-    one.trainer.step(one._rows())
-    with pytest.raises(PatchError, match="/gone"):
-        one._execute({"command": "order", "load": good, "target": "/gone"})
-    assert all(torch.equal(tensor, before[name]) for name, tensor in one.trainer.weights().items())
-    assert events.pop() == {"event": "loaded", "folder": good}
-    monkeypatch.setattr(checkpoint, "replacing", raising(OSError(errno.ENOSPC, "No space left on device")))
-    embeddings = one.trainer.target_embeddings
-    one._target = "older"
-    with pytest.raises(PatchError, match="No space"):
-        one._execute({"command": "order", "load": good, "target": str(target)})
-    assert events == [] and one.trainer.target_embeddings is not embeddings
 
 
 def test_samples_of_another_model_are_passed_over(target, tmp_path):

@@ -41,7 +41,7 @@ def speculate(
     if asynchronous:
         engines.schedule_a_step_ahead()
     folder = Path(at)
-    flashpatch.enable("eagle", strict=True, samples=f"{at}/queue", rollback=1.0, adapt=adapt)
+    flashpatch.enable("eagle", strict=True, samples=f"{at}/queue", adapt=adapt)
     llm = opened(folder / target, Path(model), method, MOST, max_num_batched_tokens=48)
     core, controller = core_of(llm), controller_of(llm) or SimpleNamespace(drafts=0, accepted=0)
     controller.policy = policy = Cycle(NUMBERS)

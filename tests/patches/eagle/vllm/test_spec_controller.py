@@ -86,6 +86,7 @@ def test_a_step_counts_for_the_arm_that_it_verified_and_ordered():
     assert controller.policy.seen == [(2, Arm(3, 1, 4), 4, 2.0)]
     assert (controller.drafted, controller.accepted) == (6, 2)
     assert controller.acceptance_length == 2.0
+    assert controller.acceptance.length == sum(0.5**k for k in range(5))
 
 
 def test_disable_counts_as_an_arm():
@@ -243,36 +244,6 @@ def _full_graphs(drafts: int, sizes: list[int], schedule: list | None):
     manager._candidates, manager._capture_descs = {}, {}
     manager._init_candidates()
     return manager
-
-
-def test_what_is_refused_in_flight_is_retried_when_idle():
-    controller, calls = SpecController(Fixed(1), 4, clock=Clock()), []
-
-    def refused():
-        calls.append(1)
-        if len(calls) == 1:
-            raise RuntimeError("requests are running")
-
-    controller.pending = refused
-    step(controller, 1, 1.0)
-    step(controller, 1, 1.0)
-    assert len(calls) == 1
-    controller.requests_finished()
-    assert len(calls) == 2 and controller.pending is None
-
-
-def test_what_fails_when_idle_too_is_given_up():
-    controller, given_up = SpecController(Fixed(1), 4, clock=Clock()), []
-    controller.given_up = lambda: given_up.append(controller.pending)
-
-    def refused():
-        raise RuntimeError("no")
-
-    controller.pending = refused
-    step(controller, 1, 1.0)
-    assert not given_up
-    controller.requests_finished()
-    assert given_up == [None] and controller.pending is None
 
 
 @pytest.mark.vllm
