@@ -19,11 +19,11 @@ SURE = 6.0
 
 def batches(engine: str) -> Iterator[tuple[list[int], list[Asked]]]:
     """Yield prompts and the parameters of requests for each in one batch, a greedy one among them; of vLLM's one has penalties and two have
-    seeds, of SGLang's verification both are other things.
+    seeds, a top-k one of these, of SGLang's verification both are other things.
 
     A batch's prompts fit into a step: vLLM for CPUs (0.24 to 0.32) ends where it cuts a prompt of a request with a seed."""
     for turn in range(TURNS):
-        seeded = [NUCLEUS | {"seed": turn}, ASKED[1] | {"seed": turn}]
+        seeded = [one | {"seed": turn} for one in (NUCLEUS, {"temperature": 1.0, "top_k": 5})]
         own = [PENALIZED, *seeded] if engine == "vllm" else [NUCLEUS] * 3
         yield [3 + (turn + 7 * place) % 29 for place in range(4)], [*ASKED, *ASKED[1:], *own]
 
@@ -34,7 +34,7 @@ def distributions(
     """Return the log-probabilities [n, V] that the tokens of an answer were to be drawn with, -inf for what is cut off.
 
     ``logits`` [n, V] are the target's at each of the tokens, ``asked`` a request's sampling parameters; a token that lies beyond the
-    nucleus by no more mass than ``edge`` may be drawn."""
+    nucleus by no more mass than ``edge``, or is less likely than its last one by no more than that part, may be drawn."""
     rows, size = logits.double(), logits.shape[1]
     counts = (came := torch.nn.functional.one_hot(torch.tensor(answer), size)).cumsum(0) - came
     seen = counts.bool().index_fill(1, torch.tensor(prompt), True)
@@ -43,12 +43,12 @@ def distributions(
     rows = rows - asked.get("frequency_penalty", 0.0) * counts
     rows = rows - asked.get("presence_penalty", 0.0) * counts.bool()
     best = (rows / (asked["temperature"] or 1)).softmax(-1).sort(descending=True)
-    most = size if asked["temperature"] else 1
+    most = asked.get("top_k", size) if asked["temperature"] else 1
     mass = best.values * (torch.arange(size) < most)
     mass = mass / mass.sum(-1, keepdim=True)
     before = mass.cumsum(-1) - mass
     beyond = (mass == 0) | (before >= asked.get("top_p", 1.0) + edge)
-    least = best.values.masked_fill(beyond, 1.0).amin(-1, keepdim=True)
+    least = best.values.masked_fill(beyond, 1.0).amin(-1, keepdim=True) * (1 - edge)
     kept = best.values * (best.values >= least)  # what is as likely as the last one may be drawn in its place
     chances = (kept / kept.sum(-1, keepdim=True)).log()
     return chances.scatter(1, best.indices, chances)

@@ -185,7 +185,7 @@ async def complete(
 launch_servers = of_servers(
     servers, REPLICA, "anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_sglang.generate"
 )
-generate_request_synced = of_requests(engines, REQUESTS, "anywhere=fp8.verl_sglang.launch_servers")
+generate_request_synced = of_requests(engines, REQUESTS, "anywhere=fp8.verl_sglang.generate")
 
 
 @engines.wrap(f"{WATCHDOG}._check_processes", **CHECK)

@@ -35,7 +35,7 @@ async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
 
 
 launch_servers = of_servers(patches, http_server.REPLICA, _GENERATED)
-generate_request_synced = of_requests(engines, http_server.REQUESTS, f"anywhere=fp8.{NAME}.launch_servers")
+generate_request_synced = of_requests(engines, http_server.REQUESTS, f"anywhere=fp8.{NAME}.generate")
 check_processes = engines.wrap(f"{http_server.WATCHDOG}._check_processes", **http_server.CHECK)(
     http_server.check_processes
 )

@@ -83,7 +83,7 @@ launch_servers = of_servers(
     "anywhere=fp8.verl.validate_config_rollout anywhere=fp8.verl_vllm.generate",
 )
 generate_request_synced = of_requests(
-    engines, "vllm.v1.engine.async_llm:AsyncLLM.generate", "anywhere=fp8.verl_vllm.launch_servers"
+    engines, "vllm.v1.engine.async_llm:AsyncLLM.generate", "anywhere=fp8.verl_vllm.generate"
 )
 
 
