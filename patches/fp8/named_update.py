@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Coroutine
 from typing import Any
+from uuid import uuid4
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.update.events import PATCH
@@ -24,17 +25,18 @@ class update:
     call: the last value counts. The end commits, the policy first: an error of a drafter beside it leaves that in place. After an
     exception within what came is given up: with ``atomic="model"`` the old policy serves on,
     with ``atomic="layer"`` requests are refused until a complete update. Either way the next update is taken. An update that
-    has not ended when another begins is given up too, and its end does not say so: one sender at a time.
+    has not ended when another begins is given up too, and its end raises: one sender at a time.
 
     Args:
         engine: ``vllm.LLM`` or ``LLMEngine``; ``AsyncLLM``, with ``async with``; ``sglang.Engine`` from 0.5.21 on.
 
     Raises:
         PatchError: at the beginning, if this engine cannot be updated, or not now (requests are running, it sleeps), or if
-            FlashPatch does not follow its weights; at the end, if what came is not one whole policy: it names what is missing."""
+            FlashPatch does not follow its weights; at the end, if what came is not one whole policy: it names what is missing, or if
+            another update has begun since."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine = engine
+        self._engine, self._sender = engine, uuid4().hex
 
     def __enter__(self) -> None:
         _now(self._begin(later=False))
@@ -51,8 +53,11 @@ class update:
     async def _begin(self, later: bool) -> None:
         try:
             await self._say(BEGIN, later)
-        except BaseException as error:  # another rank may have begun
-            await self._end(error, later)
+        except (
+            BaseException
+        ) as error:  # another rank may have begun; a session of SGLang's that is open is another sender's
+            if not hasattr(self._engine, "tokenizer_manager"):
+                await self._end(error, later)
             raise
 
     async def _end(self, error: BaseException | None, later: bool) -> None:
@@ -69,7 +74,7 @@ class update:
         try:
             if hasattr(self._engine, "tokenizer_manager"):
                 return _say_to_sglang(self._engine, what)
-            answer = self._engine.collective_rpc(CALL, args=(what,))
+            answer = self._engine.collective_rpc(CALL, args=(what, self._sender))
             if inspect.isawaitable(answer) and not later:
                 answer.close()
                 raise PatchError(

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.update import events
@@ -14,8 +15,9 @@ from flashpatch.patches.fp8.update.events import update_error
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.update.model import ManagedModel
 
-# when their updates began
+# when their updates began, and who has begun them
 _versions: weakref.WeakKeyDictionary[ManagedModel, int] = weakref.WeakKeyDictionary()
+_senders: weakref.WeakKeyDictionary[ManagedModel, str] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -24,20 +26,21 @@ def update(models: Sequence[ManagedModel]) -> Iterator[None]:
 
     Raises:
         PatchError: see `begin` and `finish`."""
-    with ending(models):
-        begin(models)
+    sender = uuid4().hex
+    with ending(models, sender=sender):
+        begin(models, sender)
         yield
 
 
 @contextmanager
-def ending(models: Sequence[ManagedModel], last: bool = True) -> Iterator[None]:
+def ending(models: Sequence[ManagedModel], last: bool = True, sender: str = "") -> Iterator[None]:
     """At the end of what is within finish the update that has begun there or before, if this is its ``last`` part."""
     try:
         yield
         if last:
-            finish(models)
+            finish(models, sender)
     except BaseException as error:
-        abandon(models, f"its sender failed: {type(error).__name__}: {error}")
+        abandon(models, f"its sender failed: {type(error).__name__}: {error}", sender)
         raise
 
 
@@ -53,22 +56,24 @@ def part(models: Sequence[ManagedModel], last: bool = False, name: str = "") -> 
         yield
 
 
-def begin(models: Sequence[ManagedModel]) -> None:
-    """Open an update of each model, but of drafters that take none.
+def begin(models: Sequence[ManagedModel], sender: str = "") -> None:
+    """Open an update of each model, but of drafters that take none; ``sender``: who does, in a word that no other one says.
 
     Raises:
         PatchError: a target cannot be updated, or not now."""
     for model in models:
-        _versions[model] = model.version
+        _versions[model], _senders[model] = model.version, sender
         with suppress(PatchError) if model.adapter.role == "drafter" else nullcontext():
             model.begin()
 
 
-def finish(models: Sequence[ManagedModel]) -> None:
+def finish(models: Sequence[ManagedModel], sender: str = "") -> None:
     """Commit what has come since `begin`; a drafter may have got nothing.
 
     Raises:
-        PatchError: it is not one whole policy; or it has failed since, and its sender went on."""
+        PatchError: it is not one whole policy; or it has failed since, and its sender went on; or another ``sender`` has begun one."""
+    if _of_another(models, sender):
+        raise update_error("another update began before the end of this one", "Send one update at a time.")
     for model in models:
         failed = model.state != "open" and model.version == _versions.pop(model, None)
         try:
@@ -81,9 +86,13 @@ def finish(models: Sequence[ManagedModel]) -> None:
             raise update_error("the update had failed before its end", "Send a complete update.")
 
 
-def abandon(models: Sequence[ManagedModel], why: str) -> None:
-    """Give up what has come since `begin`, if it has not been committed."""
-    for model in models:
+def abandon(models: Sequence[ManagedModel], why: str, sender: str = "") -> None:
+    """Give up what has come since `begin`, if it has not been committed and is not of another ``sender``."""
+    for model in () if _of_another(models, sender) else models:
         _versions.pop(model, None)
         model.abandon(f"the update was given up, {why}")
         events.note(model)
+
+
+def _of_another(models: Sequence[ManagedModel], sender: str) -> bool:
+    return bool(sender) and any(_senders.get(model) != sender for model in models)

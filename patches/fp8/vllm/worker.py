@@ -161,18 +161,18 @@ def checksums(worker: Any) -> dict[str, str]:
     return {model.adapter.role: model.checksum() for model in _known(worker)}
 
 
-def state_update(worker: Any, what: str) -> None:
-    """Begin, finish or abandon an update by name; run on each worker.
+def state_update(worker: Any, what: str, sender: str) -> None:
+    """Begin, finish or abandon an update by name, that of this ``sender`` alone; run on each worker.
 
     Raises:
         PatchError: it cannot begin, or is not one whole policy; or no model of this worker is known to FlashPatch."""
     models = _known(worker)
     if what == named_update.BEGIN:
-        stated.begin(models)
+        stated.begin(models, sender)
     elif what == named_update.FINISH:
-        stated.finish(models)
+        stated.finish(models, sender)
     else:
-        stated.abandon(models, "its sender failed")
+        stated.abandon(models, "its sender failed", sender)
 
 
 def _known(worker: Any) -> list[model_registry.ManagedModel]:

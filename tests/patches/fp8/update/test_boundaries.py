@@ -123,3 +123,24 @@ def test_after_dummy_weights_the_checkpoint_says_which_shapes_come(atomic, tmp_p
     with pytest.raises(PatchError, match=r"lm_head.weight came as \[9, 4\], .* \[10, 4\]"):
         engine.update([*weights[:-1], ("lm_head.weight", weights[-1][1][:9])])
     assert engine.takes(weights)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_an_end_is_of_its_own_senders_update(ended, atomic):
+    """Its sender was told that its policy was in place, and it was not."""
+    engine, b, c = toys.engine(atomic=atomic), toys.checkpoint(1), toys.checkpoint(2)
+    models = [engine.managed]
+    stated.begin(models, "first")
+    engine.load(b)
+    stated.begin(models, "second")
+    engine.load(c)
+    if ended:
+        stated.finish(models, "second")
+        stated.begin(models, "third")
+    with pytest.raises(PatchError, match="another update began before the end"):
+        stated.finish(models, "first")
+    stated.abandon(models, "its sender failed", "first")
+    assert engine.managed.state == "open"
+    if not ended:
+        stated.finish(models, "second")
+        assert toys.same_answers(engine.model, toys.fresh("transposed", c))
