@@ -223,7 +223,7 @@ def _base_options(family: str, name: str, settings: Config) -> dict[str, Any]:
 
 def _left_to_the_name(family: str, name: str, given: Mapping[str, Any], source: str) -> None:
     """Raise PatchError if a value given in ``source`` is not what the name sets, for an option that each name of the family sets."""
-    names = _record(family).names
+    names = {family: {}, **_record(family).names}
     for option, value in names.get(name, {}).items():
         if given.get(option, value) != value and all(option in preset for preset in names.values()):
             raise PatchError(

@@ -25,7 +25,7 @@ def no_run(where: Path) -> NoRun:
     """Return the error that the ledger ``where`` has no run to show."""
     return NoRun(
         f"there is no run in {where}: no process with FLASHPATCH set has reported there.",
-        advice="Check that the job's Python has FlashPatch; for a job of another user, container or host name its ledger by --ledger DIR.",
+        advice="Put FLASHPATCH=fp8 in front of a job whose Python has FlashPatch. Another user, container or host: --ledger DIR.",
     )
 
 
