@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 from flashpatch.record import State
 
-IDLE = "changes nothing here: it waits for"
+IDLE = "changes nothing in this Python (more: flashpatch doctor): it waits for"
 
 
 @dataclass(frozen=True)

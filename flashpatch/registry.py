@@ -3,8 +3,7 @@
 A package joins through the entry-point group ``flashpatch.patches``; the entry is the `Family`, or a module
 that has one as ``FAMILY``. Code comes from installed packages only, never from the environment or a config.
 
-A built-in family that is asked for by name is imported alone, one of another package with all that packages bring;
-all families are imported for lists of records, and to say what may have been meant by an unknown name."""
+A built-in family that is asked for by name is imported alone; lists of records and unknown names import all."""
 
 from __future__ import annotations
 
@@ -113,9 +112,10 @@ def meant(word: str) -> str:
     """Return which names ``word`` is made of, or else which have patches for it, as a question; empty for none."""
     if word.lower() in ("true", "yes", "on", "false", "no", "off"):
         return "FLASHPATCH=1 switches on what flashpatch.toml names, else fp8; FLASHPATCH=0 switches all off."
-    known, words = names(), word.lower().split()
+    known, forks = names(), {"flashrl": "fp8", "fastrl": "eagle", "async-grpo": "grpo"}
+    words = [forks.get(one, one) for one in word.lower().replace(",", " ").replace(";", " ").split()]
     if words and known.keys() >= {*words}:
-        return f"Did you mean {','.join(words)!r}?"
+        return f"Write {str(words)[1:-1]}." if "," in word else f"Did you mean {','.join(words)!r}?"
     holders = {id.partition(".")[0] for id in patch_ids() if word.lower() in id.split(".")[1].split("_")}
     found = [name for name, family in known.items() if family.name in holders]
     return f"Did you mean {', '.join(found)}? {word!r} is part of what they change." if found else ""

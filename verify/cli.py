@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="flashpatch-verify",
         description="Prove by observed behaviour that patches are live.",
-        epilog="exact MODEL compares an engine with the trainer's model: see exact --help. eagle --drafter D --model M tells what a drafter brings: see eagle --drafter D --help. Exit status: 0 every required patch is live, 1 some are not, 2 wrong use. With --against: 0 no drift, "
+        epilog="exact MODEL compares an engine with the trainer's model: see exact --help. eagle --drafter D --model M tells what a drafter brings: see eagle --drafter D --help. Exit status: 0 every required patch is live, 1 some are not or nothing is installed, 2 wrong use. With --against: 0 no drift, "
         "1 drift, 2 wrong use or a path that cannot be read, 3 a path that holds nothing of what is patched.",
     )
     parser.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -87,8 +87,8 @@ def _probes(options: argparse.Namespace) -> int:
         run.verify(one, lambda line: print(line, file=sys.stderr, flush=True), part)
         for one, part in selections
     ]
-    bad = (False, None) if options.names else (False,)
-    ok = not any(report.ok in bad for report in reports)
+    proven = [report.ok for report in reports if options.names or report.ok is not None]
+    ok = bool(proven) and all(proven)
     proofs = [
         (proof.subject, proof.what, "yes" if proof.ok else "failed", proof.evidence, f"{proof.seconds:.1f}")
         for report in reports
@@ -174,7 +174,7 @@ def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:
     while True:
         source.renew(options, folder)
         if (run := runs.read_run(folder)) is None:
-            raise source.no_run(source.NONE.format(folder))
+            raise source.no_run(folder)
         now = splits(run.rows, patches)
         if now in ([], before) or not any(row.alive for row in run.rows):
             return run

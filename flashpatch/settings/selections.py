@@ -4,8 +4,7 @@ Precedence: ``enable()`` in this process, then the resolved data a parent proces
 ``FLASHPATCH`` with the config, then defaults. Of the options: ``enable(**options)``, then what the chosen
 name presets, then the config, then defaults.
 
-Of built-in families the index is asked: no family and next to no module is imported, since most processes of a job do no more
-than this. Only what the index does not know takes the registry: families of other packages, and what an error has to say."""
+Most processes of a job do no more than this, so built-in families are looked up in the index, which imports none of them."""
 
 from __future__ import annotations
 
@@ -93,7 +92,7 @@ def extend(
         same = before is not None and before.name == name
         base = before.options if before is not None and same else _base_options(family, name, settings)
         own = {key: value for key, value in values.items() if key in _record(family).options}
-        _left_to_the_name(family, name, own)
+        _left_to_the_name(family, name, own, "enable()")
         choices[family] = Choice(name, {**base, **_checked(family, own, "enable()")}, explicit=True)
     if strict is None:
         strict = current.strict if current.choices else strictness(settings)
@@ -216,18 +215,19 @@ def _checked(family: str, values: Mapping[str, Any], source: str) -> dict[str, A
 
 
 def _base_options(family: str, name: str, settings: Config) -> dict[str, Any]:
-    record = _record(family)
+    record, table = _record(family), settings.tables.get(family, {})
+    _left_to_the_name(family, name, table, f"[{family}] of {os.environ.get('FLASHPATCH_CONFIG') or CONFIG}")
     preset = _checked(family, record.names.get(name, {}), f"the preset of {name!r}")
-    return {**options.defaults(record), **settings.tables.get(family, {}), **preset}
+    return {**options.defaults(record), **table, **preset}
 
 
-def _left_to_the_name(family: str, name: str, given: Mapping[str, Any]) -> None:
-    """Raise PatchError if a value given to ``enable()`` is not what the name sets, for an option that each name of the family sets."""
-    names = _record(family).names
+def _left_to_the_name(family: str, name: str, given: Mapping[str, Any], source: str) -> None:
+    """Raise PatchError if a value given in ``source`` is not what the name sets, for an option that each name of the family sets."""
+    names = {family: {}, **_record(family).names}
     for option, value in names.get(name, {}).items():
         if given.get(option, value) != value and all(option in preset for preset in names.values()):
             raise PatchError(
-                f"option {option!r} in enable() is {given[option]!r}, but the name {name!r} decides it: {value!r}.",
+                f"option {option!r} in {source} is {given[option]!r}, but the name {name!r} decides it: {value!r}.",
                 patch=name,
                 advice=f"Leave {option} out, or choose another name: {', '.join(names)}.",
             )

@@ -36,7 +36,7 @@ def test_status_prints_as_a_table_and_reads_as_a_mapping(toys):
 def test_a_name_without_its_frameworks_warns(world):
     world.family('"toy.ghost.run", "ghost.core:run", requires="ghost>=1"')
     said = world.run("import flashpatch; flashpatch.enable('toy')").stderr
-    assert "UserWarning: toy changes nothing here: it waits for ghost (none is installed)" in said
+    assert "toy changes nothing in this Python (more: flashpatch doctor): it waits for ghost (none" in said
 
 
 def test_too_late_warns_and_is_in_the_status(world):

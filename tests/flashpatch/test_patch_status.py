@@ -37,7 +37,7 @@ def test_a_session_shows_a_row_per_name() -> None:
         "flashpatch: int8, grpo on",
         "  warning: late",
         "  int8: 1 live, 1 waiting",
-        "  grpo: changes nothing here: it waits for verl (none is installed)",
+        "  grpo: changes nothing in this Python (more: flashpatch doctor): it waits for verl (none is installed)",
         "  print() shows each patch",
     ]
     many = Status(found, ("int8",) * 12, error="wrong")

@@ -151,7 +151,7 @@ print(core.Thing().method(1), core.plain(1))
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("tox", "'toy'"), ("TOY", "'toy'"), ("toy other", "'toy,other'"), ("fakefw", "toy, toy8, other")],
+    [("tox", "'toy'"), ("FlashRL", "'fp8'"), ("toy; other", "'toy,other'"), ("fakefw", "toy, toy8, other")],
 )
 def test_an_engine_refuses_to_run_on_a_typing_error(toys, typed, meant):
     toys.module(

@@ -16,16 +16,17 @@ from flashpatch.ledger import files, runs
 from flashpatch.ledger.nodes import node, published, ray_store
 from flashpatch.patches._shared.atomic_file import replacing
 
-NONE = "there is no run in {}: no process with FLASHPATCH set has reported there"
-
 
 class NoRun(PatchError):
     """Say that there is no run to show, and why."""
 
 
-def no_run(why: str) -> NoRun:
-    """Return the error that there is no run to show."""
-    return NoRun(f"{why}.", advice="Set FLASHPATCH=fp8 for a job, or name another ledger by --ledger DIR.")
+def no_run(where: Path) -> NoRun:
+    """Return the error that the ledger ``where`` has no run to show."""
+    return NoRun(
+        f"there is no run in {where}: no process with FLASHPATCH set has reported there.",
+        advice="Put FLASHPATCH=fp8 in front of a job whose Python has FlashPatch. Another user, container or host: --ledger DIR.",
+    )
 
 
 def add(parser: Any, *tables: str) -> None:
@@ -48,8 +49,7 @@ def save(path: Path, text: str) -> None:
 
 
 def written(args: argparse.Namespace, text: str, name: str = "") -> int:
-    """Write a text to the file that ``-o`` names, else to ``name``; print the text if that is empty or ``-``. The file's path is printed
-    if ``name`` is given. Return 0."""
+    """Write a text to the file of ``-o``, else ``name``; without either, or for ``-``, print it. With ``name`` print the path. Return 0."""
     output = str(args.output or name)
     if output in ("", "-"):
         sys.stdout.write(text)
@@ -82,7 +82,7 @@ def found(args: argparse.Namespace) -> Path:
         args.usage_error(f"{error.problem} {error.advice}")
         raise
     if newest is None:
-        raise no_run(NONE.format(where))
+        raise no_run(where)
     return newest
 
 

@@ -75,7 +75,6 @@ def test_children_are_told_what_the_engine_would_tell(world, env):
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        ({"FLASHPATCH": "fp9"}, "Did you mean 'fp8'?"),
         ({"FLASHPATCH": "fp8,int8"}, "two names of one family"),
         ({"FLASHPATCH": "fp8", "FLASHPATCH_LOG": "LOUD"}, "FLASHPATCH_LOG is 'LOUD'"),
         ({"FLASHPATCH": "fp8", "FLASHPATCH_STRICT": "maybe"}, "FLASHPATCH_STRICT is 'maybe'"),

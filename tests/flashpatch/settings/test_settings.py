@@ -35,7 +35,7 @@ def test_unknown_name_lists_the_known_ones_and_the_nearest(refusing):
 message = refused("to")
 assert "unknown name 'to'" in message and "Did you mean 'toy'?" in message, message
 assert "other" in message and "toy8" in message
-assert "Did you mean 'toy'?" in refused("to", call=flashpatch.disable)
+assert "Write 'toy', 'other'." in refused("toy,other", call=flashpatch.disable)
 """)
 
 
@@ -153,6 +153,8 @@ def test_what_the_name_decides_is_not_said_otherwise(refusing):
     refusing("""
 said = "but the name 'int8' decides it: 'int8'. Leave precision out, or choose another name: fp8, bf16, "
 assert "option 'precision' in enable() is 'fp8', " + said in refused("int8", precision="fp8")
+open("flashpatch.toml", "w").write("[fp8]\\nprecision = 'bf16'")
+assert "option 'precision' in [fp8] of flashpatch.toml is 'bf16', " + said in refused("int8")
 assert flashpatch.enable("bf16", precision="bf16").names == ("bf16",)
 """)
 
