@@ -19,7 +19,7 @@ class Reader(HTMLParser):
         self.section, self.hidden = "", ""
         self.texts: dict[str, list[str]] = {}
         self.elements: list[tuple[str, dict[str, str]]] = []
-        self.feed(document)
+        self.feed(document.replace("<wbr>", ""))
 
     def handle_starttag(self, tag: str, attrs) -> None:
         self.elements.append((tag, dict(attrs)))

@@ -46,7 +46,7 @@ for step in (1, 2):
     phases = {"gather": 0.5, "transfer": 0.25, "load": 0.75, "process": 0.125, "total": 1.5}
     ledger.event("sync", step=step, **{f"timing_s/sync/{name}": value for name, value in phases.items()},
                  **{"sync/bytes": 1e6, "sync/policy_version": step})
-    values = {"mismatch/k3": 0.001 * step, "stream/staleness/mean": 0.5, "timing_s/step": 2.0, "critic/score/mean": 0.1, "rollout/spec_accept_rate": 0.5}
+    values = {"mismatch/k3": 1e-5 * step, "stream/staleness/mean": 0.5, "timing_s/step": 2.0, "critic/score/mean": 0.1, "rollout/spec_accept_rate": 0.5}
     ledger.sample("metrics", step=step, values=values)
 ledger.event("error", what="weight sync", step=2, problem="the rollouts do not hold one policy")
 ledger.flush()

@@ -36,7 +36,7 @@ def test_prometheus_reads_the_metrics(flashpatch) -> None:
     assert samples["flashpatch_weight_updates_total", "abandoned"] == 1
     assert samples["flashpatch_sync_seconds", "gather"] == 0.5
     assert samples["flashpatch_speculation_choices_total", "3_1_4"] == 16
-    assert samples["flashpatch_mismatch_k3_nats", None] == 0.002
+    assert samples["flashpatch_mismatch_k3_nats", None] == 2e-5
     assert samples["flashpatch_policy_version", None] == 3
     assert samples["flashpatch_run_proven", None] == 0, "its processes were killed"
     for name, family in found.items():

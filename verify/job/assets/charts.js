@@ -62,26 +62,30 @@ const VERSIONS = { id: "versions", afterDatasetsDraw: (chart) => {
   Object.assign(pen, { font: "11px system-ui, sans-serif", fillStyle: "#ffffff", textAlign: "center", textBaseline: "middle" });
   chart.getDatasetMeta(1).data.forEach((bar, index) => {
     const text = chart.data.datasets[1].data[index].short;
-    if (Math.abs(bar.x - bar.base) > pen.measureText(text).width + 6) pen.fillText(text, (bar.x + bar.base) / 2, bar.y);
+    const begin = Math.max(bar.base, chart.chartArea.left);
+    if (bar.x - begin > pen.measureText(text).width + 6) pen.fillText(text, (bar.x + begin) / 2, bar.y);
   });
   pen.restore();
 } };
 
-// The name of a lane for a phone: its replica, role and process id.
-function narrow(label) {
-  const text = label.split(",")[0].replace("replica ", "");
-  return text.length > 22 ? text.slice(0, 10) + "\u2026" + text.slice(-10) : text;
+// A label, without its middle where a phone has no room for it.
+function narrow(text, most) {
+  if (innerWidth >= 600 || text.length <= most) return text;
+  return text.slice(0, most / 2 - 1) + "\u2026" + text.slice(1 - most / 2);
 }
 
 // Lanes of policy versions: one row per process, one bar per version that it held.
 function laneChart(where, lanes, job, unit) {
   const labels = lanes.map((lane) => lane.label);
   const at = (t) => (t - job.began) / unit.seconds;
+  // The scale begins shortly before the first change of a version, or mark: the start of a job may be longer than all after it.
+  const last = Math.max(...job.lanes.map((lane) => lane.segments[lane.segments.length - 1][1]));
+  const first = Math.min(...job.lanes.flatMap((lane) => [lane.segments[0][1], ...lane.marks.map(([t]) => t)]));
   const bars = [], marks = [];
   lanes.forEach((lane, row) => {
-    for (const [begin, end, first, last] of lane.segments) {
-      const text = first === last ? "version " + first : "versions " + first + " to " + last;
-      bars.push({ x: [at(begin), at(end)], y: labels[row], text: text, short: String(last), colour: versionColour(last) });
+    for (const [begin, end, from, to] of lane.segments) {
+      const text = from === to ? "version " + from : "versions " + from + " to " + to;
+      bars.push({ x: [at(begin), at(end)], y: labels[row], text: text, short: String(to), colour: versionColour(to) });
     }
     for (const [t, text] of lane.marks) marks.push({ x: at(t), y: labels[row], text: text });
   });
@@ -91,9 +95,9 @@ function laneChart(where, lanes, job, unit) {
     { type: "bar", label: "policy version held (a colour each)", data: bars, pointStyle: "rect", grouped: false, minBarLength: 1,
       barThickness: 22, backgroundColor: bars.map((bar) => bar.colour) }] };
   return draw(where, () => ({ type: "bar", data: data, plugins: [VERSIONS], options: base({ indexAxis: "y",
-    scales: { x: axis(unit.name + " since the job began", { min: 0 }),
+    scales: { x: axis(unit.name + " since the job began", { min: Math.max(0, at(first - (last - first) / 10)) }),
       y: axis("", { type: "category", labels: labels, title: { display: false }, ticks: { color: css("--text"),
-        autoSkip: false, callback: (value) => window.innerWidth < 600 ? narrow(labels[value]) : labels[value] } }) },
+        autoSkip: false, callback: (value) => narrow(labels[value].replace(innerWidth < 600 ? "replica " : "", ""), 22) } }) },
     plugins: { legend: { labels: { color: css("--text"), boxWidth: 14, usePointStyle: true } },
       tooltip: { callbacks: { label: (item) => item.raw.text } } } }) }));
 }
@@ -119,15 +123,17 @@ function stackedChart(where, what, rows, names) {
 }
 
 function lineChart(where, chart, job, unit, top) {
-  const dashes = [[], [6, 3], [2, 2]], byStep = chart.by === "step";
-  const data = { datasets: chart.lines.map((line, index) => ({ label: line.label,
+  const dashes = [[], [6, 3], [2, 2]], byStep = chart.by === "step", share = chart.unit === "share" && { beginAtZero: true, suggestedMax: 1 };
+  const tiny = chart.lines.every((line) => line.points.every(([, value]) => Math.abs(value) < 1e-4));
+  const data = { datasets: chart.lines.map((line, index) => ({ label: narrow(line.label, 36),
     data: line.points.map(([at, value]) => ({ x: byStep ? at : (at - job.began) / unit.seconds, y: value })),
     borderColor: PALETTE[index % PALETTE.length], backgroundColor: PALETTE[index % PALETTE.length],
     borderDash: dashes[Math.floor(index / PALETTE.length)], borderWidth: 2,
     pointRadius: line.points.length > 60 ? 0 : 3 })) };
   return draw(where, () => ({ type: "line", data: data, options: base({ parsing: true,
     scales: { x: byStep ? { ...axis("step of training"), type: "linear", ticks: { ...axis("").ticks, precision: 0 } }
-      : axis(unit.name + " since the job began", { type: "linear" }), y: axis(chart.unit, { max: top }) } }) }));
+      : axis(unit.name + " since the job began", { type: "linear" }),
+      y: axis(chart.unit, { max: top, ...share, ticks: { ...axis("").ticks, ...(tiny && { callback: (value) => number(value) }) } }) } }) }));
 }
 
 function bytes(value) {

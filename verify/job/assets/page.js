@@ -7,12 +7,16 @@ addEventListener("error", (event) => {
 
 const job = JSON.parse(document.getElementById("job").textContent);
 const unit = timeUnit(job.ended - job.began);
-const ROWS = 25;
+const ROWS = innerWidth < 600 ? 8 : 25;
 const LANES = 24;
 
+// An element with a text, in which long names and paths may break before a word of theirs.
 function make(tag, text, kind) {
   const made = document.createElement(tag);
-  if (text !== undefined && text !== null) made.textContent = text;
+  for (const word of String(text ?? "").match(/\S+|\s+/g) ?? []) {
+    const parts = word.length > 20 ? word.split(/(?<=[._/])(?=[a-z])/) : [word];
+    made.append(parts[0], ...parts.slice(1).flatMap((part) => [document.createElement("wbr"), part]));
+  }
   if (kind) made.className = kind;
   return made;
 }
@@ -29,10 +33,11 @@ function date(t) {
   return new Date(t * 1000).toISOString().replace("T", " ").slice(0, 19) + " UTC";
 }
 
-function number(value) {
+function number(value, digits = 4) {
   if (value === null || value === undefined) return "";
   if (Number.isInteger(value)) return String(value);
-  return Math.abs(value) >= 100 ? value.toFixed(1) : String(Number(value.toPrecision(4)));
+  if (Math.abs(value) < 1e-4) return value.toExponential(2);
+  return Math.abs(value) >= 100 ? value.toFixed(1) : String(Number(value.toPrecision(digits)));
 }
 
 function section(id, title) {
@@ -119,7 +124,7 @@ function details(parent, title) {
 }
 
 function counted(states) {
-  return Object.entries(states).filter(([state]) => state !== "skipped").map(([state, count]) => count + " " + state).join(", ");
+  return Object.entries(states).sort().filter(([state]) => state !== "skipped").map(([state, count]) => count + " " + state).join(", ");
 }
 
 function colour(verdict) {
@@ -236,8 +241,7 @@ function progress() {
   return job.charts.filter((chart) => chart.id in OF_TRAINING).map((chart) => {
     const line = chart.lines.find((one) => one.label.endsWith("/step")) || chart.lines[0];
     const values = line.points.map((point) => point[1]), tenth = Math.max(1, Math.floor(values.length / 10));
-    const round = (value) => String(Number(value.toPrecision(3)));
-    return OF_TRAINING[chart.id] + " " + round(mean(values.slice(0, tenth))) + " \u2192 " + round(mean(values.slice(-tenth)));
+    return OF_TRAINING[chart.id] + " " + number(mean(values.slice(0, tenth)), 3) + " \u2192 " + number(mean(values.slice(-tenth)), 3);
   }).join(", ");
 }
 
@@ -282,11 +286,11 @@ function charts(part, shown) {
 function names() {
   const part = section("names", "What was switched on");
   table(part, "names", "Names as they were typed, where their patches were called, and whether all that is due was seen",
-    job.names, [["name", (row) => row.name, "name"], ["acted in", (row) => row.acted], ["calls", (row) => row.calls, "number"],
+    job.names, [["name", (row) => row.name, "kind"], ["acted in", (row) => row.acted], ["calls", (row) => row.calls, "number"],
       ["last version", (row) => row.versions.join(", ")], ["precision", (row) => row.precision],
       ["verdict", (row) => [row.verdict, colour(row.verdict)]]]);
   table(part, "statements", "What each name did for the job, as far as its settings ask for it, and what was seen of it",
-    job.stated, [["name", (row) => row.name, "name"], ["statement", (row) => row.what],
+    job.stated, [["name", (row) => row.name, "kind"], ["statement", (row) => row.what],
       ["seen", (row) => row.seen ? row.seen : ["not seen", job.running ? "" : "bad"]], ["asked for", (row) => row.asked]]);
 }
 
