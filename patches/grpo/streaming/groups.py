@@ -61,15 +61,17 @@ def at_each_look(buffer: Any, call: Callable[[], Any]) -> None:
 
 
 def refuse_others() -> None:
-    """Raise PatchError if verl's queue holds anything before a job has begun: it belongs to another job, as a Ray cluster has one queue."""
-    import transfer_queue as tq
+    """Raise PatchError if verl's queue, of which a Ray cluster has one, is another job's; that job keeps it."""
+    import ray
+    from transfer_queue import interface
 
-    if any((tq.kv_list() or {}).values()):
+    if interface._TQ_CONTROLLER._actor_id.job_id.hex() != ray.get_runtime_context().get_job_id():
+        interface._TQ_CONTROLLER = None  # else verl would end it with this job
         raise PatchError(
-            "cannot train beside another job of this Ray cluster: verl's queue, of which a cluster has one, holds its samples.",
+            "cannot train beside another job of this Ray cluster, which has one queue for all.",
             patch=ID,
             target="transfer_queue.interface:init",
-            advice="Start a Ray cluster for each job; what a killed job left goes with the actor TransferQueueController.",
+            advice="Start a Ray cluster for each job, or the second one when the first has ended.",
         )
 
 

@@ -1,11 +1,12 @@
-"""What a streamed step takes out of verl's queue: groups without an output, and the samples of another job."""
+"""What a streamed step takes out of verl's queue: groups without an output, and never another job's."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.streaming import groups
 
 pytestmark = [pytest.mark.verl, pytest.mark.usefixtures("cluster")]
@@ -31,7 +32,7 @@ def put(keys: list[str], **tag: object) -> None:
     )
 
 
-def test_a_group_without_an_output_is_replaced_and_another_jobs_samples_are_refused(queue):
+def test_a_group_without_an_output_is_replaced(queue):
     """The prompt was gone and in no count, until none was in flight and the step waited for ever."""
     from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
@@ -42,5 +43,28 @@ def test_a_group_without_an_output_is_replaced_and_another_jobs_samples_are_refu
     put(["full_0_0", "full_1_0"], status="success", seq_len=2, response_len=1)
     assert sorted(groups.take(buffer, 1, 2, {}).keys) == ["full_0_0", "full_1_0"] and asked == [1]
     assert not groups.take(buffer, 1, 2, {}).keys and asked == [1]
-    with pytest.raises(PatchError, match="another job of this Ray cluster"):
-        groups.refuse_others()
+
+
+OTHER = """
+import ray, sys
+ray.init(address=sys.argv[1], log_to_driver=False)
+import transfer_queue as tq
+tq.init()
+from flashpatch.patches.grpo.streaming import groups
+try:
+    groups.refuse_others()
+finally:
+    tq.close()  # as verl does
+"""
+
+
+def test_a_second_job_of_a_ray_cluster_is_refused_and_the_first_one_goes_on(queue):
+    """It took the first one's samples, and removed those that were being trained on."""
+    import ray
+    import transfer_queue as tq
+
+    put(["mine_0_0"], status="success", seq_len=2, response_len=1)
+    address = ray.get_runtime_context().gcs_address
+    other = subprocess.run([sys.executable, "-c", OTHER, address], capture_output=True, text=True)
+    assert "cannot train beside another job of this Ray cluster" in other.stderr, other.stderr
+    assert list(tq.kv_list("train")["train"]) == ["mine_0_0"]
