@@ -75,8 +75,10 @@ def test_on_vllm(tmp_path: Path) -> None:
 
 
 @pytest.mark.vllm
-def test_without_the_sampling_patch_sampled_tokens_are_not_the_targets(tmp_path: Path) -> None:
+def test_without_the_sampling_patch_nothing_is_proven(tmp_path: Path) -> None:
+    """vLLM then reads temperatures and numbers of top-k from memory that nobody wrote: other tokens, or the engine's end."""
     import mutant_runs
 
     said = mutant_runs.verdict("eagle", tmp_path, "bypass eagle.vllm.expand_kernel_impl")
-    assert said.code == 1 and any(one.startswith("tokens are the target's alone") for one in said.by)
+    alone = any(one.startswith("tokens are the target's alone") for one in said.by)
+    assert said.code == 1 and (alone or "EngineDeadError" in str(said.family["proofs"]))
