@@ -115,5 +115,8 @@ def group_refusals(get: Get) -> Iterator[str]:
     number = get(SAMPLES)
     if number is not None and number < 2:
         yield f"{SAMPLES}={number} (log_z = 'group' needs several responses to a prompt)"
+    for name, unused in (("top_p", (None, 1)), ("top_k", (None, -1, 0)), ("min_p", (None, 0))):
+        if (value := get(f"actor_rollout_ref.rollout.{name}")) not in unused:
+            yield f"actor_rollout_ref.rollout.{name}={value} (log_z = 'group' needs samples of the whole policy)"
     if get("trainer.use_v1", True) and get(TRAINER_MODE) == "stream_async":
         yield f"{TRAINER_MODE}=stream_async (it computes the reference after log_z = 'group' needs it)"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # when their updates began, and who has begun them
 _versions: weakref.WeakKeyDictionary[ManagedModel, int] = weakref.WeakKeyDictionary()
-_senders: weakref.WeakKeyDictionary[ManagedModel, str] = weakref.WeakKeyDictionary()
+_senders: weakref.WeakKeyDictionary[ManagedModel, tuple[str, int]] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
@@ -62,9 +62,13 @@ def begin(models: Sequence[ManagedModel], sender: str = "") -> None:
     Raises:
         PatchError: a target cannot be updated, or not now."""
     for model in models:
-        _versions[model], _senders[model] = model.version, sender
+        _versions[model] = model.version
         with suppress(PatchError) if model.adapter.role == "drafter" else nullcontext():
             model.begin()
+        _senders[model] = (
+            sender,
+            model.changes,
+        )  # by whatever door another one begins, the second is another then
 
 
 def finish(models: Sequence[ManagedModel], sender: str = "") -> None:
@@ -95,4 +99,5 @@ def abandon(models: Sequence[ManagedModel], why: str, sender: str = "") -> None:
 
 
 def _of_another(models: Sequence[ManagedModel], sender: str) -> bool:
-    return bool(sender) and any(_senders.get(model) != sender for model in models)
+    begun = [(model, *_senders.get(model, ("", 0))) for model in models] if sender else []
+    return any([by != sender or (one.state == "open" and one.changes != number) for one, by, number in begun])

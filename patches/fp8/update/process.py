@@ -793,8 +793,8 @@ def module_tensors(snapshot: Snapshot) -> list[torch.Tensor]:
 
 
 def _emptied(value: Any) -> bool:
-    """Empty a dictionary if there are tensors in it; return whether there were."""
-    filled = isinstance(value, dict) and any(True for _ in tensors_below(value))
+    """Empty a dictionary or list if there are tensors in it; return whether there were."""
+    filled = isinstance(value, (dict, list)) and any(True for _ in tensors_below(value))
     if filled:
         value.clear()
     return filled
@@ -837,6 +837,8 @@ class ModelHooks:
         self._called: set[torch.nn.Module] = set()  # in this commit
         self._originals: dict[torch.nn.Module, Callable[[], Any]] = {}  # outermost first
         self._parents = [one for one in model.modules() if one._modules]
+        held = held_containers(model.modules())
+        self._empty = [one for one in held if isinstance(one, (dict, list)) and not one]
         for module in model.modules():
             hook = getattr(module, NAME, None)
             if hook is not None and not deferred(module) and not inspect.signature(hook).parameters:
@@ -888,6 +890,7 @@ class ModelHooks:
                 call, which may be one of another update."""
         held = [(container, key, get(container, key)) for (_, key), container in self._numbers.items()]
         children = [(one._modules, {**one._modules}) for one in self._parents]
+        empty = [one for one in self._empty if not one]
         try:
             yield
         finally:
@@ -896,6 +899,7 @@ class ModelHooks:
                     table.clear()
                     table.update(before)
             kept = [key for container, key, _ in held if _emptied(get(container, key))]
+            kept += [f"a {type(one).__name__}" for one in empty if one and _emptied(one)]
             others = [f"{type(one).__name__}.{key}" for one, key, was in held if _put_back(one, key, was)]
         kind = type(self._model).__name__
         if kept:

@@ -65,7 +65,12 @@ def test_checkpoints_of_adapters_alone_are_refused_where_there_is_a_partition_fu
 
 
 @pytest.mark.parametrize(
-    "setting, value", [(verl_config.SAMPLES, 1), (verl_config.TRAINER_MODE, "stream_async")]
+    "setting, value",
+    [
+        (verl_config.SAMPLES, 1),
+        (verl_config.TRAINER_MODE, "stream_async"),
+        ("actor_rollout_ref.rollout.top_p", 0.9),
+    ],
 )
 def test_a_group_needs_several_responses_and_their_reference(setting, value):
     (refusal,) = verl_config.group_refusals(lambda path, default=None: {setting: value}.get(path, default))

@@ -125,6 +125,21 @@ def test_after_dummy_weights_the_checkpoint_says_which_shapes_come(atomic, tmp_p
     assert engine.takes(weights)
 
 
+def test_another_door_takes_an_update_over_and_a_begin_that_is_refused_does_not(atomic):
+    engine = toys.engine(atomic=atomic)
+    stated.begin([engine.managed], "first")
+    engine.load(toys.checkpoint(1))
+    engine.managed.asleep = True
+    with pytest.raises(PatchError, match="sleeps"):
+        stated.begin([engine.managed], "second")
+    engine.managed.asleep = False
+    stated.abandon([engine.managed], "its sender failed", "second")
+    assert engine.managed.state == "open"
+    engine.managed.begin()
+    with pytest.raises(PatchError, match="another update began before the end"):
+        stated.finish([engine.managed], "first")
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_an_end_is_of_its_own_senders_update(ended, atomic):
     """Its sender was told that its policy was in place, and it was not."""
