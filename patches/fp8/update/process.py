@@ -891,19 +891,20 @@ class ModelHooks:
         held = [(container, key, get(container, key)) for (_, key), container in self._numbers.items()]
         children = [(one._modules, {**one._modules}) for one in self._parents]
         empty = [one for one in self._empty if not one]
+        filled = {id(one) for _, _, one in held if isinstance(one, dict) and one}  # by the engine
         try:
             yield
         finally:
             for table, before in children:
                 if table != before:  # a loader of a drafter takes away what a call has not brought
-                    table.clear()
-                    table.update(before)
-            kept = [key for container, key, _ in held if _emptied(get(container, key))]
-            kept += [f"a {type(one).__name__}" for one in empty if one and _emptied(one)]
+                    table.update({**dict.fromkeys(table), **before})
+            tables = [get(container, key) for container, key, _ in held]
+            empty += [one for one in tables if isinstance(one, dict) and id(one) not in filled]
+            kept = [type(one).__name__ for one in empty if one and _emptied(one)]
             others = [f"{type(one).__name__}.{key}" for one, key, was in held if _put_back(one, key, was)]
         kind = type(self._model).__name__
         if kept:
-            problem = f"the loader keeps tensors in {listed(kept)} for a later call"
+            problem = f"the loader keeps tensors in a {kept[0]} for a later call"
             advice = "Send in one call what belongs together, such as a weight and its scale."
             raise update_error(problem, advice, kind)
         if others:
