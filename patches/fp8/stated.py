@@ -65,10 +65,7 @@ def begin(models: Sequence[ManagedModel], sender: str = "") -> None:
         _versions[model] = model.version
         with suppress(PatchError) if model.adapter.role == "drafter" else nullcontext():
             model.begin()
-        _senders[model] = (
-            sender,
-            model.changes,
-        )  # by whatever door another one begins, the second is another then
+        _senders[model] = sender, model.changes  # the second changes too if another door begins
 
 
 def finish(models: Sequence[ManagedModel], sender: str = "") -> None:

@@ -9,13 +9,14 @@ from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.streaming import ID
 
 PARTITION, VALIDATION = "train", "val"
+EMPTY = "stream/empty_groups"
 
 
 def take(buffer: Any, step: int, at_most: int, dropped: dict[str, Any]) -> Any:
     """Take the groups that have ended, without waiting.
 
     Groups that verl's own rules drop (too old, without a signal, failed) are dropped and refilled here too, and counted
-    under verl's names; so are those of which no agent loop gave an output.
+    under verl's names; those of which no agent loop gave an output count under `EMPTY`.
 
     Args:
         buffer: verl's ``ReplayBufferAsync`` or a subclass.
@@ -35,6 +36,7 @@ def take(buffer: Any, step: int, at_most: int, dropped: dict[str, Any]) -> Any:
     ready = buffer._sampleable_terminal_keys(PARTITION, reasons)
     empty = ready - {key.split("_")[0] for key in buffer.partitions[PARTITION]}
     buffer._clear_groups(PARTITION, empty)
+    dropped[EMPTY] = dropped.get(EMPTY, 0) + len(empty)
     if buffer.refill_fn is not None and evicted | empty:
         buffer.refill_fn(len(evicted | empty))
     ready -= empty

@@ -41,7 +41,9 @@ def test_a_group_without_an_output_is_replaced(queue):
     buffer = ReplayBufferAsync("stream_async", {}, 8, "drop", {}, refill_fn=asked.append)
     put(["full", "empty"], is_prompt=True, status="finished")
     put(["full_0_0", "full_1_0"], status="success", seq_len=2, response_len=1)
-    assert sorted(groups.take(buffer, 1, 2, {}).keys) == ["full_0_0", "full_1_0"] and asked == [1]
+    metrics: dict[str, int] = {}
+    assert sorted(groups.take(buffer, 1, 2, metrics).keys) == ["full_0_0", "full_1_0"]
+    assert asked == [1] and metrics == {groups.EMPTY: 1}
     assert not groups.take(buffer, 1, 2, {}).keys and asked == [1]
 
 
