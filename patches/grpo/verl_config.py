@@ -143,6 +143,7 @@ _NEVER_ASKED = (
     "trainer.v1.sampler.custom_sampler.name",
     f"{ROLLOUT}.agent.agent_loop_manager_class",
     "skip.rollout_tq.enable",
+    "trainer.v1.separate_async.hybrid_rollout.enable_switch",
 )
 
 
@@ -163,9 +164,8 @@ def _whole_batch(get: Get) -> Iterator[str]:
         yield "algorithm.use_kl_in_reward=True (use actor.use_kl_loss)"
     if estimator == "opo" and get("algorithm.rollout_correction.rollout_rs"):
         yield (
-            f"algorithm.adv_estimator=opo with rollout_rs={get('algorithm.rollout_correction.rollout_rs')} (its baseline "
-            "weighs responses by the tokens that rejection leaves, which is known after the forward alone; use grpo or "
-            "rloo, or no rollout_rs)"
+            f"algorithm.adv_estimator=opo with rollout_rs={get('algorithm.rollout_correction.rollout_rs')} (its baseline weighs "
+            "responses by the tokens that rejection leaves, known after the forward alone; use grpo or rloo, or no rollout_rs)"
         )
     if get("algorithm.rollout_correction.rollout_is_batch_normalize"):
         yield "algorithm.rollout_correction.rollout_is_batch_normalize=True (a mean over the whole batch)"

@@ -34,6 +34,7 @@ def test_a_job_that_fits_is_let_through_and_other_modes_are_left_alone():
         ("trainer.v1.sampler.custom_sampler.name", "Mine", "nothing asks it"),
         ("actor_rollout_ref.rollout.agent.agent_loop_manager_class", "a.Mine", "nothing asks it"),
         ("skip.rollout_tq.enable", True, "nothing asks it"),
+        ("trainer.v1.separate_async.hybrid_rollout.enable_switch", True, "nothing asks it"),
         ("trainer.critic_warmup", 2, "no critic"),
         ("algorithm.use_kl_in_reward", True, "use_kl_loss"),
         ("algorithm.rollout_correction.rollout_is_batch_normalize", True, "whole batch"),
@@ -75,15 +76,13 @@ def test_only_opo_among_the_estimators_looks_at_what_rejection_left(scenario):
         rewards[:, -1] = torch.tensor([1.0, 0.0, 2.0, 1.0])
         whole = torch.ones(4, 6)
         left = whole.clone()
-        left[1, 2:] = 0
-        left[2, 4:] = 0
+        left[1, 2:] = left[2, 4:] = 0
         index = numpy.array(["a"] * 4, dtype=object)
         def advantages(name, mask):
             found = get_adv_estimator_fn(name)(token_level_rewards=rewards.clone(), response_mask=mask, index=index,
                                                config=AlgoConfig())
             return found[0][:, 0]
-        differ = [name for name in GROUP_LOCAL
-                  if not torch.equal(advantages(name, whole), advantages(name, left))]
+        differ = [one for one in GROUP_LOCAL if not torch.equal(advantages(one, whole), advantages(one, left))]
         print(json.dumps(differ))
         """)
     assert told.splitlines()[-1] == '["opo"]'
