@@ -72,14 +72,14 @@ def test_a_killed_job_goes_on_from_its_checkpoint(world, tmp_path):
     assert steps == [*range(saved + 1, 6)] != [], steps
     kept = {file.parts[-4] for file in (tmp_path / "saved").rglob("reference/rank_1_of_2.pt")}
     assert "global_step_5" in kept and "global_step_1" not in kept, kept
-    lines = [file.read_text().splitlines() for file in (tmp_path / "trained").glob("*.jsonl")]
-    keys = [json.loads(line)["uid"] for of_step in lines for line in of_step]
-    assert len(keys) == 5 * 32 == len(set(keys))
+    lines = {int(file.stem): file.read_text().splitlines() for file in (tmp_path / "trained").glob("*.jsonl")}
+    keys = [json.loads(line)["uid"] for of_step in lines.values() for line in of_step]
+    assert len(keys) == len(lines) * 32 == len(set(keys))
     # the reference is the policy after step 2, and after step 4: there the divergence begins at zero again
     away = dict(zip(metrics(first, "training/global_step"), metrics(first, "actor/kl_loss"), strict=True))
     away |= dict(zip(steps, metrics(output, "actor/kl_loss"), strict=True))
-    assert abs(away[1]) < 1e-3 and abs(away[3]) < 1e-3 and abs(away[5]) < 1e-3, away
-    assert away[2] > 1e-3 and away[4] > 1e-3, away
+    assert {*lines, saved} == {*away, saved} == {1, 2, 3, 4, 5}  # a killed job may not tell of what it saved
+    assert {step: abs(kl) < 1e-3 for step, kl in away.items()} == {step: step % 2 == 1 for step in away}, away
 
 
 def wait(job, folder, step: int) -> None:
