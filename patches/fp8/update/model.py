@@ -24,30 +24,13 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared.checkpoint_shapes import shapes
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
 from flashpatch.patches.fp8.precision.readings import Readings
-from flashpatch.patches.fp8.update import events
+from flashpatch.patches.fp8.update import events, tensors
 from flashpatch.patches.fp8.update.checks import WideWeights
-from flashpatch.patches.fp8.update.events import (
-    ASLEEP,
-    BUSY,
-    PATCH,
-    Policy,
-    UpdateEvents,
-    listed,
-    update_error,
-)
+from flashpatch.patches.fp8.update.events import Policy, UpdateEvents, listed, update_error
+from flashpatch.patches.fp8.update.hooks import ModelHooks
 from flashpatch.patches.fp8.update.layer import Layer, find_lent, group_layers, layers_and_parents
-from flashpatch.patches.fp8.update.process import LayerState, ModelHooks, held_tensors
+from flashpatch.patches.fp8.update.process import LayerState, held_tensors
 from flashpatch.patches.fp8.update.ranks import Consensus, SingleRank
-from flashpatch.patches.fp8.update.tensors import (
-    Coverage,
-    NamedWeights,
-    PristineParam,
-    WriteLog,
-    WriteTracker,
-    checksum_of,
-    refuse_lost_writes,
-    storage_table,
-)
 from flashpatch.patches.fp8.update.update import Update
 
 logger = logging.getLogger("flashpatch.fp8")
@@ -291,7 +274,7 @@ class ManagedModel:
                 if self.rounding is not None:
                     weights = self.rounding.prepared(weights, first=self.state == "loading")
                 load = self._first_load if self.state == "loading" else self._load_bucket
-                return load(original, NamedWeights(weights), **kwargs)
+                return load(original, tensors.NamedWeights(weights), **kwargs)
             finally:
                 self.inside_load = False
                 self._hooks.phase = "first" if self.state == "loading" else "commit"
@@ -316,6 +299,7 @@ class ManagedModel:
         self._update.joined.find(self.layers)
         pristine = (tensor for layer in self.layers for tensor in layer.pristine.tensors())
         self._hooks.phase = "commit"
+        self._hooks.engine.note()
         self._constants = [weakref.ref(tensor) for tensor in (*held_tensors(self._model), *pristine)]
         self.state = "ready"
         events.note(self)
@@ -328,6 +312,7 @@ class ManagedModel:
         if fixed is not None:
             self._layer_state.set_fixed(fixed)
             self._update.joined.find(self.layers)
+            self._hooks.engine.forget_gone()
 
     def begin(self) -> None:
         """Open an update by name, dropping what an unfinished one had staged.
@@ -408,7 +393,7 @@ class ManagedModel:
 
     def checksum(self) -> str:
         """Return a checksum of the live weights; see `checksum_of`."""
-        return checksum_of(self._model, self.adapter.deferred, self.constants())
+        return tensors.checksum_of(self._model, self.adapter.deferred, self.constants())
 
     def policy(self) -> Policy:
         """Return state and version, for the scheduler."""
@@ -431,27 +416,30 @@ class ManagedModel:
             return self.options["atomic"] == "model" and update.boundaries.named
         return self.state == "ready"
 
-    def _first_load(self, original: Callable, names: NamedWeights, **kwargs: Any) -> Any:
+    def _first_load(self, original: Callable, names: tensors.NamedWeights, **kwargs: Any) -> Any:
         """Run the engine's own first load and record what it writes."""
         params = [param for layer in self.layers for param in layer.params]
         held = {id(param): param.live() for param in params}
         for param in params:
-            param.expected = param.expected or Coverage(param.shape, param.stride, param.offset)
-        table = storage_table((param, held[id(param)]) for param in params)
+            param.expected = param.expected or tensors.Coverage(param.shape, param.stride, param.offset)
+        table = tensors.storage_table((param, held[id(param)]) for param in params)
 
-        def on_write(param: PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
+        def on_write(param: tensors.PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
             param.expected.add(view, names.current)
             if source is not None:
                 param.filled = names.fills(param, source, table)
 
-        with WriteTracker(table, on_write):
+        with tensors.WriteTracker(table, on_write):
             result = self._watched_load(original, self._update.first_load(names), False, **kwargs)
         self.readings.read()
-        refuse_lost_writes(params, self.adapter.kept, type(self._model).__name__)
+        tensors.refuse_lost_writes(params, self.adapter.kept, type(self._model).__name__)
         self._layer_state.find_shared([layer.modules for layer in self.layers])
         for layer in self.layers:
             layer.note_loaded(self._layer_state, held)
         return result
+
+    def _derives(self, container: Any, key: str) -> bool:
+        return any([key in layer.derived.keys(container) for layer in self.layers])
 
     def _watched_load(self, original: Callable, weights: Iterable, probe: bool, **kwargs: Any) -> Any:
         """Load, and learn whether ``load_weights`` derives state of its own, which an update could not follow."""
@@ -463,12 +451,12 @@ class ManagedModel:
         return result
 
     def _load_bucket(
-        self, original: Callable, names: NamedWeights, partial: bool | None = None, **kwargs: Any
+        self, original: Callable, names: tensors.NamedWeights, partial: bool | None = None, **kwargs: Any
     ) -> Any:
         if not (self._asked or self._unsupported):  # the first load may have been of dummy weights
             self._asked = True
-            log = WriteLog(self.tensors())
-            with torch.no_grad(), suppress(Exception), log, self._hooks.numbers_kept():
+            log = tensors.WriteLog(self.tensors())
+            with torch.no_grad(), suppress(Exception), log, self._hooks.engine.kept(self._derives):
                 self._watched_load(original, iter(()), True, **kwargs)
             log.undo()
             if self._unsupported and self.state == "open":
@@ -487,7 +475,7 @@ class ManagedModel:
                     "partial=True came after calls that nobody has named", "Name begin and end."
                 )
         with self._failing(names), torch.no_grad(), self._events.loading(), update.in_order():
-            with self._hooks.numbers_kept():
+            with self._hooks.engine.kept(self._derives):
                 result = update.load(original, names, self.constants, **kwargs)
             self._left_out |= bool(partial)
             boundaries = update.boundaries
@@ -540,9 +528,9 @@ class ManagedModel:
                 f"weights of this engine cannot be updated: {reason}", "Open a new engine on them."
             )
         if self.asleep:
-            return self._error(*ASLEEP)
+            return self._error(*events.ASLEEP)
         if self.options["in_flight"] == "refuse" and self.adapter.busy():
-            return self._error(*BUSY)
+            return self._error(*events.BUSY)
         if self._update.discarded and self.options["atomic"] == "model":
             return self._error(
                 "sleep level 2 discarded the weights, so atomic='model' has nothing to fall back to",
@@ -612,22 +600,22 @@ class ManagedModel:
             raise self._error(*refusal)
         with self.turns.update(), self.adapter.around():
             if self.asleep and self.state == "open" and not asleep:  # it stays so
-                raise self._error(*ASLEEP)
+                raise self._error(*events.ASLEEP)
             yield
 
     @contextmanager
-    def _failing(self, names: NamedWeights | None = None) -> Iterator[None]:
+    def _failing(self, names: tensors.NamedWeights | None = None) -> Iterator[None]:
         """Abandon the update at any exception within, and if the policy has requests that began since it was opened."""
         try:
             met = self.options["in_flight"] == "refuse" and self.adapter.busy()
             if met and self.adapter.role == "target":  # a drafter's weights mix nothing
-                raise self._error(*BUSY)
+                raise self._error(*events.BUSY)
             yield
         except BaseException as error:
             self._fail(error, names)
             raise
 
-    def _fail(self, error: BaseException, names: NamedWeights | None) -> None:
+    def _fail(self, error: BaseException, names: tensors.NamedWeights | None) -> None:
         update = self._update
         known_to_all, update.verdict = error is update.verdict, None
         doubted = update.doubted
@@ -644,7 +632,7 @@ class ManagedModel:
             after = "generation is refused until a complete update"
         else:
             self.state, after = "ready", "the old policy stays in place, unchanged"
-        error.add_note(f"[flashpatch: {PATCH}] weight update abandoned{at}; {after}.")
+        error.add_note(f"[flashpatch: {events.PATCH}] weight update abandoned{at}; {after}.")
         self._events.abandoned(error, self.state)
         if not known_to_all:
             self.adapter.consensus.announce(said)
