@@ -52,8 +52,7 @@ class EngineState:
         self._model = model
         self._parents: list[torch.nn.Module] = []
         self._empty: list[Any] = []
-        self.places: list[tuple[dict, str, Any]] = []
-        """Of numbers and empty tables: the attributes or dictionary, the key, and the object that has them."""
+        self.places: list[tuple[dict, str, Any]] = []  # of numbers and empty tables: table, key, whose it is
 
     def note(self) -> None:
         """Note what is there after the first load, but not in objects of several modules: groups of ranks count their calls."""
@@ -83,8 +82,7 @@ class EngineState:
         Raises:
             PatchError: numbers would be others; or tensors are kept for a later call, which may be one of another update."""
         children = [(one._modules, {**one._modules}) for one in self._parents]
-        empty, before = [one for one in self._empty if not one], self._values()
-        others = []
+        empty, before, others = [one for one in self._empty if not one], self._values(), []
         try:
             yield
         finally:
@@ -94,7 +92,7 @@ class EngineState:
             now = self._values()
             changed = compress(zip(self.places, before, now), map(operator.is_not, before, now))
             for (held, key, one), was, value in changed:
-                if derives(one, key):
+                if (isinstance(was, process.NUMBERS) and _equal(was, value)) or derives(one, key):
                     continue
                 if _is_number(was):
                     held[key] = was
@@ -208,7 +206,8 @@ class ModelHooks:
         self._called.clear()
         before = self._snapshot()
         self.phase = "commit"
-        log = WriteLog(self._tensors() if undo is not None else ())
+        held = (*self._model.parameters(), *self._model.buffers(), *process.held_tensors(self._model))
+        log = WriteLog(held if undo is not None else ())
         try:
             with log:
                 for module in self._originals:
@@ -269,6 +268,3 @@ class ModelHooks:
 
     def _snapshot(self) -> process.Snapshot:
         return process.LayerState([], []).capture(list(self._model.modules()))
-
-    def _tensors(self) -> list[torch.Tensor]:
-        return [*self._model.parameters(), *self._model.buffers(), *process.held_tensors(self._model)]

@@ -214,6 +214,7 @@ class ManagedModel:
         wide: which weights it holds in float32.
         turns: keep steps and updates apart.
         inside_load: ``model.load_weights`` is running.
+        named_failed: an update that was opened by name has failed, and its sender may go on.
         asleep: the engine has taken the memory of the weights away for now: no update begins, none is committed."""
 
     def __init__(
@@ -238,7 +239,7 @@ class ManagedModel:
         self.inside_load = False
         self._constants: list[weakref.ref[torch.Tensor]] = []
         self._left_out = False  # whether the sender of the open update allows layers to be left out
-        self._named_failed = False  # an update that was opened by name has failed, and its sender may go on
+        self.named_failed = False
         self._model = model
         install_part_loads(model, self)
         self._hooks = ModelHooks(model, adapter.deferred)
@@ -321,7 +322,7 @@ class ManagedModel:
             PatchError: this model, or this engine as it is now, cannot be updated."""
         with self._alone():
             self._begin(named=True)
-            self._named_failed = False
+            self.named_failed = False
 
     def finish(self, partial: bool | None = None) -> None:
         """End an update by name: commit it; nothing if none is open.
@@ -439,7 +440,10 @@ class ManagedModel:
         return result
 
     def _derives(self, container: Any, key: str) -> bool:
-        return any([key in layer.derived.keys(container) for layer in self.layers])
+        place = id(container), ""  # few layers have it: this is asked of all
+        return any(
+            [key in one.derived.keys(container) for one in self.layers if place in one.derived.by_place]
+        )
 
     def _watched_load(self, original: Callable, weights: Iterable, probe: bool, **kwargs: Any) -> Any:
         """Load, and learn whether ``load_weights`` derives state of its own, which an update could not follow."""
@@ -567,7 +571,7 @@ class ManagedModel:
         update.discarded = update.mixed = False
         update.preserve(())
         self.version = self.adapter.consensus.update or self.version + 1
-        self.error, self.state, self._named_failed = "", "ready", False
+        self.error, self.state, self.named_failed = "", "ready", False
         self._events.committed(self.version)
 
     def _close_if_empty(self) -> bool:
@@ -586,12 +590,9 @@ class ManagedModel:
         self.state = "broken" if self.error else "ready"
 
     def _missing(self, partial: bool | None, by_name: bool) -> list[str]:
-        return self._update.missing(self._allows_partial(partial), by_name)
-
-    def _allows_partial(self, partial: bool | None) -> bool:
-        if self.error or self._named_failed:  # only a whole update ends that
-            return False
-        return (self._left_out or self.options["partial"]) if partial is None else partial
+        partial = (self._left_out or self.options["partial"]) if partial is None else partial
+        failed = self.error or self.named_failed  # only a whole update ends that
+        return self._update.missing(partial and not failed, by_name)
 
     @contextmanager
     def _alone(self, asleep: bool = False) -> Iterator[None]:
@@ -620,7 +621,7 @@ class ManagedModel:
         known_to_all, update.verdict = error is update.verdict, None
         doubted = update.doubted
         update.note_mixture()
-        self._named_failed |= update.boundaries.named
+        self.named_failed |= update.boundaries.named
         update.boundaries.keep_anchor()
         update.boundaries.fail()
         update.drop()

@@ -328,22 +328,22 @@ class Derived:
     """Keys that post-processing has set, by the container or tensor in use that holds them."""
 
     def __init__(self) -> None:
-        self._keys: dict[tuple[int, str], tuple[Callable[[], Any], frozenset[str]]] = {}
+        self.by_place: dict[tuple[int, str], tuple[Callable[[], Any], frozenset[str]]] = {}
 
     def keys(self, container: Any, table: str = "") -> frozenset[str]:
         """Return the keys among a container's attributes, or in its ``table``."""
-        held, keys = self._keys.get((id(container), table), (None, frozenset()))
+        held, keys = self.by_place.get((id(container), table), (None, frozenset()))
         return keys if held is not None and held() is container else frozenset()
 
     def note(self, container: Any, keys: Collection[str], table: str = "") -> None:
         """Note that post-processing has set ``keys``."""
         if keys:
-            self._keys[id(container), table] = _reference(container), frozenset(keys)
+            self.by_place[id(container), table] = _reference(container), frozenset(keys)
 
     def take(self, other: Derived) -> Callable[[], None]:
         """Become equal to ``other``; return how that is undone."""
-        before, self._keys = self._keys, other._keys
-        return functools.partial(setattr, self, "_keys", before)
+        before, self.by_place = self.by_place, other.by_place
+        return functools.partial(setattr, self, "by_place", before)
 
     def learn(self, now: Snapshot, before: Snapshot, attributes: Mapping[tuple[int, str], dict]) -> None:
         """Note what the first load and its post-processing have set.
