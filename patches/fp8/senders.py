@@ -14,6 +14,7 @@ _COLOCATED = "swift.rlhf_trainers.rollout_mixin:RolloutTrainerMixin._move_full_m
 _OPENRLHF = "openrlhf.trainer.ray.vllm_worker_wrap:WorkerWrap"
 _CHECKPOINT_ENGINE = "checkpoint_engine.worker:VllmColocateWorkerExtension.update_weights_from_ipc"
 _LOADS = "self.model_runner.model.load_weights"
+_MS_SWIFT, _OPEN_RLHF = "ms-swift", "OpenRLHF"  # senders, in words that all functions of one say
 _WHY = "Tensors alone do not say which of them are one policy, when a sender starts again, or changes their order."
 _REMOVE_WHEN = "it sends through vLLM's own sessions or reload_weights."
 
@@ -42,16 +43,19 @@ def _models(worker: Any) -> list[model_registry.ManagedModel]:
     upstream="swift/rlhf_trainers/utils.py: finish_vllm_weight_reload(strict=False) passes over every exception.",
     remove_when="ms-swift's worker extension calls it with strict=True.",
 )
-def finish_vllm_weight_reload(original, *args: Any, **kwargs: Any) -> Any:
-    """Ask for the strict form, which ms-swift has and its worker does not use."""
-    return original(*args, **{**kwargs, "strict": True})
+def finish_vllm_weight_reload(original, vllm_model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Ask for the strict form, which ms-swift has and its worker does not use; end no update of another sender."""
+    managed = model_registry.get(vllm_model)
+    if managed is not None and managed.state == "open":
+        stated.finish([managed], _MS_SWIFT)
+    return original(vllm_model, *args, **{**kwargs, "strict": True})
 
 
 @swift.wrap(f"{_SWIFT}.update_flattened_params", relies_on=_LOADS, id="fp8.swift.update_flattened_params")
 @swift.wrap(f"{_SWIFT}.update_named_param", relies_on=_LOADS)
 def update_named_param(original, self, *args: Any, **kwargs: Any) -> Any:
     """Take a call as a part of an update, which ms-swift ends with vLLM's post-processing."""
-    with stated.part(_models(self)):
+    with stated.part(_models(self), _MS_SWIFT):
         return original(self, *args, **kwargs)
 
 
@@ -63,7 +67,7 @@ def update_named_param(original, self, *args: Any, **kwargs: Any) -> Any:
 def move_full_model_to_vllm(original, self) -> Any:
     """Make one update of what a colocated engine is sent."""
     managed = model_registry.get(self.engine.inner_model) if self.vllm_mode == "colocate" else None
-    with stated.update([] if managed is None else [managed]):
+    with stated.update([] if managed is None else [managed], _MS_SWIFT):
         return original(self)
 
 
@@ -75,7 +79,7 @@ def move_full_model_to_vllm(original, self) -> Any:
 def update_weights_from_ipc(original, self, *args: Any, **kwargs: Any) -> Any:
     """Make one update of what a call brings, unless that is an adapter."""
     adapter = kwargs.get("peft_config") and kwargs.get("base_sync_done")
-    with stated.update([] if adapter else _models(self)):
+    with stated.update([] if adapter else _models(self), _MS_SWIFT):
         return original(self, *args, **kwargs)
 
 
@@ -125,5 +129,5 @@ openrlhf = Patches(
 def update_weight(original, self, *args: Any, **kwargs: Any) -> Any:
     """Take a call as a part of an update, and end that with the call that says that it is the last."""
     last = kwargs.get("empty_cache", bool(args) and args[-1])
-    with stated.part(_models(self), last is True, kwargs.get("name", args[0] if args else "")):
+    with stated.part(_models(self), _OPEN_RLHF, last is True, kwargs.get("name", args[0] if args else "")):
         return original(self, *args, **kwargs)

@@ -15,25 +15,22 @@ from flashpatch.patches.fp8.update.events import update_error
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.update.model import ManagedModel
 
-# when their updates began, and who has begun them
+# when their updates began, and who has begun the last one: a word that no other sender says, and `changes` of then
 _versions: weakref.WeakKeyDictionary[ManagedModel, int] = weakref.WeakKeyDictionary()
 _senders: weakref.WeakKeyDictionary[ManagedModel, tuple[str, int]] = weakref.WeakKeyDictionary()
 
 
 @contextmanager
-def update(models: Sequence[ManagedModel]) -> Iterator[None]:
-    """Make one update of what comes within; after an exception give it up.
-
-    Raises:
-        PatchError: see `begin` and `finish`."""
-    sender = uuid4().hex
-    with ending(models, sender=sender):
+def update(models: Sequence[ManagedModel], sender: str = "") -> Iterator[None]:
+    """Make one update of what comes within; after an exception give it up. It raises what `begin` and `finish` do."""
+    sender = sender or uuid4().hex
+    with ending(models, sender):
         begin(models, sender)
         yield
 
 
 @contextmanager
-def ending(models: Sequence[ManagedModel], last: bool = True, sender: str = "") -> Iterator[None]:
+def ending(models: Sequence[ManagedModel], sender: str, last: bool = True) -> Iterator[None]:
     """At the end of what is within finish the update that has begun there or before, if this is its ``last`` part."""
     try:
         yield
@@ -45,56 +42,64 @@ def ending(models: Sequence[ManagedModel], last: bool = True, sender: str = "") 
 
 
 @contextmanager
-def part(models: Sequence[ManagedModel], last: bool = False, name: str = "") -> Iterator[None]:
-    """Take what comes within, a tensor of this ``name`` alone if it has one, as a part of an update: of a new one, if none that
-    was stated is open, or if that has brought the name: a sender that sends each once has died in it."""
-    with ending(models, last):
+def part(models: Sequence[ManagedModel], sender: str, last: bool = False, name: str = "") -> Iterator[None]:
+    """Take what comes within, a tensor of this ``name`` alone if it has one, as a part of the sender's update: of a new one, if
+    none of its own is open, or if that has brought the name: a sender that sends each once has died in it."""
+    with ending(models, sender, last):
         targets = [model for model in models if model.adapter.role == "target"]
-        is_open = all(model.state == "open" and model in _versions for model in targets)
+        is_open = all(one.state == "open" and _senders.get(one) == (sender, one.changes) for one in targets)
         if not is_open or any(model.has_come(name) for model in targets):
-            begin(models)
+            begin(models, sender)
         yield
 
 
-def begin(models: Sequence[ManagedModel], sender: str = "") -> None:
-    """Open an update of each model, but of drafters that take none; ``sender``: who does, in a word that no other one says.
+def begin(models: Sequence[ManagedModel], sender: str) -> None:
+    """Open an update of each model, but of drafters that take none.
 
     Raises:
         PatchError: a target cannot be updated, or not now."""
     for model in models:
-        _versions[model] = model.version
         with suppress(PatchError) if model.adapter.role == "drafter" else nullcontext():
             model.begin()
+            _versions[model] = model.version
         _senders[model] = sender, model.changes  # the second changes too if another door begins
 
 
-def finish(models: Sequence[ManagedModel], sender: str = "") -> None:
+def finish(models: Sequence[ManagedModel], sender: str) -> None:
     """Commit what has come since `begin`; a drafter may have got nothing.
 
     Raises:
-        PatchError: it is not one whole policy; or it has failed since, and its sender went on; or another ``sender`` has begun one."""
+        PatchError: it is not one whole policy; or it has failed since, and its sender went on; or another sender has begun one."""
     if _of_another(models, sender):
         raise update_error("another update began before the end of this one", "Send one update at a time.")
+    lost = False
     for model in models:
-        failed = model.state != "open" and model.version == _versions.pop(model, None)
+        began, drafter = _versions.pop(model, None), model.adapter.role == "drafter"
+        failed = model.state != "open" and model.version == began
         try:
-            if model.adapter.role == "drafter" and (failed or model.close_if_empty()):
+            if drafter and (began is None or failed or model.close_if_empty()):
+                lost |= failed and model.named_failed
                 continue
             model.finish()
         finally:
             events.note(model)
         if failed:
             raise update_error("the update had failed before its end", "Send a complete update.")
+    if lost:
+        problem = "the policy is in place, and the drafter's part of the update had failed before its end"
+        raise update_error(problem, "Send the drafter's weights again, whole.")
 
 
 def abandon(models: Sequence[ManagedModel], why: str, sender: str = "") -> None:
     """Give up what has come since `begin`, if it has not been committed and is not of another ``sender``."""
-    for model in () if _of_another(models, sender) else models:
+    for model in () if sender and _of_another(models, sender) else models:
         _versions.pop(model, None)
         model.abandon(f"the update was given up, {why}")
         events.note(model)
 
 
 def _of_another(models: Sequence[ManagedModel], sender: str) -> bool:
-    begun = [(model, *_senders.get(model, ("", 0))) for model in models] if sender else []
+    """Whether another sender, or door, has begun an update of the policy since this sender's last one."""
+    targets = [model for model in models if model.adapter.role == "target"] or models
+    begun = [(model, *_senders[model]) for model in targets if model in _senders]
     return any([by != sender or (one.state == "open" and one.changes != number) for one, by, number in begun])

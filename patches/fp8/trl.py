@@ -52,7 +52,7 @@ def sync_weights(original, self, *args: Any, **kwargs: Any) -> Any:
     """Commit when the sync ends, and raise with the names of what did not come; time the sync."""
     models, began = _models(self), time.perf_counter()
     try:
-        with stated.ending(models):
+        with stated.ending(models, "TRL"):
             result = original(self, *args, **kwargs)
     except PatchError as error:
         ledger.event("error", what="weight sync", step=_STEP.get(), problem=error.problem)
@@ -75,7 +75,7 @@ def sync_weights(original, self, *args: Any, **kwargs: Any) -> Any:
 )
 def iter_named_params(original, self):
     """Begin an update of the colocated engine before the first parameter."""
-    stated.begin(_models(self))
+    stated.begin(_models(self), "TRL")
     yield from original(self)
 
 

@@ -72,7 +72,7 @@ class Boundaries:
         step, same = Step.TAKE, values is not None and self._values.get(name) == values
         anchor = self._anchor or next(iter(self.came), name)
         if not self.came and name != anchor:
-            self._count_alone(call, f"{name} came first, where earlier updates began with {anchor}")
+            self._alone, self._why = call, f"{name} came first, where earlier updates began with {anchor}"
         if self.came.get(name, call) != call:
             if name != anchor and same:
                 return Step.SKIP
@@ -80,7 +80,7 @@ class Boundaries:
             self.came = {one: number for one, number in self.came.items() if number == call}
             self._alone, self._repeats = 0, False
             if name != anchor or self.came:
-                self._count_alone(call, f"{name} came again with other values")
+                self._alone, self._why = call, f"{name} came again with other values"
         self._repeats &= same
         self.came[name], self._values[name] = call, values
         return step
@@ -89,9 +89,6 @@ class Boundaries:
         """Note that a call was taken that does not bring everything: the next ones belong behind its first name."""
         if not (self.named or self.ends):
             self._anchor = self._anchor or next(iter(self.came), None)
-
-    def _count_alone(self, call: int, why: str) -> None:
-        self._alone, self._why = call, why
 
     @property
     def doubt(self) -> str:

@@ -12,15 +12,7 @@ import torch
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.precision.readings import Readings
 from flashpatch.patches.fp8.update.events import REPORT, update_error
-from flashpatch.patches.fp8.update.process import (
-    Derived,
-    LayerState,
-    LayoutChanged,
-    Plan,
-    Snapshot,
-    compare,
-    module_tensors,
-)
+from flashpatch.patches.fp8.update.process import Derived, LayerState, LayoutChanged, Plan, Snapshot, compare
 from flashpatch.patches.fp8.update.tensors import PristineParam, SharedStorage, record
 
 
@@ -63,6 +55,7 @@ class Layer:
 
     Attributes:
         borrowed: storages in use that are another model's: what comes for them is compared, and never written.
+        derived: keys that post-processing has set.
         lent: all of its parameters lie there."""
 
     lent = False
@@ -86,7 +79,7 @@ class Layer:
         self.tables: list[tuple[torch.nn.Module, dict, dict]] = []  # its parameters and buffers, staged
         self.live_tables: list[tuple[torch.nn.Module, dict, dict]] = []  # while staged tensors are shown
         self.pristine = Snapshot()  # without parameters and buffers
-        self._derived = Derived()
+        self.derived = Derived()
         self._kept_alive: list[torch.Tensor] = []  # fresh tensors that a foreign resource may point into
         for param in params:
             param.optional, param.layer = deferred, self
@@ -182,7 +175,7 @@ class Layer:
     def learn_derived(self, state: LayerState) -> None:
         """Learn what the first load and its post-processing, just over, have set."""
         attributes = {(id(param.module), param.key): param.attributes for param in self.params}
-        self._derived.learn(state.capture(self.modules), self.pristine, attributes)
+        self.derived.learn(state.capture(self.modules), self.pristine, attributes)
 
     def derived_later(self, state: LayerState) -> list[str]:
         """Return attributes that the constructor left None and that hold a number now, as a first forward derives it."""
@@ -310,7 +303,7 @@ class Layer:
                 compare(self.name, self.modules, live, before, after, initial, plan)
         except LayoutChanged as error:
             raise _unfit(error) from error
-        fresh = module_tensors(after)
+        fresh = after.module_tensors()
         plan.fresh = frozenset(map(id, fresh))
         plan.assign(vars(self), "_kept_alive", fresh if self.borrows and plan.owns_resources else [])
         return plan
@@ -335,7 +328,7 @@ class Layer:
 
     def _new_plan(self, compiled: bool = False) -> Plan:
         attributes = {id(param.tensor): param.attributes for param in self.params if param.tensor is not None}
-        return Plan(self._derived, attributes, compiled)
+        return Plan(self.derived, attributes, compiled)
 
     def _is_staged(self, param: PristineParam) -> bool:
         if not param.is_buffer or param.alias:

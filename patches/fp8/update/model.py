@@ -24,30 +24,13 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared.checkpoint_shapes import shapes
 from flashpatch.patches.fp8.precision.quantize_on_load import Rounding
 from flashpatch.patches.fp8.precision.readings import Readings
-from flashpatch.patches.fp8.update import events
+from flashpatch.patches.fp8.update import events, tensors
 from flashpatch.patches.fp8.update.checks import WideWeights
-from flashpatch.patches.fp8.update.events import (
-    ASLEEP,
-    BUSY,
-    PATCH,
-    Policy,
-    UpdateEvents,
-    listed,
-    update_error,
-)
+from flashpatch.patches.fp8.update.events import Policy, UpdateEvents, listed, update_error
+from flashpatch.patches.fp8.update.hooks import ModelHooks
 from flashpatch.patches.fp8.update.layer import Layer, find_lent, group_layers, layers_and_parents
-from flashpatch.patches.fp8.update.process import LayerState, ModelHooks, held_tensors
+from flashpatch.patches.fp8.update.process import LayerState, held_tensors
 from flashpatch.patches.fp8.update.ranks import Consensus, SingleRank
-from flashpatch.patches.fp8.update.tensors import (
-    Coverage,
-    NamedWeights,
-    PristineParam,
-    WriteLog,
-    WriteTracker,
-    checksum_of,
-    refuse_lost_writes,
-    storage_table,
-)
 from flashpatch.patches.fp8.update.update import Update
 
 logger = logging.getLogger("flashpatch.fp8")
@@ -231,6 +214,7 @@ class ManagedModel:
         wide: which weights it holds in float32.
         turns: keep steps and updates apart.
         inside_load: ``model.load_weights`` is running.
+        named_failed: an update that was opened by name has failed, and its sender may go on.
         asleep: the engine has taken the memory of the weights away for now: no update begins, none is committed."""
 
     def __init__(
@@ -255,7 +239,7 @@ class ManagedModel:
         self.inside_load = False
         self._constants: list[weakref.ref[torch.Tensor]] = []
         self._left_out = False  # whether the sender of the open update allows layers to be left out
-        self._named_failed = False  # an update that was opened by name has failed, and its sender may go on
+        self.named_failed = False
         self._model = model
         install_part_loads(model, self)
         self._hooks = ModelHooks(model, adapter.deferred)
@@ -291,7 +275,7 @@ class ManagedModel:
                 if self.rounding is not None:
                     weights = self.rounding.prepared(weights, first=self.state == "loading")
                 load = self._first_load if self.state == "loading" else self._load_bucket
-                return load(original, NamedWeights(weights), **kwargs)
+                return load(original, tensors.NamedWeights(weights), **kwargs)
             finally:
                 self.inside_load = False
                 self._hooks.phase = "first" if self.state == "loading" else "commit"
@@ -316,6 +300,7 @@ class ManagedModel:
         self._update.joined.find(self.layers)
         pristine = (tensor for layer in self.layers for tensor in layer.pristine.tensors())
         self._hooks.phase = "commit"
+        self._hooks.engine.note()
         self._constants = [weakref.ref(tensor) for tensor in (*held_tensors(self._model), *pristine)]
         self.state = "ready"
         events.note(self)
@@ -328,6 +313,7 @@ class ManagedModel:
         if fixed is not None:
             self._layer_state.set_fixed(fixed)
             self._update.joined.find(self.layers)
+            self._hooks.engine.forget_gone()
 
     def begin(self) -> None:
         """Open an update by name, dropping what an unfinished one had staged.
@@ -336,7 +322,7 @@ class ManagedModel:
             PatchError: this model, or this engine as it is now, cannot be updated."""
         with self._alone():
             self._begin(named=True)
-            self._named_failed = False
+            self.named_failed = False
 
     def finish(self, partial: bool | None = None) -> None:
         """End an update by name: commit it; nothing if none is open.
@@ -408,7 +394,7 @@ class ManagedModel:
 
     def checksum(self) -> str:
         """Return a checksum of the live weights; see `checksum_of`."""
-        return checksum_of(self._model, self.adapter.deferred, self.constants())
+        return tensors.checksum_of(self._model, self.adapter.deferred, self.constants())
 
     def policy(self) -> Policy:
         """Return state and version, for the scheduler."""
@@ -431,27 +417,33 @@ class ManagedModel:
             return self.options["atomic"] == "model" and update.boundaries.named
         return self.state == "ready"
 
-    def _first_load(self, original: Callable, names: NamedWeights, **kwargs: Any) -> Any:
+    def _first_load(self, original: Callable, names: tensors.NamedWeights, **kwargs: Any) -> Any:
         """Run the engine's own first load and record what it writes."""
         params = [param for layer in self.layers for param in layer.params]
         held = {id(param): param.live() for param in params}
         for param in params:
-            param.expected = param.expected or Coverage(param.shape, param.stride, param.offset)
-        table = storage_table((param, held[id(param)]) for param in params)
+            param.expected = param.expected or tensors.Coverage(param.shape, param.stride, param.offset)
+        table = tensors.storage_table((param, held[id(param)]) for param in params)
 
-        def on_write(param: PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
+        def on_write(param: tensors.PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
             param.expected.add(view, names.current)
             if source is not None:
                 param.filled = names.fills(param, source, table)
 
-        with WriteTracker(table, on_write):
+        with tensors.WriteTracker(table, on_write):
             result = self._watched_load(original, self._update.first_load(names), False, **kwargs)
         self.readings.read()
-        refuse_lost_writes(params, self.adapter.kept, type(self._model).__name__)
+        tensors.refuse_lost_writes(params, self.adapter.kept, type(self._model).__name__)
         self._layer_state.find_shared([layer.modules for layer in self.layers])
         for layer in self.layers:
             layer.note_loaded(self._layer_state, held)
         return result
+
+    def _derives(self, container: Any, key: str) -> bool:
+        place = id(container), ""  # few layers have it: this is asked of all
+        return any(
+            [key in one.derived.keys(container) for one in self.layers if place in one.derived.by_place]
+        )
 
     def _watched_load(self, original: Callable, weights: Iterable, probe: bool, **kwargs: Any) -> Any:
         """Load, and learn whether ``load_weights`` derives state of its own, which an update could not follow."""
@@ -463,12 +455,12 @@ class ManagedModel:
         return result
 
     def _load_bucket(
-        self, original: Callable, names: NamedWeights, partial: bool | None = None, **kwargs: Any
+        self, original: Callable, names: tensors.NamedWeights, partial: bool | None = None, **kwargs: Any
     ) -> Any:
         if not (self._asked or self._unsupported):  # the first load may have been of dummy weights
             self._asked = True
-            log = WriteLog(self.tensors())
-            with torch.no_grad(), suppress(Exception), log, self._hooks.numbers_kept():
+            log = tensors.WriteLog(self.tensors())
+            with torch.no_grad(), suppress(Exception), log, self._hooks.engine.kept(self._derives):
                 self._watched_load(original, iter(()), True, **kwargs)
             log.undo()
             if self._unsupported and self.state == "open":
@@ -487,7 +479,7 @@ class ManagedModel:
                     "partial=True came after calls that nobody has named", "Name begin and end."
                 )
         with self._failing(names), torch.no_grad(), self._events.loading(), update.in_order():
-            with self._hooks.numbers_kept():
+            with self._hooks.engine.kept(self._derives):
                 result = update.load(original, names, self.constants, **kwargs)
             self._left_out |= bool(partial)
             boundaries = update.boundaries
@@ -540,9 +532,9 @@ class ManagedModel:
                 f"weights of this engine cannot be updated: {reason}", "Open a new engine on them."
             )
         if self.asleep:
-            return self._error(*ASLEEP)
+            return self._error(*events.ASLEEP)
         if self.options["in_flight"] == "refuse" and self.adapter.busy():
-            return self._error(*BUSY)
+            return self._error(*events.BUSY)
         if self._update.discarded and self.options["atomic"] == "model":
             return self._error(
                 "sleep level 2 discarded the weights, so atomic='model' has nothing to fall back to",
@@ -579,7 +571,7 @@ class ManagedModel:
         update.discarded = update.mixed = False
         update.preserve(())
         self.version = self.adapter.consensus.update or self.version + 1
-        self.error, self.state, self._named_failed = "", "ready", False
+        self.error, self.state, self.named_failed = "", "ready", False
         self._events.committed(self.version)
 
     def _close_if_empty(self) -> bool:
@@ -598,12 +590,9 @@ class ManagedModel:
         self.state = "broken" if self.error else "ready"
 
     def _missing(self, partial: bool | None, by_name: bool) -> list[str]:
-        return self._update.missing(self._allows_partial(partial), by_name)
-
-    def _allows_partial(self, partial: bool | None) -> bool:
-        if self.error or self._named_failed:  # only a whole update ends that
-            return False
-        return (self._left_out or self.options["partial"]) if partial is None else partial
+        partial = (self._left_out or self.options["partial"]) if partial is None else partial
+        failed = self.error or self.named_failed  # only a whole update ends that
+        return self._update.missing(partial and not failed, by_name)
 
     @contextmanager
     def _alone(self, asleep: bool = False) -> Iterator[None]:
@@ -612,27 +601,27 @@ class ManagedModel:
             raise self._error(*refusal)
         with self.turns.update(), self.adapter.around():
             if self.asleep and self.state == "open" and not asleep:  # it stays so
-                raise self._error(*ASLEEP)
+                raise self._error(*events.ASLEEP)
             yield
 
     @contextmanager
-    def _failing(self, names: NamedWeights | None = None) -> Iterator[None]:
+    def _failing(self, names: tensors.NamedWeights | None = None) -> Iterator[None]:
         """Abandon the update at any exception within, and if the policy has requests that began since it was opened."""
         try:
             met = self.options["in_flight"] == "refuse" and self.adapter.busy()
             if met and self.adapter.role == "target":  # a drafter's weights mix nothing
-                raise self._error(*BUSY)
+                raise self._error(*events.BUSY)
             yield
         except BaseException as error:
             self._fail(error, names)
             raise
 
-    def _fail(self, error: BaseException, names: NamedWeights | None) -> None:
+    def _fail(self, error: BaseException, names: tensors.NamedWeights | None) -> None:
         update = self._update
         known_to_all, update.verdict = error is update.verdict, None
         doubted = update.doubted
         update.note_mixture()
-        self._named_failed |= update.boundaries.named
+        self.named_failed |= update.boundaries.named
         update.boundaries.keep_anchor()
         update.boundaries.fail()
         update.drop()
@@ -644,7 +633,7 @@ class ManagedModel:
             after = "generation is refused until a complete update"
         else:
             self.state, after = "ready", "the old policy stays in place, unchanged"
-        error.add_note(f"[flashpatch: {PATCH}] weight update abandoned{at}; {after}.")
+        error.add_note(f"[flashpatch: {events.PATCH}] weight update abandoned{at}; {after}.")
         self._events.abandoned(error, self.state)
         if not known_to_all:
             self.adapter.consensus.announce(said)

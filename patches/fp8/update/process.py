@@ -6,50 +6,29 @@ alone; a `Snapshot` copies their contents and restores them. What post-processin
 snapshots; a `Plan` pairs it with the live state: tensors are copied into their existing storage (captured graphs keep their
 addresses), containers are entered, plain values replaced. An object with a finaliser (a handle to packed weights) exchanges
 its contents with its counterpart, so that each resource keeps one owner. Nothing is changed until `Plan.apply`; a pair that
-cannot be matched is found before. `ModelHooks` does the same for a model's own hooks."""
+cannot be matched is found before."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 import operator
 import types
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from flashpatch.patches.fp8.update.events import listed, update_error
 from flashpatch.patches.fp8.update.tensors import WriteLog
 
 _DEPTH = 8
-_FOREIGN = (
-    "torch.",
-    "transformers.",
-    "vllm.config.",
-    "enum.",
-    "logging.",
-    "threading.",
-    "re.",
-    "pathlib.",
-    "flashpatch.",
+_FOREIGN = tuple(
+    "torch. transformers. vllm.config. enum. logging. threading. re. pathlib. flashpatch.".split()
 )
-_NUMBERS = (str, bytes, int, float)
-_PLAIN = (*_NUMBERS, bool, type(None))
-_LEAVES = (
-    *_PLAIN,
-    complex,
-    type,
-    types.ModuleType,
-    torch.Tensor,
-    torch.dtype,
-    torch.device,
-    types.BuiltinFunctionType,
-)
-
+NUMBERS = (str, bytes, int, float)
+_PLAIN = (*NUMBERS, bool, type(None))
+_LEAVES = (*_PLAIN, complex, type, torch.Tensor, torch.dtype, torch.device, types.ModuleType, type(len))
 _DICTIONARIES = (dict, OrderedDict)  # most are empty tables of hooks, for which no further call is made
 
 TABLES = frozenset(("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"))
@@ -114,6 +93,15 @@ class Snapshot:
         for _, contents in self.contents.values():
             values = contents.values() if isinstance(contents, dict) else contents
             yield from (value for value in values if isinstance(value, torch.Tensor))
+
+    def module_tensors(self) -> list[torch.Tensor]:
+        """Return the parameters and tensor attributes of the modules."""
+        found = []
+        for container, contents in self.contents.values():
+            if isinstance(container, torch.nn.Module):
+                found += [t for t in contents["_parameters"].values() if t is not None]
+                found += [v for v in contents.values() if isinstance(v, torch.Tensor)]
+        return found
 
     def restore(self) -> None:
         """Write every container's contents back, in place."""
@@ -273,11 +261,14 @@ class LayerState:
 
     Args:
         layers: groups of modules treated as one layer each.
-        fixed: modules that no layer owns: those that are layers of their own, and those above them."""
+        fixed: modules that no layer owns: those that are layers of their own, and those above them.
+
+    Attributes:
+        shared: containers of several layers, by identity."""
 
     def __init__(self, layers: list[list[torch.nn.Module]], fixed: Iterable[torch.nn.Module]) -> None:
         self.set_fixed(fixed)
-        self._shared: dict[int, Any] = {}  # holds the containers: no identity is used again
+        self.shared: dict[int, Any] = {}  # holds the containers: no identity is used again
         self.find_shared(layers)
 
     def set_fixed(self, modules: Iterable[torch.nn.Module]) -> None:
@@ -288,14 +279,14 @@ class LayerState:
         """Search for what several layers share; what was found shared before stays so."""
         first: dict[int, int] = {}
         for index, modules in enumerate(layers):
-            for container in held_containers(modules, self._fixed, self._shared):
+            for container in held_containers(modules, self._fixed, self.shared):
                 if first.setdefault(id(container), index) != index:
-                    self._shared[id(container)] = container
+                    self.shared[id(container)] = container
 
     def capture(self, modules: list[torch.nn.Module]) -> Snapshot:
         """Copy the contents of all containers of ``modules``."""
         snapshot = Snapshot()
-        for container in held_containers(modules, self._fixed, self._shared):
+        for container in held_containers(modules, self._fixed, self.shared):
             if container.__class__ in _DICTIONARIES and not container:
                 snapshot.contents[id(container)] = (container, {})
             elif _known.get(container.__class__) is object:
@@ -305,43 +296,8 @@ class LayerState:
         return snapshot
 
 
-Place = tuple[int, str]
-"""Identity of a container, and a key or attribute of it."""
-
 ABSENT = object()
 """What a place holds that does not exist."""
-
-
-class Attributes:
-    """What the objects of a model hold at one moment, one level each: attributes, dictionaries, registered tensors."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._tables: dict[int, tuple[Any, dict]] = {}
-        self._registered: set[int] = set()
-        for container in held_containers(model.modules()):
-            if isinstance(container, torch.nn.Module):
-                for table in (container._parameters, container._buffers):
-                    self._registered.add(id(table))
-                    self._add(table)
-            if isinstance(getattr(container, "__dict__", container), dict):
-                self._add(container)
-
-    def _add(self, container: Any) -> None:
-        self._tables[id(container)] = container, table(container).copy()
-
-    def changes(self) -> dict[Place, tuple[Any, Any]]:
-        """Where another object is held now: the container, and what it held.
-
-        Of registered tensors only new ones count: those that were there are the layers' own."""
-        found = {}
-        for identity, (container, old) in self._tables.items():
-            new = table(container)
-            for key in (old.keys() | new.keys()) - TABLES:
-                before = old.get(key, ABSENT)
-                ours = identity not in self._registered or before is None or before is ABSENT
-                if ours and before is not new.get(key, ABSENT):
-                    found[identity, key] = container, before
-        return found
 
 
 def table(container: Any) -> dict:
@@ -372,22 +328,22 @@ class Derived:
     """Keys that post-processing has set, by the container or tensor in use that holds them."""
 
     def __init__(self) -> None:
-        self._keys: dict[tuple[int, str], tuple[Callable[[], Any], frozenset[str]]] = {}
+        self.by_place: dict[tuple[int, str], tuple[Callable[[], Any], frozenset[str]]] = {}
 
     def keys(self, container: Any, table: str = "") -> frozenset[str]:
         """Return the keys among a container's attributes, or in its ``table``."""
-        held, keys = self._keys.get((id(container), table), (None, frozenset()))
+        held, keys = self.by_place.get((id(container), table), (None, frozenset()))
         return keys if held is not None and held() is container else frozenset()
 
     def note(self, container: Any, keys: Collection[str], table: str = "") -> None:
         """Note that post-processing has set ``keys``."""
         if keys:
-            self._keys[id(container), table] = _reference(container), frozenset(keys)
+            self.by_place[id(container), table] = _reference(container), frozenset(keys)
 
     def take(self, other: Derived) -> Callable[[], None]:
         """Become equal to ``other``; return how that is undone."""
-        before, self._keys = self._keys, other._keys
-        return functools.partial(setattr, self, "_keys", before)
+        before, self.by_place = self.by_place, other.by_place
+        return functools.partial(setattr, self, "by_place", before)
 
     def learn(self, now: Snapshot, before: Snapshot, attributes: Mapping[tuple[int, str], dict]) -> None:
         """Note what the first load and its post-processing have set.
@@ -780,212 +736,3 @@ def compare(
                     pair_into(container, one, was, now, used)
         elif len(old) != len(fresh) or not all(map(operator.is_, old, fresh)):
             plan.contents(container, running, fresh, name)
-
-
-def module_tensors(snapshot: Snapshot) -> list[torch.Tensor]:
-    """Return the parameters and tensor attributes of a snapshot's modules."""
-    found = []
-    for container, contents in snapshot.contents.values():
-        if isinstance(container, torch.nn.Module):
-            found += [t for t in contents["_parameters"].values() if t is not None]
-            found += [v for v in contents.values() if isinstance(v, torch.Tensor)]
-    return found
-
-
-def _emptied(value: Any) -> bool:
-    """Empty a dictionary or list if there are tensors in it; return whether there were."""
-    filled = isinstance(value, (dict, list)) and any(True for _ in tensors_below(value))
-    if filled:
-        value.clear()
-    return filled
-
-
-def _put_back(container: Any, key: str, was: Any) -> bool:
-    """Put a number back; return whether another one was there."""
-    now = get(container, key)
-    if isinstance(was, torch.Tensor):
-        other = not (isinstance(now, torch.Tensor) and torch.equal(now, was))
-    else:
-        other = isinstance(was, _NUMBERS) and now is not was and now != was
-    if other or isinstance(was, torch.Tensor):
-        put(container, key, was)
-    return other
-
-
-NAME = "process_weights_after_loading"
-
-
-class ModelHooks:
-    """Stand in for the hooks of one model: ``process_weights_after_loading`` of the model and of modules in it.
-
-    Args:
-        model: the model, just constructed.
-        deferred: whether the engine calls a module's method itself, as a layer's.
-
-    Attributes:
-        phase: what a call of a hook means now: part of the ``first`` load, of a ``bucket``, or of a ``commit``.
-        deleted: names of modules with tensors that hooks have taken out of the model, so that none can be loaded."""
-
-    def __init__(
-        self, model: torch.nn.Module, deferred: Callable[[torch.nn.Module], bool] = lambda module: False
-    ) -> None:
-        self.phase: Literal["first", "bucket", "commit"] = "first"
-        self.deleted: set[str] = set()
-        self._model = model
-        self._set: dict[Place, tuple[Any, Any]] = {}  # what hooks have set: the container, the value before
-        self._numbers: dict[Place, Any] = {}  # what the first load has set: the container
-        self._called: set[torch.nn.Module] = set()  # in this commit
-        self._originals: dict[torch.nn.Module, Callable[[], Any]] = {}  # outermost first
-        self._parents = [one for one in model.modules() if one._modules]
-        held = held_containers(model.modules())
-        self._empty = [one for one in held if isinstance(one, (dict, list)) and not one]
-        for module in model.modules():
-            hook = getattr(module, NAME, None)
-            if hook is not None and not deferred(module) and not inspect.signature(hook).parameters:
-                self._originals[module] = hook
-                setattr(module, NAME, self._replacement(module))
-
-    def remove(self) -> None:
-        """Give the modules their own hooks back."""
-        for module in self._originals:
-            vars(module).pop(NAME, None)
-
-    @contextmanager
-    def watch_load(self, probe: bool) -> Iterator[list[str]]:
-        """Within, a call of ``load_weights``; afterwards the list has what it has set beside the parameters; of a ``probe`` nothing stays.
-
-        Left out are layers that were post-processed meanwhile, as online quantization does, what looks tensors up in the model's
-        modules when it is asked, as SGLang 0.5.12's table of experts' weights does, and tensors of int64, which no weight makes, such
-        as the tokens that an EAGLE-3 drafter drafts: they go on as they are, see `numbers_kept`."""
-        before, found = Attributes(self._model), []
-        yield found
-        changes = before.changes()
-        tables = {identity for identity, _ in changes}
-        processed = {
-            id(container)
-            for module in self._model.modules()
-            if not tables.isdisjoint((id(module._parameters), id(module._buffers)))
-            for held in held_containers(module.modules())
-            for container in (held, getattr(held, "_parameters", None), getattr(held, "_buffers", None))
-        }
-        modules = set(map(id, self._model.modules()))
-        for place, (container, _) in changes.items():
-            ours, value = place not in self._set and id(container) not in processed, get(container, place[1])
-            number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
-            table = isinstance(value, dict) and not value
-            if ours and (number or table or getattr(value, "dtype", None) == torch.int64):
-                self._numbers[place] = container
-            elif ours and any(True for _ in tensors_below(value, apart=modules)):
-                found.append(f"{type(container).__name__}.{place[1]}")
-        for place, (container, held) in changes.items() if probe else ():
-            put(container, place[1], held)
-
-    @contextmanager
-    def numbers_kept(self) -> Iterator[None]:
-        """Within, a call of ``load_weights`` of an update: numbers that the first load has set beside tensors are the engine's, not a
-        policy's. Flags are not: many say what a call brought.
-
-        Raises:
-            PatchError: numbers, texts, or tensors of int64 would be others, and are put back; or tensors are kept for a later
-                call, which may be one of another update."""
-        held = [(container, key, get(container, key)) for (_, key), container in self._numbers.items()]
-        children = [(one._modules, {**one._modules}) for one in self._parents]
-        empty = [one for one in self._empty if not one]
-        filled = {id(one) for _, _, one in held if isinstance(one, dict) and one}  # by the engine
-        try:
-            yield
-        finally:
-            for table, before in children:
-                if table != before:  # a loader of a drafter takes away what a call has not brought
-                    table.update({**dict.fromkeys(table), **before})
-            tables = [get(container, key) for container, key, _ in held]
-            empty += [one for one in tables if isinstance(one, dict) and id(one) not in filled]
-            kept = [type(one).__name__ for one in empty if one and _emptied(one)]
-            others = [f"{type(one).__name__}.{key}" for one, key, was in held if _put_back(one, key, was)]
-        kind = type(self._model).__name__
-        if kept:
-            problem = f"the loader keeps tensors in a {kept[0]} for a later call"
-            advice = "Send in one call what belongs together, such as a weight and its scale."
-            raise update_error(problem, advice, kind)
-        if others:
-            problem = f"{listed(others)} would be other numbers"
-            raise update_error(problem, "Open a new engine on them.", kind)
-
-    def run(self, undo: list[Undo] | None) -> None:
-        """Derive everything again from the live layers, which hold the new values.
-
-        Args:
-            undo: receives the steps back, to be run in reverse order.
-
-        Raises:
-            PatchError: what they derive does not fit the tensors in use, or is not derived a second time."""
-        if not self._originals:
-            return
-        live = self._values()
-        for place, (container, value) in self._set.items():
-            put(container, place[1], value)
-        self._called.clear()
-        before = Attributes(self._model)
-        self.phase = "commit"
-        log = WriteLog(_tensors(self._model) if undo is not None else ())
-        try:
-            with log:
-                for module in self._originals:
-                    if module not in self._called:  # an outer one may have called it
-                        getattr(module, NAME)()
-        finally:
-            for place, held in before.changes().items():
-                if place not in self._set:  # not set at an earlier policy
-                    self._set[place], live[place] = held, held[1]
-            fresh = self._values()
-            if undo is not None:
-                undo.append(log.undo)
-            for place, (container, _) in self._set.items():
-                put(container, place[1], live[place])
-        try:
-            self._plan(live, fresh).apply(undo)
-        except LayoutChanged as error:
-            raise update_error(
-                f"what {NAME} derives cannot take the place of the old: {error}.",
-                "Open a new engine on them, or report this model.",
-                type(self._model).__name__,
-            ) from error
-
-    def _replacement(self, module: torch.nn.Module) -> Callable[[], Any]:
-        def process_weights_after_loading() -> Any:
-            """Run the module's own hook at the first load and at a commit; within a bucket not at all."""
-            self._called.add(module)
-            if self.phase == "bucket":
-                return None
-            if self.phase == "commit":
-                return self._originals[module]()
-            before, modules = Attributes(self._model), dict(self._model.named_modules())
-            result = self._originals[module]()
-            left = set(modules.values()).difference(self._model.modules())
-            self.deleted |= {name for name, one in modules.items() if one in left and one._parameters}
-            for place, held in before.changes().items():
-                self._set.setdefault(place, held)
-            return result
-
-        return process_weights_after_loading
-
-    def _values(self) -> dict[Place, Any]:
-        return {place: get(container, place[1]) for place, (container, _) in self._set.items()}
-
-    def _plan(self, live: dict[Place, Any], fresh: dict[Place, Any]) -> Plan:
-        plan = Plan()
-        for place, (container, before) in self._set.items():
-            where = f"{type(container).__name__}.{place[1]}"
-            value = fresh[place]
-            if value is before and any(True for _ in tensors_below(live[place])):
-                raise LayoutChanged(f"{where} is not derived a second time")
-            if value is live[place]:
-                continue
-            if value is not before and live[place] is not ABSENT:
-                value = plan.pair(live[place], value, where)
-            plan.assign(table(container), place[1], value)
-        return plan
-
-
-def _tensors(model: torch.nn.Module) -> list[torch.Tensor]:
-    return [*model.parameters(), *model.buffers(), *held_tensors(model)]

@@ -18,20 +18,12 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared import fingerprint, streams
 from flashpatch.patches._shared.named_parameters import listed_at_once
 from flashpatch.patches.fp8.precision.readings import Readings
+from flashpatch.patches.fp8.update import tensors
 from flashpatch.patches.fp8.update.boundaries import Boundaries, Step
 from flashpatch.patches.fp8.update.checks import CachedScales, Check, JoinedLayers, TiedHead, WideWeights
 from flashpatch.patches.fp8.update.events import listed, update_error
 from flashpatch.patches.fp8.update.layer import Layer, check_staged, show_live, show_staged
 from flashpatch.patches.fp8.update.process import LayerState, Plan, Undo
-from flashpatch.patches.fp8.update.tensors import (
-    NamedWeights,
-    PristineParam,
-    Unseen,
-    WriteLog,
-    WriteTracker,
-    storage_identity,
-    storage_table,
-)
 
 if TYPE_CHECKING:
     from flashpatch.patches.fp8.update.model import LoaderAdapter
@@ -93,10 +85,10 @@ class Update:
         self._news = False  # whether a layer was given what it does not hold already
         self._queue: list[Layer] = []
         self._reopened: list[Layer] = []  # which earlier calls opened and this one writes to
-        self._watched: WriteLog | None = None  # tensors beside parameters and buffers
+        self._watched: tensors.WriteLog | None = None  # tensors beside parameters and buffers
         self._call = 0  # number of the load_weights call under way
         self._accessible: set[int | None] = set()  # storages known to have memory, see `WriteTracker`
-        self._table: dict[int, list[PristineParam]] = {}  # storage identity -> what is staged there
+        self._table: dict[int, list[tensors.PristineParam]] = {}  # storage identity -> what is staged there
         self._in_use: set[int | None] = set()  # live storages of layers that this call has completed
         self._freed: list[StorageWeakRef] = []  # what a call has let go of, whose identity its loader knows
         self._lost = False  # whether a tensor came in this call of which nothing was written
@@ -188,14 +180,14 @@ class Update:
 
     # -- loading -----------------------------------------------------------------------------------------
 
-    def first_load(self, names: NamedWeights) -> Iterator[tuple[str, torch.Tensor]]:
+    def first_load(self, names: tensors.NamedWeights) -> Iterator[tuple[str, torch.Tensor]]:
         """Pass the tensors of the first load on, and note the shape of each."""
         for name, tensor in names:
             self._shapes[name] = _squeezed(tensor.shape)
             yield name, tensor
 
     def load(
-        self, original: Callable, names: NamedWeights, constants: Callable[[], list], **kwargs: Any
+        self, original: Callable, names: tensors.NamedWeights, constants: Callable[[], list], **kwargs: Any
     ) -> Any:
         """Run the model's ``load_weights`` on staged tensors; process the layers that this call completes.
 
@@ -213,7 +205,7 @@ class Update:
         if self._watched is None:
             params = [param for layer in self._layers for param in layer.params]
             buffers = [param.live() for param in params if param.is_buffer and param.initial is None]
-            self._watched = WriteLog([*constants(), *(one for one in buffers if one is not None)])
+            self._watched = tensors.WriteLog([*constants(), *(one for one in buffers if one is not None)])
         touched: dict[Layer, None] = {}  # layers written since they were last looked at, in order
         with ExitStack() as stack:
             stack.callback(show_live, self._layers)
@@ -255,20 +247,20 @@ class Update:
         fresh = [layer for layer in self._layers if not layer.tables]
         for layer in fresh:
             layer.stage()
-        self._table |= storage_table([(one, one.tensor) for layer in fresh for one in layer.params])
+        self._table |= tensors.storage_table([(one, one.tensor) for layer in fresh for one in layer.params])
 
-    def _tracker(self, names: NamedWeights, touched: dict[Layer, None]) -> WriteTracker:
-        def on_access(param: PristineParam) -> None:
+    def _tracker(self, names: tensors.NamedWeights, touched: dict[Layer, None]) -> tensors.WriteTracker:
+        def on_access(param: tensors.PristineParam) -> None:
             if param.layer.released_in == self._call:
-                raise self._error(
-                    f"{names.current or param.name} came twice in one update", "Send each tensor once."
-                )
+                twice = f"{names.current or param.name} came twice in one call"
+                raise self._error(twice, "Send it once, or again in another call of an update that is named.")
             param.allocate()
 
-        def on_write(param: PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
+        def on_write(param: tensors.PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
             layer = param.layer
-            filled = source is not None and names.fills(param, source, self._table, self._in_use)
-            if (filled or names.over) and view.numel() and param.name not in layer.came.filled:
+            filled = None if source is None else names.fills(param, source, self._table, self._in_use)
+            computed = names.over and filled is None
+            if (filled or computed) and view.numel() and param.name not in layer.came.filled:
                 self._refuse_overwriting(param, view)
             if layer.came.processed:
                 again = layer.came.unexpected
@@ -280,7 +272,7 @@ class Update:
                 came.later.append((param, view, names.current))
                 self._reopened.append(layer)
             param.coverage.add(view, names.current)
-            if filled and self._atomic == "model" and storage_identity(source) in self._in_use:
+            if filled and self._atomic == "model" and tensors.storage_identity(source) in self._in_use:
                 raise self._error(
                     f"{type(self._model).__name__} filled {param.name} from a tensor in use, which holds the old policy",
                     "Set the option atomic to layer.",
@@ -294,11 +286,11 @@ class Update:
                 self._wide.note(names, param, source)
 
         self._accessible.clear()
-        return WriteTracker(self._table, on_write, on_access, self._live_storages, self._accessible)
+        return tensors.WriteTracker(self._table, on_write, on_access, self._live_storages, self._accessible)
 
-    def _refuse_overwriting(self, param: PristineParam, view: torch.Tensor) -> None:
-        """Refuse what a loader fills in, or writes when it has drawn all tensors of a call, over what an earlier call has brought: it
-        may be a head that this call had not."""
+    def _refuse_overwriting(self, param: tensors.PristineParam, view: torch.Tensor) -> None:
+        """Refuse what a loader fills in, or computes when it has drawn all tensors of a call, over what an earlier call has brought:
+        it may be a head that this call had not."""
         came = param.layer.came
         now = {param.coverage.box(part) for one, part, _ in came.later if one is param}
         opened = came.opened not in (0, self._call)
@@ -319,7 +311,9 @@ class Update:
                         storages[tensor.untyped_storage()._cdata] = f"{path}.{key}"
         return storages
 
-    def _pass_on(self, names: NamedWeights, touched: dict[Layer, None]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _pass_on(
+        self, names: tensors.NamedWeights, touched: dict[Layer, None]
+    ) -> Iterator[tuple[str, torch.Tensor]]:
         ranks, named = self._adapter.consensus.ranks, self.boundaries.named
         for number, (name, tensor) in enumerate(names, start=1):
             shape = _squeezed(tensor.shape)
@@ -386,7 +380,7 @@ class Update:
             queue = [layer for layer in self._queue if last or layer.came.opened == self._call]
             if not queue and not last and self._adapter.consensus.ranks == 1:
                 break
-            with Unseen():
+            with tensors.Unseen():
                 for layer in queue:
                     layer.prepare(self._readings)
                 if last:
@@ -499,7 +493,7 @@ class Update:
             for layer in followers:
                 layer.take_live(self._readings)
             for layer in (*followers, *last):  # they look at other layers, which hold the new values now
-                with Unseen():
+                with tensors.Unseen():
                     self._plan(layer).apply(undo)
                 layer.release()
             self._readings.read()

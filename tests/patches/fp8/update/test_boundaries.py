@@ -1,14 +1,14 @@
 """Names alone: what becomes of a tensor that comes, and which update it is of. `test_spec` and `test_spec_machine` try the whole."""
 
 import logging
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import fp8_toys as toys
 import pytest
 from safetensors.torch import save_file
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8 import stated
+from flashpatch.patches.fp8 import model_registry, senders, stated
 from flashpatch.patches.fp8.update.boundaries import Boundaries, Step
 
 
@@ -89,15 +89,19 @@ def test_a_call_that_leaves_layers_out_takes_nothing_along(atomic):
         engine.load(toys.checkpoint(2)[10:11], partial=True)
 
 
-def test_a_sender_that_died_in_its_bracket_leaves_nothing_to_the_next(atomic):
+@pytest.mark.parametrize(("trainer", "first"), [("OpenRLHF", 0), ("ms-swift", 2)])
+def test_a_sender_that_died_in_its_bracket_leaves_nothing_to_the_next(trainer, first, atomic):
+    """Nor to one of another trainer, for whose parts its own were taken."""
     engine, dead, sent = toys.engine(atomic=atomic), toys.checkpoint(1), toys.checkpoint(2)
-    for name, tensor in [*dead[:4], *(item for item in sent if item[0] != dead[2][0])]:
-        last = name == sent[-1][0]
-        with (
-            pytest.raises(PatchError, match=dead[2][0]) if last else nullcontext(),
-            stated.part([engine.managed], last, name),
-        ):
-            engine.load([(name, tensor)])
+    lacking = [item for item in sent if item[0] != dead[2][0]]
+    for sender, items in (trainer, dead[first:4]), ("OpenRLHF", lacking):
+        for name, tensor in items:
+            last = name == sent[-1][0]
+            with (
+                pytest.raises(PatchError, match=dead[2][0]) if last else nullcontext(),
+                stated.part([engine.managed], sender, last, name),
+            ):
+                engine.load([(name, tensor)])
     assert engine.managed.version == 0
 
 
@@ -125,7 +129,7 @@ def test_after_dummy_weights_the_checkpoint_says_which_shapes_come(atomic, tmp_p
     assert engine.takes(weights)
 
 
-def test_another_door_takes_an_update_over_and_a_begin_that_is_refused_does_not(atomic):
+def test_another_door_takes_an_update_over_and_what_is_refused_does_not(atomic, monkeypatch):
     engine = toys.engine(atomic=atomic)
     stated.begin([engine.managed], "first")
     engine.load(toys.checkpoint(1))
@@ -134,6 +138,11 @@ def test_another_door_takes_an_update_over_and_a_begin_that_is_refused_does_not(
         stated.begin([engine.managed], "second")
     engine.managed.asleep = False
     stated.abandon([engine.managed], "its sender failed", "second")
+    with pytest.raises(PatchError, match="another update began"), stated.ending([engine.managed], "TRL"):
+        pass
+    monkeypatch.setattr(model_registry, "get", lambda model: engine.managed)
+    with pytest.raises(PatchError, match="another update began"):
+        senders.finish_vllm_weight_reload(lambda *_, **more: engine.managed.finish(), engine.model)
     assert engine.managed.state == "open"
     engine.managed.begin()
     with pytest.raises(PatchError, match="another update began before the end"):
@@ -159,3 +168,14 @@ def test_an_end_is_of_its_own_senders_update(ended, atomic):
     if not ended:
         stated.finish(models, "second")
         assert toys.same_answers(engine.model, toys.fresh("transposed", c))
+
+
+def test_a_drafters_bucket_that_failed_is_told_at_the_end(atomic):
+    """Its sender had passed over the error, and was told that all is in place."""
+    policy, drafter = toys.engine(atomic=atomic), toys.engine(atomic=atomic, role="drafter")
+    weights, both = toys.checkpoint(1), [policy.managed, drafter.managed]
+    with pytest.raises(PatchError, match="the drafter's part .* had failed"), stated.update(both):
+        policy.load(weights)
+        with suppress(ConnectionError):
+            drafter.load(toys.broken_off(weights, 3))
+    assert policy.managed.may_generate and toys.same_answers(policy.model, toys.fresh("transposed", weights))

@@ -5,7 +5,6 @@ import types
 
 import fp8_toys as toys
 import pytest
-import torch
 from machine import limit
 
 from flashpatch import ledger
@@ -22,30 +21,6 @@ class Runner:
     def serves(self) -> bool:
         """Commit what is complete, as a step does; return whether the models may generate."""
         return model_registry.first_unservable(model_registry.all_models(self)) is None
-
-
-def test_after_sleep_level_2_only_a_complete_update_helps():
-    engine = toys.engine("quantized")
-    with torch.no_grad():
-        for tensor in (*engine.model.parameters(), *engine.model.buffers()):
-            tensor.zero_() if not tensor.is_floating_point() else tensor.fill_(torch.nan)
-        for layer in engine.model.layers:
-            layer.attn._scale.fill_(1)  # vLLM saves buffers over a sleep
-    engine.managed.mark_discarded()
-    assert not engine.managed.may_generate
-    with pytest.raises(PatchError, match="sleep level 2"):
-        engine.managed.finish()
-    with pytest.raises(PatchError, match="did not come"):
-        engine.update(B[:5])
-    assert engine.takes(B, "quantized")
-
-
-def test_sleep_level_2_has_nothing_to_fall_back_to():
-    engine = toys.engine(atomic="model")
-    engine.managed.mark_discarded()
-    with pytest.raises(PatchError, match="nothing to fall back to"):
-        engine.load(B)
-    assert not engine.managed.may_generate
 
 
 def test_an_update_that_is_given_up_while_the_engine_sleeps_is_given_up(atomic):

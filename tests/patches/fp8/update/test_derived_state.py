@@ -135,22 +135,33 @@ class Telling(toys.Model):
         return super().load_weights(telling())
 
 
-@pytest.mark.parametrize("where", ["attribute", "entry", "whole", "tokens"])
-def test_numbers_that_the_loader_sets_are_the_engines_and_others_are_refused(where, atomic):
-    """They were in use at once, before the commit, and stayed if the update was given up."""
-    engine = toys.Engine(Telling(where), A, atomic=atomic)
+@pytest.mark.parametrize("told", [2.0, None])
+@pytest.mark.parametrize("where", ["attribute", "entry", "whole", "tokens", "attribute of dummy weights"])
+def test_numbers_that_the_loader_sets_are_the_engines_and_others_are_refused(where, told, atomic):
+    """They were in use at once, before the commit, and stayed if the update was given up; those silently that the first load had not
+    been seen to set: it set the very object that was there (``told`` None), or there was none."""
+
+    def made():
+        model = Telling(where.split()[0])
+        down = model.layers[0].down
+        same = down.quant_method.table["factor"] if where == "entry" else down.factor
+        model.told = told if told and first else same
+        return model
+
+    first = None if "dummy" in where else A
+    engine = toys.Engine(made(), first, atomic=atomic)
     for weights in (B, C):
         engine.update(weights)
-        assert same_as_fresh(engine, Telling(where), weights)
+        assert same_as_fresh(engine, made(), weights)
     before, kept = toys.state(engine.model), engine.model.all
-    engine.model.told = 3.0
+    was, engine.model.told = engine.model.told, 3.0
     with pytest.raises(PatchError, match="would be other numbers.*new engine"):
         engine.update(A)
     assert engine.model.all is kept
     engine.check_failed(before)
-    engine.model.told = 2.0
+    engine.model.told = was
     engine.update(B)
-    assert same_as_fresh(engine, Telling(where), B)
+    assert same_as_fresh(engine, made(), B)
 
 
 def test_what_a_loader_adds_up_is_refused(atomic):
@@ -160,11 +171,14 @@ def test_what_a_loader_adds_up_is_refused(atomic):
         engine.update(B)
 
 
-@pytest.mark.parametrize("first", [None, 0.0])
+@pytest.mark.parametrize("first", [None, 0.0, 1])
 def test_numbers_of_post_processing_are_the_policys(first, atomic):
+    """Also if the first policy's was the very object that the constructor had set."""
+
     class Largest(toys.Method):
         def process(self, layer: nn.Module) -> None:
-            layer.factor = float(layer.weight.abs().max())
+            largest = float(layer.weight.abs().max())
+            layer.factor = largest if first != 1 else 1 + (largest != of_a)
 
     def made() -> toys.Model:
         model = toys.Model("bare")
@@ -172,6 +186,7 @@ def test_numbers_of_post_processing_are_the_policys(first, atomic):
             block.down.quant_method, block.down.factor = Largest(), first
         return model
 
+    of_a = float(dict(A)["layers.0.down.weight"].abs().max())
     engine = toys.Engine(made(), A, atomic=atomic)
     engine.update(B)
     assert [one.down.factor for one in engine.model.layers] == [
