@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Coroutine
 from typing import Any
 from uuid import uuid4
+from weakref import WeakValueDictionary
 
 from flashpatch.errors import PatchError
 from flashpatch.patches.fp8.update.events import PATCH
@@ -13,6 +14,8 @@ from flashpatch.patches.fp8.update.events import PATCH
 CALL = "flashpatch_update"
 """Name of a call to an engine's workers, with one of the next three; the last is also the id of the end of SGLang's session."""
 BEGIN, FINISH, ABANDON = "begin", "finish", "flashpatch:abandon"
+
+_open: WeakValueDictionary[int, update] = WeakValueDictionary()  # by identity of its engine, which it holds
 
 
 class update:
@@ -24,19 +27,19 @@ class update:
     Until the end requests are refused, or with ``atomic="model"`` answered by the old policy. A tensor may come again in another
     call: the last value counts. The end commits, the policy first: an error of a drafter beside it leaves that in place. After an
     exception within what came is given up: with ``atomic="model"`` the old policy serves on,
-    with ``atomic="layer"`` requests are refused until a complete update. Either way the next update is taken. An update that
-    has not ended when another begins is given up too, and its end raises: one sender at a time.
+    with ``atomic="layer"`` requests are refused until a complete update. Either way the next update is taken. In this process
+    no second one begins meanwhile. One of another process gives this one up, whose end raises: one sender at a time.
 
     Args:
         engine: ``vllm.LLM`` or ``LLMEngine``; ``AsyncLLM``, with ``async with``; ``sglang.Engine`` from 0.5.21 on.
 
     Raises:
-        PatchError: at the beginning, if this engine cannot be updated, or not now (requests are running, it sleeps), or if
-            FlashPatch does not follow its weights; at the end, if what came is not one whole policy: it names what is missing, or if
-            another update has begun since."""
+        PatchError: at the beginning, if this engine cannot be updated, or not now (another update is open, requests run, it
+            sleeps), or if FlashPatch does not follow its weights; at the end, if what came is not one whole policy: it names
+            what is missing, or if another update has begun since."""
 
     def __init__(self, engine: Any) -> None:
-        self._engine, self._sender = engine, uuid4().hex
+        self._engine, self._sender, self._key = engine, uuid4().hex, id(getattr(engine, "llm_engine", engine))
 
     def __enter__(self) -> None:
         _now(self._begin(later=False))
@@ -51,12 +54,14 @@ class update:
         await self._end(error, later=True)
 
     async def _begin(self, later: bool) -> None:
+        if _open.setdefault(self._key, self) is not self:
+            raise _not_taken("another flashpatch.update of this process is open, which both would mix")
         try:
             await self._say(BEGIN, later)
-        except (
-            BaseException
-        ) as error:  # another rank may have begun; a session of SGLang's that is open is another sender's
-            if not hasattr(self._engine, "tokenizer_manager"):
+        except BaseException as error:
+            if hasattr(self._engine, "tokenizer_manager"):
+                del _open[self._key]  # a session of SGLang's that is open is another sender's
+            else:  # another rank may have begun
                 await self._end(error, later)
             raise
 
@@ -68,6 +73,8 @@ class update:
                 await self._end(problem, later)
                 raise
             error.add_note(f"[flashpatch] nor could the update be given up: {problem}")
+        finally:
+            _open.pop(self._key, None)
 
     async def _say(self, what: str, later: bool) -> None:
         """Say to all ranks what is to be done; ``later``: the caller can await the engine's answer."""

@@ -46,6 +46,7 @@ def offline(a: str, b: str, c: str, inner: bool, **kw: Any) -> dict[str, Any]:
                 llm.collective_rpc(load, args=(path, part))
                 if number == 2:
                     found.setdefault("during", []).append(ask())
+                    found["second"] = updates.error(flashpatch.update(llm).__enter__)
 
     with opened("bf16", a, options=dict(atomic="model" if inner else "layer"), **kw) as llm:
         found["first"] = [updates.error(lambda: send(b, 1)), ask()]
@@ -132,7 +133,7 @@ def test_what_comes_within_is_one_update(abc: dict[str, Any], inner: bool, kw: d
     a, b, c = abc["said"]
     assert found["first"] == [None, b] and found["last"] == [None, c]
     error, after = found["broken"]
-    assert "connection broke" in error
+    assert "connection broke" in error and "another flashpatch.update" in found["second"]
     if inner:  # atomic="model": the old policy serves
         assert found["during"] == [a, b, b] and after == b
     else:
