@@ -1,4 +1,4 @@
-"""Engines of SGLang before 0.5.21, for which the family has no adapter: refused by name, and nothing half applied."""
+"""Engines of SGLang before 0.5.17, for which the family has no adapter: refused by name, and nothing half applied."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ import warm
 pytestmark = pytest.mark.sglang
 
 lab = eagles.lab
-only_old = pytest.mark.skipif(not lab.OLD, reason="the family acts on newer versions")
-SAID = f"sglang {'.'.join(map(str, lab.VERSION))} does not meet sglang>=0.5.21"
+only_old = pytest.mark.skipif(lab.VERSION >= (0, 5, 17), reason="the family acts on newer versions")
+SAID = f"sglang {'.'.join(map(str, lab.VERSION))} does not meet sglang>=0.5.17"
 
 CONFIG = """
 import flashpatch, pytest
