@@ -77,36 +77,18 @@ def test_an_end_that_is_asked_for_again(refit: DrafterRefit, atomic: str) -> Non
     assert [entry["version"] for entry in refit.log] == [1]
 
 
-@pytest.fixture
-def counted(monkeypatch) -> Any:
-    """What the policy's version has become, after four updates and no batch."""
+def test_requests_with_no_batch_between_them_are_one_update(refit: DrafterRefit, monkeypatch) -> None:
+    """Before 0.5.21 a session is FlashPatch's own, or there is none. One that fails counts too: the target's weights may be
+    in place, and rows of two policies had one version."""
     monkeypatch.setattr(drafter_refit, "_policy_version", 4)
     monkeypatch.setattr(drafter_refit, "_counted", 0)
-    return lambda: drafter_refit._policy_version
-
-
-def test_a_policy_that_may_be_in_place_has_a_version_of_its_own(monkeypatch, counted) -> None:
-    """An update from a disk that fails at the drafter has the target's weights in place: rows of two policies had one version."""
-    monkeypatch.setattr(drafter_refit, "refit_of", lambda manager: None)
-    at = manager()
-    at.scheduler.forward_ct = 1
-    drafter_refit.update_weights_from_disk(lambda self, request: None, at, None)
-    assert counted() == 5
-
-
-def test_requests_with_no_batch_between_them_are_one_update(refit: DrafterRefit, counted) -> None:
-    """Before 0.5.21 a session is FlashPatch's own, or there is none."""
-    at = manager()
-    policy = types.SimpleNamespace(disable_draft_model=True)
-    for batches, version in ((0, 4), (3, 5), (3, 5), (3, 5), (7, 6)):
+    at, more = manager(), types.SimpleNamespace(disable_draft_model=True)
+    for batches, version, drafters in ((0, 4, 0), (3, 5, 0), (3, 5, 0), (7, 6, 0), (7, 6, 1)):
         at.scheduler.forward_ct = batches
-        drafter_refit.end_weight_update(lambda self, request: None, at, policy)
-        assert counted() == version
-    assert refit.current.version == 0
-    refit.weight += 1
-    both = types.SimpleNamespace(disable_draft_model=False)
-    drafter_refit.end_weight_update(lambda self, request: None, at, both)
-    assert (counted(), refit.current.version) == (6, 1)
+        if drafters:
+            more.disable_draft_model, refit.weight[0] = False, 1
+        drafter_refit.end_weight_update(lambda self, request: None, at, more)
+        assert (drafter_refit._policy_version, refit.current.version) == (version, drafters)
 
 
 @pytest.mark.parametrize("sessions", [False, True])
