@@ -272,7 +272,7 @@ def _draft_contexts(worker: Any) -> Iterator[None]:
 
 
 def _draft_ranks(drafter: Any) -> AbstractContextManager[None]:
-    """Return ``draft_tp_context`` as SGLang enters it; it asks for something else in 0.5.20, 0.5.21, 0.5.22 and 0.5.23."""
+    """Return ``draft_tp_context`` as SGLang enters it; it asks for something else before 0.5.21, in 0.5.21, 0.5.22 and 0.5.23."""
     from sglang.srt.speculative.spec_utils import draft_tp_context
 
     if hasattr(drafter, "parallel_layout"):
