@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flashpatch.record import Option
 
+SGLANG = "sglang>=0.5.17"
 UNTIL_VLLM = "vLLM hands out hidden states, chooses its number of speculative tokens by what they bring, and updates its drafter."
 UNTIL_SGLANG = "SGLang hands out hidden states, chooses its configuration by what it brings per second, and updates its drafter by path."
 UNTIL_VERL = "verl trains drafters between rollouts and brings them to its replicas."

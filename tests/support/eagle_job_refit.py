@@ -70,36 +70,12 @@ def refit(at: Path) -> None:
     seen["notes"] = ledger.notes()
     import flashpatch
 
-    seen["wrapped"] = [name for name, found in targets().items() if found is STOCK[name]]
     flashpatch.disable()
-    seen["left behind"] = [name for name, found in targets().items() if found is not STOCK[name]]
     seen["unknown then"] = lab.refusal(lambda: update(at / "exact", 4))
     controller.policy = lab.Cycle([0])  # which is not called any more
     ask("after disable")
     seen["lookup"] = core.scheduler.dynamic_sd_lookup
     lab.leave(at, seen)
-
-
-STOCK: dict[str, Any] = {}
-
-
-def targets() -> dict[str, Any]:
-    """Return the present object at each target of the family."""
-    from importlib import import_module
-
-    from flashpatch.patches.eagle import vllm as family
-
-    found: dict[str, Any] = {}
-    for patch in family.PATCHES:
-        module, _, path = patch.targets[0].partition(":")
-        owner: Any = import_module(module)
-        for part in path.split("."):
-            owner, last = getattr(owner, part), owner
-        found[patch.id] = vars(last)[part]
-    worker = found.pop("eagle.vllm.worker")
-    found["methods"] = tuple(name for name in vars(worker) if name.startswith("eagle"))
-    found["methods"] = found["methods"] or None
-    return found
 
 
 def adapt(at: Path) -> None:

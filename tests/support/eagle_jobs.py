@@ -17,8 +17,6 @@ if __name__ == "__main__":
     import flashpatch
 
     imported.inspect_here()
-    if sys.argv[1] == "refit":
-        eagle_job_refit.STOCK.update(eagle_job_refit.targets())
     if sys.argv[1] == "stock":
         JOBS["stock"](Path(sys.argv[2]))
     flashpatch.enable(

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from flashpatch import engine, ledger
 from flashpatch.arming.site import Site
 from flashpatch.decorate import Patches
-from flashpatch.patches.eagle.options import UNTIL_SGLANG
+from flashpatch.patches.eagle.options import SGLANG, UNTIL_SGLANG
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ _made = False
 _keeping: list[weakref.ref[Any]] = []  # logits processors that were told to keep the last states
 
 
-patches = Patches("eagle", "sglang>=0.5.21", scope="worker", evidence="optional", remove_when=UNTIL_SGLANG)
+patches = Patches("eagle", SGLANG, scope="worker", evidence="optional", remove_when=UNTIL_SGLANG)
 
 
 def recorder_of(worker: Any) -> Recorder | None:
@@ -154,8 +154,9 @@ def _end_capture(site: Site) -> None:
         "sglang.srt.managers.utils:GenerationBatchResult.accept_lens",
         "sglang.srt.speculative.eagle_worker_common:_finalize_accept_tree_path",
         "sglang.srt.runtime_context:get_parallel",
-        "sglang.srt.managers.utils:GenerationBatchResult.accept_index",
+        f"{WORKER}.speculative_num_steps",
     ),
+    since={"0.5.21": ("sglang.srt.managers.utils:GenerationBatchResult.accept_index",)},
     when="called=eagle.sglang.on_verify_complete_cpu",  # an engine without speculation verifies nothing
     why=_WHY,
     undo=_end_capture,
@@ -170,7 +171,8 @@ def verify(original, self, batch: Any, *args: Any, **kwargs: Any):
     result = original(self, batch, *args, **kwargs)
     last, inner = captured_states(self, result.logits_output)
     if last is not None:
-        ids, positions, rows = accepted_rows(roots, first, result, last if inner is None else inner)
+        hidden, depth = last if inner is None else inner, self.speculative_num_steps + 1
+        ids, positions, rows = accepted_rows(roots, first, result.next_token_ids, hidden, depth)
         layers = None
         if inner is not None:
             rows, layers = last_rows(result, last), [rows]
@@ -182,23 +184,23 @@ def verify(original, self, batch: Any, *args: Any, **kwargs: Any):
 
 
 def accepted_rows(
-    roots: torch.Tensor, first: torch.Tensor, result: Any, hidden: torch.Tensor
+    roots: torch.Tensor, first: torch.Tensor, after: torch.Tensor, hidden: torch.Tensor, depth: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return inputs and states of the path that a verification accepted, and of the rows behind it.
 
     Args:
         roots: [requests, 1], the last token accepted before this step, the root of each tree.
         first: [requests], the position of each root.
-        result: SGLang's ``GenerationBatchResult``: ``next_token_ids`` [requests * nodes], accepted tokens in
-            front; ``accept_index`` [requests, steps + 1].
+        after: [requests * nodes], the tokens after each node, those of accepted ones in front.
         hidden: [requests * nodes, H].
+        depth: of a path, its root included: steps + 1.
 
     Returns:
-        ids and positions, [requests, steps + 1], and states, [requests * (steps + 1), H], a copy."""
+        ids and positions, [requests, depth], and states, [requests * depth, H], a copy."""
     import torch
 
-    count, depth = result.accept_index.shape
-    after = result.next_token_ids.view(count, -1)
+    count = len(roots)
+    after = after.view(count, -1)
     ids = torch.cat([roots.to(after.dtype), after[:, : depth - 1]], dim=1)
     positions = first[:, None] + torch.arange(depth, device=first.device)
     rows = hidden.view(count, -1, hidden.shape[-1])[:, :depth].reshape(count * depth, -1)
@@ -218,17 +220,17 @@ def last_rows(result: Any, last: torch.Tensor) -> torch.Tensor:
 
 
 @patches.wrap(
-    f"{WORKER}._forward_prefill_batch",
-    relies_on="batch_output.logits_output.hidden_states",
-    when="called=eagle.sglang.draft_extend_for_prefill",
+    f"{WORKER}.forward_batch_generation",
+    relies_on="batch.forward_mode.is_extend",
+    when="called=eagle.sglang.verify",
     why=_WHY,
 )
-def forward_prefill_batch(original, self, batch: Any, *args: Any, **kwargs: Any):
+def forward_batch_generation(original, self, batch: Any, *args: Any, **kwargs: Any):
     """Note tokens, positions and states of prompts, chunk by chunk; cached prefixes stay unknown.
 
     The drafter shifts the inputs by one."""
-    recorder = recorder_of(self)
-    if recorder is None or batch.forward_mode.is_idle():
+    recorder = recorder_of(self) if batch.forward_mode.is_extend() else None
+    if recorder is None:
         return original(self, batch, *args, **kwargs)
     ids, lengths, starts = batch.input_ids, list(batch.extend_lens), list(batch.prefix_lens)
     result = original(self, batch, *args, **kwargs)

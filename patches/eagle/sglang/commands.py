@@ -1,7 +1,7 @@
 """Answer the family's calls in SGLang's schedulers, through its request for the internal state.
 
-The call is `request`; SGLang brings it to every tensor-parallel rank, between two batches. New drafter weights are
-loaded in an update session of their own, which a session that is open, such as the policy's, excludes."""
+The call is `request`; SGLang brings it to every tensor-parallel rank, between two batches. An open update session, such as
+the policy's, excludes new drafter weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.drafter_refit import checkpoint, embeddings_and_head
 from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, SAVE_EMBEDDINGS, UPDATE
 from flashpatch.patches.eagle.drafter_refit.versions import Weights
-from flashpatch.patches.eagle.options import UNTIL_SGLANG
+from flashpatch.patches.eagle.options import SGLANG, UNTIL_SGLANG
 from flashpatch.patches.eagle.sglang import capture, drafter_refit
 
 if TYPE_CHECKING:
@@ -56,14 +56,11 @@ def answers(state: dict[str, Any], method: str) -> list[Any]:
     return [one["answer"] for one in found]
 
 
-@Patches("eagle", "sglang>=0.5.21", scope="worker", remove_when=UNTIL_SGLANG).wrap(
-    "sglang.srt.managers.scheduler:Scheduler.get_internal_state",
+@Patches("eagle", SGLANG, scope="worker", remove_when=UNTIL_SGLANG).wrap(
+    f"{drafter_refit.SCHEDULER}.get_internal_state",
     relies_on=(
-        f"{drafter_refit.MANAGER}.begin_weight_update",
-        f"{drafter_refit.MANAGER}._select_runners",
         "sglang.srt.managers.io_struct:GetInternalStateReq.rid",
         "sglang.srt.managers.io_struct:GetInternalStateReqOutput.internal_state",
-        "sglang.srt.managers.scheduler_components.weight_updater:_WeightUpdateSession.loaded_weights",
         "sglang.srt.distributed:tensor_model_parallel_all_gather",
     ),
     evidence="optional",
@@ -87,35 +84,12 @@ def get_internal_state(original, self, recv_req: Any):
 
 
 def update_drafter(manager: Any, path: str, version: int) -> dict[str, Any]:
-    """Load drafter weights in a session with ``selector="draft"``.
+    """Load drafter weights from a safetensors file, or a directory of them, that every rank can read; return ``version``
+    and the number of ``tensors``. Raises PatchError if a rank cannot take them; nothing has changed then.
 
-    Args:
-        manager: SGLang's ``SchedulerWeightUpdaterManager``.
-        path: a safetensors file or a directory of them, readable by every rank.
-        version: of the weights.
-
-    Returns:
-        ``version`` and the number of ``tensors``.
-
-    Raises:
-        PatchError: a rank cannot take them, and nothing has changed; or the session failed."""
-    import msgspec
-    from sglang.srt.managers.io_struct import BeginWeightUpdateReqInput, EndWeightUpdateReqInput
-
+    ``manager``, here and below, is SGLang's ``SchedulerWeightUpdaterManager``."""
     tensors = _agree(manager, path)
-    refit = drafter_refit.refit_of(manager)
-    _check(manager.begin_weight_update(BeginWeightUpdateReqInput(selector="draft")))
-    try:
-        for _, runner in manager._select_runners("draft"):
-            done, message = runner.weight_updater.update_weights_from_tensor(list(tensors.items()), None)
-            if not done:
-                raise checkpoint.problem(ID, f"the drafter refused {path}: {message}", "See its log.")
-        manager._session = msgspec.structs.replace(manager._session, loaded_weights=True)
-        refit.incoming = Weights(version, str(path))
-    finally:
-        ended = manager.end_weight_update(EndWeightUpdateReqInput())
-        refit.incoming = None
-    _check(ended)
+    drafter_refit.refit_of(manager).load(tensors, Weights(version, str(path)))
     manager.flush_cache()  # cached prefixes hold the old drafter's keys and values
     ledger.note(eagle_drafter_loaded={"version": version, "path": str(path), "tensors": len(tensors)})
     return {"version": version, "tensors": len(tensors)}
@@ -138,15 +112,11 @@ def _read(manager: Any, path: Path) -> dict[str, torch.Tensor]:
     """Read and check an update. Raises `PatchError` if no model drafts here, another session is open or requests run."""
     refit = drafter_refit.refit_of(manager)
     if refit is None:
-        raise checkpoint.problem(
-            ID, "this engine has no drafter with weights", "Open it with an EAGLE drafter."
-        )
-    if manager._session is not None:
-        raise checkpoint.problem(
-            ID,
-            f'an update session with selector="{manager._session.selector}" is open',
-            "Send the drafter after the policy's update has ended.",
-        )
+        what = "this engine has no drafter with weights"
+        raise checkpoint.problem(ID, what, "Open it with an EAGLE drafter.")
+    if (session := getattr(manager, "_session", None)) is not None:
+        what = f'an update session with selector="{session.selector}" is open'
+        raise checkpoint.problem(ID, what, "Send the drafter after the policy's update has ended.")
     if not manager.is_fully_idle():
         raise checkpoint.problem(ID, "requests are running", "Send the drafter between two rollouts.")
     return checkpoint.load(path, Path(refit.own), refit.shared(), ID)
@@ -179,11 +149,6 @@ def save_embeddings(manager: Any, folder: str) -> int:
 
 
 _METHODS = {UPDATE: update_drafter, FLUSH: flush, SAVE_EMBEDDINGS: save_embeddings}
-
-
-def _check(output: Any) -> None:
-    if not output.success:
-        raise checkpoint.problem(ID, f"the drafter's session failed: {output.message}", "See its log.")
 
 
 def _gather(manager: Any, one: Any) -> list[Any]:

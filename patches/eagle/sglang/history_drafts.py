@@ -19,13 +19,13 @@ from flashpatch.decorate import Patches
 from flashpatch.patches._shared.context import having
 from flashpatch.patches.eagle.history.drafts import MAX_DRAFTS, Text
 from flashpatch.patches.eagle.history.engine_history import EngineHistory, say_off
-from flashpatch.patches.eagle.options import UNTIL_SGLANG
+from flashpatch.patches.eagle.options import SGLANG, UNTIL_SGLANG
 
 _BESIDE = ("EAGLE", "EAGLE3", "NGRAM")  # speculative algorithms whose drafts are replaced
 
 patches = Patches(
     "eagle",
-    "sglang>=0.5.21",
+    SGLANG,
     scope="worker",
     evidence="optional",
     why="What a policy generated before, for the same prompt above all, is the cheapest drafter.",
@@ -222,7 +222,9 @@ def eagle_sample(original, verify_input: Any, batch: Any, *args: Any, **kwargs: 
 
 @patches.wrap(
     "sglang.srt.arg_groups.pipeline:run_resolution_pipeline",
-    relies_on="sglang.srt.arg_groups.overrides:declare_resolution",
+    "sglang.srt.server_args:ServerArgs.__post_init__",  # before 0.5.19
+    since={"0.5.19": ("sglang.srt.arg_groups.overrides:declare_resolution",)},
+    params=(),
 )
 def run_resolution_pipeline(original, server_args: Any):
     """Open SGLang's n-gram speculation if the option history is on and nothing else speculates."""
@@ -231,8 +233,6 @@ def run_resolution_pipeline(original, server_args: Any):
     if options["history"] and not asked and server_args.enable_custom_logit_processor:
         say_off("custom logit processors, which SGLang does not apply beside speculation")
     elif options["history"] and (not asked or asked in _BESIDE):
-        from sglang.srt.arg_groups.overrides import declare_resolution
-
         fields: dict[str, Any] = {"disable_overlap_schedule": True}  # else tokens come too late to draft from
         if not asked:
             fields |= {
@@ -240,7 +240,12 @@ def run_resolution_pipeline(original, server_args: Any):
                 "speculative_num_draft_tokens": MAX_DRAFTS + 1,
                 "speculative_ngram_max_bfs_breadth": 1,
             }
-        declare_resolution(server_args, patches.of(run_resolution_pipeline).id, **fields)
+        if hasattr(server_args, "resolve_once"):  # they keep what the user gave
+            from sglang.srt.arg_groups.overrides import declare_resolution
+
+            declare_resolution(server_args, patches.of(run_resolution_pipeline).id, **fields)
+        else:
+            vars(server_args).update(fields)
     elif options["history"]:
         say_off(f"SGLang's speculative_algorithm={asked}")
     return original(server_args)

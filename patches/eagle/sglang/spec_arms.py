@@ -18,7 +18,7 @@ from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import having
 from flashpatch.patches.eagle.bandit.arm import Arm
-from flashpatch.patches.eagle.options import UNTIL_SGLANG
+from flashpatch.patches.eagle.options import SGLANG, UNTIL_SGLANG
 from flashpatch.patches.eagle.sglang import drafter_refit, history_drafts, spec_controller
 from flashpatch.patches.eagle.sglang.capture import WORKER
 from flashpatch.patches.eagle.sglang.spec_controller import BanditStepsPolicy, SpecController
@@ -27,7 +27,7 @@ _DRAFTER = "sglang.srt.speculative.eagle_worker_v2:EagleDraftWorker"
 _ADAPTIVE = "sglang.srt.speculative.adaptive_runtime_state"
 _WHY = "How much speculation pays depends on the batch and on the drafter, and both change during a rollout."
 
-patches = Patches("eagle", "sglang>=0.5.21", scope="worker", evidence="optional", remove_when=UNTIL_SGLANG)
+patches = Patches("eagle", SGLANG, scope="worker", evidence="optional", remove_when=UNTIL_SGLANG)
 
 
 class TreeSwitcher:
@@ -76,12 +76,16 @@ def _forget(site: Site) -> None:
         "self.adaptive_controller.init_states",
         f"{WORKER}.build_adaptive_runtime_state",
         f"{WORKER}.apply_runtime_state",
-        f"{_ADAPTIVE}:AdaptiveController",
-        f"{_ADAPTIVE}:AdaptiveSpecPolicy.get_steps_for_batch",
-        f"{_ADAPTIVE}:AdaptiveSpecPolicy.cuda_graph_bs_for_step",
+        f"{_ADAPTIVE}:AdaptiveController.params",
         "sglang.srt.distributed.parallel_state:get_tp_group",
         "sglang.srt.mem_cache.allocation_sizing:get_alloc_len_per_decode",
     ),
+    since={
+        "0.5.20": (
+            f"{_ADAPTIVE}:AdaptiveSpecPolicy.get_steps_for_batch",
+            f"{_ADAPTIVE}:AdaptiveSpecPolicy.cuda_graph_bs_for_step",
+        )
+    },
     when="called=eagle.sglang.verify",
     why=_WHY,
     upstream="AdaptiveSpeculativeParams: accepted drafts only, top-k 1 only, and constructed by name.",
@@ -108,7 +112,8 @@ def init_cuda_graphs(original, self, *args: Any, **kwargs: Any):
     spec_controller.controllers[self] = controller
     _reserved = allocation_sizing.get_alloc_len_per_decode()
     if all(arm.topk <= 1 for arm in (own, *policy.arms)):
-        self.adaptive_controller = AdaptiveController(self, BanditStepsPolicy(controller))
+        self.adaptive_controller = AdaptiveController(self, None)  # before 0.5.20 it takes no policy
+        self.adaptive_controller.params = BanditStepsPolicy(controller)
         result = original(self, *args, **kwargs)
     else:
         result = original(self, *args, **kwargs)
@@ -188,7 +193,6 @@ def draft(original, self, batch: Any, *args: Any, **kwargs: Any):
     f"{_DRAFTER}._draft_extend_for_prefill",
     relies_on="self.topk",
     params="batch",
-    when="called=eagle.sglang.forward_prefill_batch",
     why="Proposals are made before the arm that will use them is chosen.",
 )
 def draft_extend_for_prefill(original, self, *args: Any, **kwargs: Any):
@@ -205,9 +209,9 @@ def draft_extend_for_prefill(original, self, *args: Any, **kwargs: Any):
     relies_on=("spec_steps", "spec_topk"),
     why="Slots are reserved for the configuration that runs now; the next may need more.",
 )
-def get_alloc_len_per_decode(original):
+def get_alloc_len_per_decode(original, *args: Any):
     """Reserve what the engine's own, largest configuration needs."""
-    return max(original(), _reserved)
+    return max(original(*args), _reserved)
 
 
 def _current_state(worker: Any) -> Any:
@@ -268,11 +272,13 @@ def _draft_contexts(worker: Any) -> Iterator[None]:
 
 
 def _draft_ranks(drafter: Any) -> AbstractContextManager[None]:
-    """Return ``draft_tp_context`` as SGLang enters it; it asks for something else in 0.5.21, 0.5.22 and 0.5.23."""
+    """Return ``draft_tp_context`` as SGLang enters it; it asks for something else before 0.5.21, in 0.5.21, 0.5.22 and 0.5.23."""
     from sglang.srt.speculative.spec_utils import draft_tp_context
 
     if hasattr(drafter, "parallel_layout"):
         return draft_tp_context(drafter.parallel_layout)
+    if not hasattr(drafter, "draft_owns_attention"):
+        return drafter.draft_tp_context(drafter.draft_runner.tp_group)
     owns_attention = drafter.draft_owns_attention
     if hasattr(drafter, "draft_tp_context"):
         return drafter.draft_tp_context(drafter.draft_runner.tp_group, owns_attention=owns_attention)

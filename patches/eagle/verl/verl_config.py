@@ -17,7 +17,7 @@ from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.options import UNTIL_VERL
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 from flashpatch.patches.eagle.verl import speculation
-from flashpatch.patches.eagle.verl.speculation import ID, ROLLOUT, Dialect, Speculation
+from flashpatch.patches.eagle.verl.speculation import ID, ROLLOUT, Dialect, Sglang, Speculation
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -62,7 +62,7 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> Any:
         return original(config, *args, **kwargs)
     dialect = speculation.of(job.get)
     job.refuse(
-        [*refusals(job.get, options, dialect), *_engine_refusals(job.get)],
+        [*refusals(job.get, options, dialect), *_engine_refusals(job.get, options)],
         "cannot run with",
         "Change these settings, or take eagle out of FLASHPATCH.",
     )
@@ -116,15 +116,19 @@ def refusals(get: Get, options: Mapping[str, Any], dialect: Dialect | None) -> I
         yield f"eagle's option drafter={options['drafter']} (no config.json there)"
 
 
-def _engine_refusals(get: Get) -> Iterator[str]:
-    """Yield why the family cannot act in the rollout engine, which would end when it is opened.
+def _engine_refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield why the family cannot act in the rollout engine, which would end when it is opened or updated.
 
     A driver need not have the engine: it may be on a node of its own."""
     if get(f"{ROLLOUT}.name") != "sglang":
         return
     found = examine(registry.patch(IN_SGLANG))
-    if found.installed is not None and found.problem:
+    if found.installed is None:
+        return
+    if found.problem:
         yield f"{ROLLOUT}.name=sglang ({found.problem})"
+    elif not engine.enabled("fp8") and (options["drafter"] or Sglang().configured(get).model):
+        yield f"{ROLLOUT}.name=sglang without bf16, fp8 or int8 (verl loads the policy into the drafter too)"
 
 
 def remarks(

@@ -59,7 +59,7 @@ def test_an_engine_without_the_bandit_says_why() -> None:
     )
 
 
-@pytest.mark.sglang(least="0.5.21")
+@pytest.mark.sglang(least="0.5.17")
 @pytest.mark.full
 def test_on_sglang(tmp_path: Path) -> None:
     import eagle_engines

@@ -8,7 +8,7 @@ import pytest
 from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.drafter_refit.commands import FLUSH, SAVE_EMBEDDINGS, UPDATE
 
-pytestmark = pytest.mark.sglang(least="0.5.21")
+pytestmark = pytest.mark.sglang(least="0.5.17")
 
 lab = eagles.lab
 
@@ -31,6 +31,12 @@ def test_drafters_by_path_and_what_is_refused(families: str, models: Path, tmp_p
     tensors = load_file(Path(right) / "model.safetensors")
     save_file({**tensors, "embed_tokens.weight": torch.zeros(4)}, odd)
     ask = ["tokens", dict(count=80)]
+    overlapping = [
+        ["begin", dict(selector="target")],
+        call(UPDATE, right, 1),
+        ["bucket", dict(source=target, selector="target")],
+        ["end", {}],
+    ]
     seen = lab.run(
         tmp_path,
         model=target,
@@ -41,10 +47,7 @@ def test_drafters_by_path_and_what_is_refused(families: str, models: Path, tmp_p
             call(FLUSH),
             call(UPDATE, str(broken), 1),
             call(UPDATE, str(odd), 1),
-            ["begin", dict(selector="target")],
-            call(UPDATE, right, 1),
-            ["bucket", dict(source=target, selector="target")],
-            ["end", {}],
+            *([] if lab.OLD else overlapping),
             ask,
             call(FLUSH),  # a turn later SGLang's scheduler lists the answered requests no more
             call(UPDATE, wrong, 5),
@@ -61,15 +64,15 @@ def test_drafters_by_path_and_what_is_refused(families: str, models: Path, tmp_p
         **eagles.SPECULATIVE,
     )
     assert seen.done, str(seen)
-    first, before, second, unread, shared, _, overlapping, _, _, same, _, taken, during, *after = seen.steps
+    first, before, second, unread, shared, *session, same, _, taken, during = seen.steps[:-6]
+    worse, low, _, better, last, saved = seen.steps[-6:]
     assert first[0]["queue"] == second[0]["queue"] and second[0]["requests"] == len(before)
     assert second[0]["drafter"] == 0 and second[0]["drafter_path"] == right and second[0]["acceptance"] > 3
     assert "cannot be read" in unread and "embed_tokens.weight, which this drafter shares" in shared
-    assert 'an update session with selector="target" is open' in overlapping
+    assert lab.OLD or 'an update session with selector="target" is open' in session[1]
     assert [answer["ids"] for answer in same] == [answer["ids"] for answer in before]
     assert taken == [{"version": 5, "tensors": len(tensors)}]
     assert (during[0]["drafter"], during[0]["drafter_path"]) == (5, wrong)
-    worse, low, _, better, last, saved = after
     for answers in (worse, better):
         assert [answer["ids"] for answer in answers] == [answer["ids"] for answer in before]
     assert low[0]["acceptance"] < 1.5 and last[0]["acceptance"] > 3

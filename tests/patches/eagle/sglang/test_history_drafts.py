@@ -6,7 +6,7 @@ from typing import Any
 import eagle_engines as eagles
 import pytest
 
-pytestmark = pytest.mark.sglang(least="0.5.21")
+pytestmark = pytest.mark.sglang(least="0.5.17")
 
 lab = eagles.lab
 

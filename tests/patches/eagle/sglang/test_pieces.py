@@ -13,7 +13,7 @@ from flashpatch.patches.eagle.bandit.policy import Policy
 from flashpatch.patches.eagle.sglang import capture
 from flashpatch.patches.eagle.sglang.spec_controller import BanditStepsPolicy, SpecController, engine_arms
 
-pytestmark = pytest.mark.sglang(least="0.5.21")
+pytestmark = pytest.mark.sglang(least="0.5.17")
 
 HOME = Arm(3, 2, 6)
 
@@ -37,11 +37,8 @@ def test_rows_of_the_accepted_path(requests: list[tuple[int, int]], wider: int, 
         for j in range(counts[r]):
             after[r, j] = path[j + 1]
             hidden[r, j] = torch.tensor([path[j], int(firsts[r]) + j], dtype=torch.float32)
-    result = types.SimpleNamespace(
-        next_token_ids=after.flatten(), accept_index=torch.zeros(len(requests), depth)
-    )
     roots = torch.tensor([[path[0]] for path in paths])
-    ids, positions, rows = capture.accepted_rows(roots, firsts, result, hidden.view(-1, 2))
+    ids, positions, rows = capture.accepted_rows(roots, firsts, after.flatten(), hidden.view(-1, 2), depth)
     assert ids.shape == positions.shape == (len(requests), depth) and rows.shape == (len(requests) * depth, 2)
     for r, count in enumerate(counts):
         assert ids[r, :count].tolist() == paths[r][:count]
@@ -95,40 +92,6 @@ def test_the_protocol_of_sglangs_adaptive_controller() -> None:
     assert max(chains.cuda_graph_bs_for_step(0)) == 1024
     assert chains.get_steps_for_batch(4) in (1, 3)
     assert chains.on_verify_complete([1, 0, 2, 1], 4) is None
-
-
-def test_updates_are_counted_and_the_same_weights_are_none(monkeypatch) -> None:
-    """Written as SGLang's loaders write, through ``.data``; what the target shares with its drafter is left alone."""
-    from flashpatch.patches.eagle.sglang import drafter_refit
-
-    class Worker(types.SimpleNamespace):
-        __hash__ = object.__hash__
-
-    target, draft = torch.nn.Linear(2, 2), torch.nn.Module()
-    draft.head = torch.nn.Parameter(torch.zeros(1))
-    draft.embed = target.weight
-    worker = Worker(
-        speculative_num_steps=3,
-        _target_worker=types.SimpleNamespace(model_runner=types.SimpleNamespace(model=target)),
-        _draft_worker=types.SimpleNamespace(draft_runner=types.SimpleNamespace(model=draft)),
-    )
-    published = types.SimpleNamespace(speculative_draft_model_path="")  # as an engine does
-    monkeypatch.setattr("sglang.srt.runtime_context.get_spec", lambda: published)
-    drafter = drafter_refit.DrafterRefit(types.SimpleNamespace(draft_worker=worker))
-    assert list(drafter.weights()) == ["head"]
-
-    def send(value: float) -> bool:
-        drafter.session_started()
-        draft.head.data.copy_(torch.tensor([value]))
-        return drafter.session_ended(True)
-
-    drafter.count([3, 3], 3)
-    assert not send(0.0) and drafter.current.version == 0
-    assert send(1.0) and send(2.0) and drafter.current.version == 2
-    assert [entry["before"] for entry in drafter.log] == [4, 0]
-    drafter.count([3, 3], 3)
-    drafter.count([0, 0], 0)  # a step that drafted nothing says nothing
-    assert drafter.acceptance.length == 4
 
 
 @pytest.mark.sglang(least="0.5.23")

@@ -14,7 +14,7 @@ import torch
 from chi_square import chance_of_next
 from eagle_reference import filtered, logprobs_of, probabilities
 
-pytestmark = pytest.mark.sglang(least="0.5.21")
+pytestmark = pytest.mark.sglang(least="0.5.17")
 
 lab = eagles.lab
 

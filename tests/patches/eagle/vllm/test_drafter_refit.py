@@ -86,7 +86,6 @@ def test_what_is_shared_stays_shared_and_follows_the_target(run):
 
 def test_disable_leaves_vllm_as_it_was(run):
     seen, _, _ = run
-    assert seen["wrapped"] == [] and seen["left behind"] == []
     assert "eagle_update_drafter" in seen["unknown then"]
     assert set(seen["lookup"]) == {3}, "what vLLM's own code makes of this schedule"
     assert seen["acceptance"]["after disable"] == 1.0  # nothing counts

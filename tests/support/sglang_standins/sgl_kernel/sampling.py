@@ -4,6 +4,7 @@ SGLang has these operators on GPUs alone and verifies greedily on a CPU, before 
 `let_cpus_sample` makes it take its own way for GPUs, with the operators of this file."""
 
 import functools
+import inspect
 import sys
 from typing import Any
 
@@ -104,21 +105,25 @@ def let_cpus_sample() -> None:
     from sglang.srt.speculative import eagle_utils
 
     decide = getattr(eagle_utils, "_verify_uses_greedy", None)
-    if decide is None:
-        import sglang
-
-        raise RuntimeError(
-            f"stand-in sgl_kernel.sampling: SGLang {sglang.__version__} has no eagle_utils._verify_uses_greedy, "
-            "so it would verify sampled requests greedily; adapt let_cpus_sample to this version"
-        )
+    sample = inspect.unwrap(eagle_utils.eagle_sample)  # FlashPatch may have wrapped it
+    names = sample.__code__.co_names
 
     def verify_uses_greedy(*, is_cpu: bool, use_rejection_sampling: bool, **more: Any) -> bool:
         is_cpu = is_cpu and use_rejection_sampling
         return decide(is_cpu=is_cpu, use_rejection_sampling=use_rejection_sampling, **more)
 
-    eagle_utils._verify_uses_greedy = verify_uses_greedy
+    if decide is not None:
+        eagle_utils._verify_uses_greedy = verify_uses_greedy
+    elif "_is_cpu" in names:  # before 0.5.21 it asks itself; here it is no HIP either
+        sample.__code__ = sample.__code__.replace(
+            co_names=tuple(name.replace("_is_cpu", "_is_hip") for name in names)
+        )
+    else:
+        raise RuntimeError(
+            "SGLang decides elsewhere whether it verifies greedily: adapt let_cpus_sample to it"
+        )
     # before 0.5.23 SGLang imports them where it calls them
-    for module in (eagle_utils, sys.modules[__package__]):
-        module.tree_speculative_sampling_target_only = tree_speculative_sampling_target_only_cpu
-        module.top_k_renorm_prob = top_k_renorm_prob_cpu
-        module.top_p_renorm_prob = top_p_renorm_prob_cpu
+    module = eagle_utils if hasattr(eagle_utils, "top_k_renorm_prob") else sys.modules[__package__]
+    module.tree_speculative_sampling_target_only = tree_speculative_sampling_target_only_cpu
+    module.top_k_renorm_prob = top_k_renorm_prob_cpu
+    module.top_p_renorm_prob = top_p_renorm_prob_cpu
