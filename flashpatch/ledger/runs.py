@@ -124,13 +124,12 @@ def read(directory: Path) -> list[Run]:
 
 
 def choose(directory: Path, wanted: str | None = None) -> Path | None:
-    """Return the directory of the run ``wanted``, else of the newest with a living process, else of the newest.
+    """Return the directory of the run ``wanted``, else of the newest, see `newest_first`.
 
     None if the ledger has none. Raises PatchError for a run that is not among those there are."""
     found = newest_first(directory)
     if wanted is None or not found:
-        living_first = sorted(found, key=_lives, reverse=True)
-        return next((folder for folder in living_first if read_run(folder) is not None), None)
+        return next((folder for folder in found if read_run(folder) is not None), None)
     if directory / wanted not in found:
         known = ", ".join(folder.name for folder in found[:5])
         raise PatchError(
@@ -140,21 +139,20 @@ def choose(directory: Path, wanted: str | None = None) -> Path | None:
 
 
 def newest_first(directory: Path) -> list[Path]:
-    """Return the directories of a ledger that may be runs, the one first that was written to last."""
-    found = sorted(entries(directory), key=_written, reverse=True)
-    return [Path(entry.path) for entry in found if is_run(entry)]
+    """Return the directories of a ledger that may be runs: those that live, the one first whose oldest living process began last;
+    then the others, the one first that was written to last."""
+    found = sorted(filter(is_run, entries(directory)), key=_age, reverse=True)
+    return [Path(entry.path) for entry in found]
 
 
-def _written(entry: os.DirEntry[str]) -> float:
+def _age(entry: os.DirEntry[str]) -> tuple[bool, float]:
+    names = (keys.FILE.fullmatch(one.name) for one in entries(entry))
+    living = [of["start"] for of in names if of and of["kind"] == "row" and is_alive_by_name(of)]
     try:
-        return entry.stat(follow_symlinks=False).st_mtime
+        written = 0.0 if living else entry.stat(follow_symlinks=False).st_mtime
     except OSError:  # another process removed it
-        return 0.0
-
-
-def _lives(folder: Path) -> bool:
-    names = (keys.FILE.fullmatch(entry.name) for entry in entries(folder))
-    return any(of and of["kind"] == "row" and is_alive_by_name(of) for of in names)
+        written = 0.0
+    return bool(living), min((float(one) for one in living if one.isdecimal()), default=written)
 
 
 def is_alive_by_name(of: re.Match[str]) -> bool | None:

@@ -33,7 +33,6 @@ def run(args: argparse.Namespace) -> int:
     found = list(itertools.islice(filter(None, map(_about, folders)), _SHOWN))
     if not found:
         raise source.no_run(ledger)
-    found.sort(key=lambda one: one["began"], reverse=True)
     older = max(len(folders) - _SHOWN, 0)
     notes = ["flashpatch report RUN, flashpatch-verify --run RUN: one of them"]
     notes += [f"in {ledger}: {older} older"] if older else []
