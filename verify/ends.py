@@ -11,6 +11,11 @@ RUNNING, RETURNED, INTERRUPTED, LOST = "running", "returned", "interrupted", "lo
 SILENT = "ended without a word"
 
 
+def is_over(end: str) -> bool:
+    """Whether a process or job that ended so is known to have ended."""
+    return end not in (RUNNING, LOST, "")
+
+
 def of_process(row: Row) -> str:
     """Return how a process ended, in one of the words above or in its own: an exception, a status other than 0.
 

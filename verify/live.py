@@ -57,8 +57,7 @@ class Process:
 
     @property
     def lives(self) -> str:
-        is_over = self.ended not in (ends.RUNNING, ends.LOST, "")
-        return "no" if is_over else {True: "yes", False: "no", None: "unknown"}[self.alive]
+        return "no" if ends.is_over(self.ended) else {True: "yes", False: "no", None: "unknown"}[self.alive]
 
     @property
     def calls(self) -> int:
@@ -106,9 +105,7 @@ class LiveReport:
         mine = [one for one in self.stated if one.family == family]
         if self.by_family.get(family) or not mine:
             return NOT_PROVEN if self.by_family.get(family) else NOTHING_DUE
-        if not self.ended or all(one.seen for one in mine):
-            return PROVEN
-        return NOT_YET if self.ended in (ends.RUNNING, ends.LOST) else NOT_PROVEN
+        return PROVEN if not self.ended or all(one.seen for one in mine) else NOT_YET
 
     def as_json(self) -> dict[str, Any]:
         """Return what there is as JSON has it."""
@@ -154,30 +151,21 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
     typed = {family: named.get(family) or said.get(family, family) for family in shown}
     stated = tuple(statements.of_job(typed, run.rows, situations, dues))
     split = policy_versions.splits(run.rows, patches)
+    others = {name: said[one] for one, name in named.items() if one in said and (one, name) not in on}
+    unseen = [one for one in stated if not one.seen and ends.is_over(ended)]
     problems = [
         *_ends(run.rows, ended),
-        *(
-            f"{typed[one.family]}: not seen: {one.what}, though {one.asked}"
-            for one in stated
-            if not one.seen and ended == ends.RETURNED
-        ),
+        *(f"{typed[one.family]}: not seen: {one.what}, though {one.asked}" for one in unseen),
         *(f"{called_by(process)}: {problem}" for process in processes for problem in process.problems),
         *(f"no process carries {named[family]}" for family in sorted(set(named) - carried)),
         *(text for _, text in sorted(once.items())),
         *split,
         *run.problems,
-        *(
-            f"no process carries {name}: {said[family]} is on"
-            for family, name in named.items()
-            if family in said and (family, name) not in on
-        ),
+        *(f"no process carries {name}: {own} is on" for name, own in others.items()),
     ]
     by_family = {
         family: tuple(
-            one
-            for one in problems
-            if _is_about(one, family, name, named.get(family, family))
-            or (one in split and family == policy_versions.FAMILY)
+            one for one in problems if _is_about(one, family, name, named.get(family, family), split)
         )
         for family, name in typed.items()
     }
@@ -219,9 +207,10 @@ def _processes(
     return found, {family: (dues[family], seen[family]) for family in dues}, once
 
 
-def _is_about(problem: str, family: str, typed: str, name: str) -> bool:
-    """Whether a problem names a patch of a family or its typed name, or the family if it says that it is missing."""
-    if problem.startswith(f"{typed}: "):
+def _is_about(problem: str, family: str, typed: str, name: str, split: Sequence[str]) -> bool:
+    """Whether a problem names a patch of a family or its typed name, or the family if it says that it is missing; ``split`` are those
+    of policy versions."""
+    if problem.startswith(f"{typed}: ") or (problem in split and family == policy_versions.FAMILY):
         return True
     words = (f" {family}.", f"[flashpatch: {family}", f" no {name} patch", f"carries {name}")
     missing = problem.partition(" expected one with ")[2].partition(":")[0].split(", ")

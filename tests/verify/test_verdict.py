@@ -124,6 +124,7 @@ def test_what_is_asked_for_and_not_seen_is_a_line_and_a_note_that_says_off_is_to
     seen = eagle(eagle_bandit={"drafted": 30, "arm": "3_1_4"})
     assert seen.verdict == "proven" and not seen.lines
     assert {one.what: one.seen for one in seen.stated}["drafts were verified"] == "eagle_bandit.drafted 30"
+    assert "not seen: drafts were verified" in str(eagle("interrupted").problems), "none without a reason"
     assert eagle(ended="").verdict == "not yet", "it may come; and that is no alarm"
     assert eagle(ended="").problems == () and eagle(ended=None).verdict == "proven", "an old ledger"
 
