@@ -17,13 +17,13 @@ def is_over(end: str) -> bool:
 
 
 def of_process(row: Row) -> str:
-    """Return how a process ended, in one of the words above or in its own: an exception, a status other than 0.
+    """Return how a process ended: as it said itself, an exception or a status other than 0 in its own words, else as who stopped it said.
 
-    `SILENT` is one that is gone: a signal, a crash, no memory. ``lost``: nobody knows whether it runs.
-    Empty if it is gone, and its FlashPatch did not write ends yet."""
+    `SILENT` is one that is gone: a signal, a crash, no memory. ``lost``: nobody knows whether it runs. Empty if it is gone, and its
+    FlashPatch did not write ends yet."""
     if row.ended or row.alive:
         return row.ended or RUNNING
-    return "" if row.ended is None else SILENT if row.alive is False else LOST
+    return row.stopped or ("" if row.ended is None else SILENT if row.alive is False else LOST)
 
 
 def first(rows: Sequence[Row]) -> list[Row]:

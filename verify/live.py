@@ -303,7 +303,7 @@ def _ends(rows: Sequence[Row], ended: str) -> Iterator[str]:
         end = ends.of_process(row)
         if row.key in is_first and end == ended == ends.SILENT:
             yield f"the job ended without a word: {called_by(row)}, as after a signal, a crash or no memory"
-        elif end not in others and (row.key in is_first) == (end == ended):
+        elif end not in (*others, row.stopped * (end != ended)) and (row.key in is_first) == (end == ended):
             yield "the job failed: " * (end == ended) + f"{called_by(row)} ended with {end}"
 
 

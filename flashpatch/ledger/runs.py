@@ -28,6 +28,8 @@ class Row:
     at its end, empty before, None if its FlashPatch did not say it; ``engine`` names the engine that it belongs to. ``first`` says
     whether the run began in it, None if its FlashPatch did not say it.
 
+    ``stopped`` is the signal that another process of the run sent to end it, and which, empty if none did.
+
     ``node`` is the node of Ray that its row was published on, None if it was not. ``fetched`` says that the row
     is a copy from there."""
 
@@ -51,6 +53,7 @@ class Row:
     first: bool | None = None
     engine: str = ""
     idle: str = ""
+    stopped: str = ""
     node: node.Node | None = None
     fetched: bool = False
 
@@ -184,7 +187,12 @@ def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
     known = {row.key: number for number, row in enumerate(run.rows)}
     for place in places:
         _add(run, known, place)
-    run.rows = [row for row in run.rows if not files.is_own_command(row.argv0)]
+    sent = {(row.host, who): how for row in run.rows for who, how in row.notes.get("stopped", {}).items()}
+    run.rows = [
+        replace(row, stopped=how) if (how := sent.get((row.host, f"{row.pid} {row.start}"))) else row
+        for row in run.rows
+        if not files.is_own_command(row.argv0)
+    ]
     return run if run.rows or run.expected or run.problems else None
 
 
