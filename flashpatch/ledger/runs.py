@@ -28,7 +28,8 @@ class Row:
     at its end, empty before, None if its FlashPatch did not say it; ``engine`` names the engine that it belongs to. ``first`` says
     whether the run began in it, None if its FlashPatch did not say it.
 
-    ``stopped`` is the signal that another process of the run sent to end it, and which, empty if none did.
+    ``stopped`` is the signal that another process of the run sent to end it, and which, empty if none did. ``lived`` says whether it ran
+    when its row was about to be read: of one that did not, the row has its last word.
 
     ``node`` is the node of Ray that its row was published on, None if it was not. ``fetched`` says that the row
     is a copy from there."""
@@ -55,6 +56,7 @@ class Row:
     idle: str = ""
     stopped: str = ""
     node: node.Node | None = None
+    lived: bool | None = None
     fetched: bool = False
 
     @property
@@ -69,8 +71,9 @@ class Row:
 
     @property
     def alive(self) -> bool | None:
-        """Whether that very process still runs; None for one of another host, unless its node says so."""
-        here = None if self.fetched else is_alive(self.host, self.pid, self.start)
+        """Whether that very process ran when it was read; None for one of another host, unless its node says so."""
+        here = self.lived if self.lived is not None else is_alive(self.host, self.pid, self.start)
+        here = None if self.fetched else here
         if here is None and self.node is not None:
             return self.node.is_alive(self.pid, files.plain(self.start) or "unknown")
         return here
@@ -227,14 +230,16 @@ def _take(run: Run, name: str, path: str, read: Callable[[str], tuple[bytes | st
         if name.startswith("row"):
             fields = schema.row(value)
             if (idle := fields.get("idle")) and idle not in run.idle:
-                of = files.file_name("idle", fields["host"], 0, idle)
-                run.idle[idle] = schema.idle(schema.loads(read(of)[0]), "idle")
+                beside = files.file_name("idle", fields["host"], 0, idle)
+                run.idle[idle] = schema.idle(schema.loads(read(beside)[0]), "idle")
             patches = {
                 sys.intern(id): run.equal.setdefault((*one.values(),), one)
                 for id, one in fields["patches"].items()
+        of = keys.FILE.fullmatch(name)
+        lived = is_alive_by_name(of) if of else None  # asked before its last word may come
             }
             shared = [run.idle[idle]] if idle else []
-            run.rows.append(Row(**fields | {"patches": ChainMap(patches, *shared)}))
+            run.rows.append(Row(**fields | {"patches": ChainMap(patches, *shared)}, lived=lived))
         else:
             run.expected.append(Expected(**schema.expected(value)))
     except (*schema.BROKEN, KeyError, TypeError, AttributeError) as error:

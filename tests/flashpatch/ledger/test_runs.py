@@ -133,10 +133,15 @@ def test_alive_means_the_same_process(tmp_path):
     put(tmp_path, "r", "row-a", row(child.pid, begun, host=host))
     put(tmp_path, "r", "row-b", row(child.pid, "1", host=host))
     put(tmp_path, "r", "row-c", row(child.pid, begun, host="elsewhere"))
-    [run] = ledger.read(tmp_path)
+    put(tmp_path, "s", f"row-{host}-{child.pid}-{begun}", row(child.pid, begun, host=host))
+    run, [read] = (
+        next(one for one in ledger.read(tmp_path) if one.id == "r"),
+        runs.read_run(tmp_path / "s").rows,
+    )
     assert [found.alive for found in run.rows] == [True, False, None]
     child.kill()
     while files.process_start(child.pid) is not None:  # a zombie is not alive
         time.sleep(0.01)
     assert [found.alive for found in run.rows] == [False, False, None]
+    assert read.alive, "its last word came after that"
     child.communicate()
