@@ -186,7 +186,10 @@ def _about(report: live.LiveReport, run: runs.Run, all: bool) -> list[str]:
     """Return a line on the processes, of a job that is over those on what still lives, and one on the nodes of Ray, if there are some."""
     alive = Counter(one.lives for one in report.processes)
     there = [one for one in report.processes if one.present]
-    acted, missing = sum(one.calls > 0 for one in there), len(report.processes) - len(there)
+    acted, missing = (
+        sum(one.calls > 0 for one in there),
+        sum(one.verdict == "missing" for one in report.processes),
+    )
     how = "" if report.ended == ends.RUNNING or alive["unknown"] else report.ended or "how, no row says"
     over = f": it has ended ({how})" if how else ""
     said = f"{alive['yes']} of {counted(len(report.processes), 'process', 'processes')} alive{over}; "

@@ -19,6 +19,7 @@ _OWN_ROLES = ("trainer", "engine-core", "worker")
 """Roles that say more of a process than the class of its actor."""
 COLUMNS = ("name", "acted in", "calls", "last version", "precision", "verdict")
 PROVEN, NOT_PROVEN, NOT_YET = "proven", "not proven", "not yet"
+_STARTING = "wrote no row yet: it has imported no framework so far, or flashpatch is not installed there"
 NOTHING_DUE, NOTHING_ON, NOT_SEEN = "nothing to prove", "nothing on", "not seen"
 
 
@@ -52,8 +53,14 @@ class Process:
     states: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def key(self) -> tuple[str, int, str]:
+        return self.host, self.pid, self.start
+
+    @property
     def verdict(self) -> str:
-        return "missing" if not self.present else "not proven" if self.problems else "ok"
+        if not self.present:
+            return "missing" if self.problems else NOT_YET
+        return NOT_PROVEN if self.problems else "ok"
 
     @property
     def lives(self) -> str:
@@ -94,10 +101,11 @@ class LiveReport:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What keeps the run from being proven: its problems, and each name of which nothing was due."""
+        """What keeps the run from being proven: its problems, each name of which nothing was due, and who wrote no row yet."""
         idle = [family for family in self.typed if self.of(family) == NOTHING_DUE]
         said = [f"{self.typed[family]}: {NOTHING_DUE}: nothing of it was due in this job" for family in idle]
         none = "nothing on in this run: no name was switched on, so nothing is proven"
+        said += [f"{called_by(one)}: {_STARTING}" for one in self.processes if one.verdict == NOT_YET]
         return (*self.problems, *said, *([none] if self.verdict == NOTHING_ON else []))
 
     def of(self, family: str) -> str:
@@ -105,7 +113,9 @@ class LiveReport:
         mine = [one for one in self.stated if one.family == family]
         if self.by_family.get(family) or not mine:
             return NOT_PROVEN if self.by_family.get(family) else NOTHING_DUE
-        return PROVEN if not self.ended or all(one.seen for one in mine) else NOT_YET
+        awaited = any(one.verdict == NOT_YET and family in one.families for one in self.processes)
+        is_whole = not self.ended or all(one.seen for one in mine)
+        return PROVEN if is_whole and not awaited else NOT_YET
 
     def as_json(self) -> dict[str, Any]:
         """Return what there is as JSON has it."""
@@ -164,10 +174,8 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
         *(f"no process carries {name}: {own} is on" for name, own in others.items()),
     ]
     by_family = {
-        family: tuple(
-            one for one in problems if _is_about(one, family, name, named.get(family, family), split)
-        )
-        for family, name in typed.items()
+        own: tuple(one for one in problems if _is_about(one, own, name, named.get(own, own), split))
+        for own, name in typed.items()
     }
     remarks = tuple(one for row in run.rows for one in statements.remarks(called_by(row), row))
     found = LiveReport(run.id, tuple(processes), tuple(problems), typed, by_family, stated, remarks, ended)
@@ -322,7 +330,8 @@ def _missing(expected: Expected) -> Process:
     problem = f"wrote no row, though process {expected.by} expected one with {', '.join(expected.families)}: "
     problem += ", or ".join(causes)
     who = dict(host=expected.host, pid=expected.pid, roles=expected.roles, rank={}, alive=expected.alive)
-    return Process(**who, present=False, families=(), patches={}, problems=(problem,))
+    problems = () if expected.is_starting else (problem,)
+    return Process(**who, present=False, families=expected.families, patches={}, problems=problems)
 
 
 def _fault(id: str, written: Mapping[str, Any]) -> Iterator[str]:

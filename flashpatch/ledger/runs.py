@@ -17,6 +17,7 @@ from flashpatch.ledger.nodes import keys, node
 
 LARGEST = 4 << 20
 """Bytes of a row that is read."""
+_ON = re.compile(rb"(?:^|\0)FLASHPATCH=(?!0?(?:\0|$))")
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,8 @@ class Row:
     engine: str = ""
     idle: str = ""
     stopped: str = ""
-    node: node.Node | None = None
     lived: bool | None = None
+    node: node.Node | None = None
     fetched: bool = False
 
     @property
@@ -95,6 +96,15 @@ class Expected:
     def alive(self) -> bool | None:
         """Whether the process runs; None for one of another host or of another node's ledger."""
         return None if self.fetched else is_alive(self.host, self.pid, self.start)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether it runs here and our variables reached it: it has imported no framework yet."""
+        try:
+            with open(f"/proc/{self.pid}/environ", "rb") as file:
+                return bool(self.alive and _ON.search(file.read()))
+        except OSError:  # it is gone, or another user's
+            return False
 
     def matches(self, row: Row) -> bool:
         return (self.host, self.pid) == (row.host, row.pid) and self.start in ("", row.start)
@@ -225,6 +235,8 @@ def _take(run: Run, name: str, path: str, read: Callable[[str], tuple[bytes | st
     if name.partition("-")[0] not in ("row", "expect") or not name.endswith(".json"):
         return
     try:
+        of = keys.FILE.fullmatch(name)
+        lived = is_alive_by_name(of) if of else None  # asked before its last word may come
         content, modified = read(name)
         value = schema.loads(content)
         if name.startswith("row"):
@@ -235,8 +247,6 @@ def _take(run: Run, name: str, path: str, read: Callable[[str], tuple[bytes | st
             patches = {
                 sys.intern(id): run.equal.setdefault((*one.values(),), one)
                 for id, one in fields["patches"].items()
-        of = keys.FILE.fullmatch(name)
-        lived = is_alive_by_name(of) if of else None  # asked before its last word may come
             }
             shared = [run.idle[idle]] if idle else []
             run.rows.append(Row(**fields | {"patches": ChainMap(patches, *shared)}, lived=lived))

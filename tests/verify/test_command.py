@@ -205,19 +205,29 @@ def test_whoever_ends_a_process_of_the_job_says_so(run, verify):
     assert ended == {"returned", f"SIGKILL from {parent}"} and report["verdict"] == "proven"
 
 
-def test_live_names_the_process_that_the_environment_did_not_reach(run, verify):
-    driver = """
+EXPECTING = """
 import os, subprocess, sys
 from flashpatch import ledger
-env = {k: v for k, v in os.environ.items() if not k.startswith("FLASHPATCH")}
-child = subprocess.Popen([sys.executable, "-c", "import toyfw.engine"], env=env)
-ledger.expect(child.pid, roles=["worker"], families=["toy"])
-print(child.pid)
-child.wait()
+from toyfw.engine import Engine
+env = {**os.environ, "FLASHPATCH": sys.argv[1]}
+child = subprocess.Popen([sys.executable, "-c", "input()"], env=env, stdin=subprocess.PIPE)
+Engine().update(41), ledger.expect(child.pid, roles=["worker"], families=["toy"]), ledger.flush()
+command = [sys.executable, "-c", "from flashpatch.verify.cli import main; main(['--live'])"]
+print(child.pid, subprocess.run(command, capture_output=True, text=True).stdout)
+child.communicate()
 """
-    pid = run("-c", driver, FLASHPATCH="toy").stdout.strip()
+
+
+def test_a_process_that_has_just_begun_is_awaited(run):
+    pid, _, told = run("-c", EXPECTING, "bf16", FLASHPATCH="toy").stdout.partition(" ")
+    assert f"Not yet\nproblem\nworker {os.uname().nodename}:{pid}: wrote no row yet" in told, told
+
+
+def test_live_names_the_process_that_the_environment_did_not_reach(run, verify):
+    pid, _, told = run("-c", EXPECTING, "", FLASHPATCH="toy").stdout.partition(" ")
     done = verify("--live")
-    assert done.returncode == 1 and f":{pid}: wrote no row" in done.stdout
+    assert "Not proven" in told and f":{pid}: wrote no row, though" in told
+    assert done.returncode == 1 and f":{pid}: wrote no row, though" in done.stdout
     assert "missing" in done.stdout
     assert "missing" in verify("--live", "--all").stdout.rpartition("Processes")[2]
 

@@ -149,9 +149,8 @@ def test_what_families_state_names_patches_and_options_that_there_are():
 
 def test_a_job_is_over_when_its_first_process_is_though_actors_of_others_still_close():
     first = replace(row("driver", pid=1, host=os.uname().nodename), ended="returned")
-    closing = replace(
-        row("driver", pid=os.getpid(), ppid=9, start="", host=first.host), title="TaskRunnerV1", ended=""
-    )
+    closing = row("driver", pid=os.getpid(), ppid=9, start="", host=first.host)
+    closing = replace(closing, title="TaskRunnerV1", ended="")
     assert closing.alive and ends.of_process(closing) == ends.RUNNING
     assert ends.of_job([first, closing]) == ends.RETURNED
 
