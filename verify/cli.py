@@ -210,7 +210,7 @@ def _processes(report: live.LiveReport) -> Table:
     rows = []
     for process in report.processes:
         at_work = f"{process.states.get('live', 0)} of {sum(process.states.values())}"
-        told = process.ended or process.lives, at_work, str(process.calls)
+        told = process.how, at_work, str(process.calls)
         rows.append((live.called_by(process).replace("+", " + "), *told, process.verdict))
     return Table("Processes", ("process", "ended", "patches live", "calls", "verdict"), rows)
 

@@ -67,6 +67,10 @@ class Process:
         return "no" if ends.is_over(self.ended) else {True: "yes", False: "no", None: "unknown"}[self.alive]
 
     @property
+    def how(self) -> str:
+        return self.ended or {True: ends.RUNNING, False: "gone", None: ends.LOST}[self.alive]
+
+    @property
     def calls(self) -> int:
         return sum(self.by_family.values())
 

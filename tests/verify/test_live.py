@@ -89,7 +89,7 @@ def test_a_missing_process_is_named():
     [problem] = report.problems
     assert problem.startswith("worker far:12: wrote no row, though process 1 expected one with fam")
     missing = report.processes[-1]
-    assert (missing.present, missing.alive) == (False, None)
+    assert (missing.present, missing.alive, missing.how) == (False, None, "lost")
 
 
 def test_a_process_without_a_family_that_is_expected_carried_by_peers_or_required_is_named():

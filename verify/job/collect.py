@@ -145,7 +145,7 @@ def _process(
         **{name: list(getattr(one, name)) for name in ("roles", "names", "problems")},
         "rank": dict(one.rank),
         "alive": one.lives,
-        "how": one.ended or one.lives,
+        "how": one.how,
         "states": dict(one.states),
         "began": row.first_written if row is not None else 0.0,
         "version": row.notes.get("policy_version") if row is not None else None,
