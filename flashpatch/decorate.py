@@ -180,9 +180,8 @@ def _several(names: Names) -> tuple[str, ...]:
 
 def _parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     starred = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
-    return tuple(
-        one.name for one in inspect.signature(function).parameters.values() if one.kind not in starred
-    )
+    given = inspect.signature(function).parameters.values()
+    return tuple(one.name for one in given if one.kind not in starred)
 
 
 def _how(function: Callable[..., Any], id: str) -> str:

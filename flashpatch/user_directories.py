@@ -74,9 +74,7 @@ def check_private(folder: str, forbidden: int = 0o077) -> None:
 
 def _fallback() -> str:
     candidates = [os.environ.get(name, "") for name in _TEMPORARY] + ["/tmp", "/var/tmp"]
-    usable = (
-        folder for folder in candidates if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
-    )
+    usable = (one for one in candidates if os.path.isdir(one) and os.access(one, os.W_OK | os.X_OK))
     return os.path.join(os.path.abspath(next(usable, "/tmp")), f"flashpatch-{os.geteuid()}")
 
 

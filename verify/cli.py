@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -183,28 +183,34 @@ def _at_rest(folder: Path, options: argparse.Namespace) -> runs.Run:
 
 
 def _about(report: live.LiveReport, run: runs.Run, all: bool) -> list[str]:
-    """Return a line on the processes, one on those that the job left behind, and one on the nodes of Ray, if there are some."""
-    alive = Counter(one.alive for one in report.processes)
+    """Return a line on the processes, of a job that is over those on what still lives, and one on the nodes of Ray, if there are some."""
+    alive = Counter(one.lives for one in report.processes)
     there = [one for one in report.processes if one.present]
-    acted, missing = sum(one.calls > 0 for one in there), len(report.processes) - len(there)
-    how = "" if report.ended == ends.RUNNING or alive[None] else report.ended or "how, no row says"
+    acted, missing = (
+        sum(one.calls > 0 for one in there),
+        sum(one.verdict == "missing" for one in report.processes),
+    )
+    how = "" if report.ended == ends.RUNNING or alive["unknown"] else report.ended or "how, no row says"
     over = f": it has ended ({how})" if how else ""
-    said = f"{alive[True]} of {counted(len(report.processes), 'process', 'processes')} alive{over}; "
+    said = f"{alive['yes']} of {counted(len(report.processes), 'process', 'processes')} alive{over}; "
     said += f"patches acted in {acted}, {len(there) - acted} called none"
     said += f", {missing} are missing" if missing else ""
-    nodes = sorted({process.node for process in report.processes if process.node})
-    lines = [said + ("" if all else " (--all shows each)")]
-    left = [f"{row.pid} ({', '.join(row.roles) or row.argv0})" for row in run.rows if row.alive]
-    if left and report.ended not in (ends.RUNNING, ""):
-        lines.append(f"left behind by this job, still alive: {', '.join(left)}")
-    return lines + ([f"nodes: {', '.join(nodes)}"] if nodes else [])
+    found, is_open = defaultdict[str, list[str]](list), any(row.alive for row in ends.first(run.rows))
+    for row in filter(lambda row: row.alive and ends.is_over(report.ended), run.rows):
+        # Its front end is there to end it, it says itself that it ends, or another process has told it to.
+        closes = is_open or row.ended or row.stopped
+        who = ", ".join(filter(None, (*row.roles, row.stopped))) or row.argv0
+        found["still closing" if closes else "left behind by this job, still alive"] += [f"{row.pid} ({who})"]
+    found["nodes"] += sorted({process.node for process in report.processes if process.node})
+    lines = [f"{what}: {', '.join(who)}" for what, who in found.items() if who]
+    return [said + ("" if all else " (--all shows each)"), *lines]
 
 
 def _processes(report: live.LiveReport) -> Table:
     rows = []
     for process in report.processes:
         at_work = f"{process.states.get('live', 0)} of {sum(process.states.values())}"
-        told = process.ended or process.lives, at_work, str(process.calls)
+        told = process.how, at_work, str(process.calls)
         rows.append((live.called_by(process).replace("+", " + "), *told, process.verdict))
     return Table("Processes", ("process", "ended", "patches live", "calls", "verdict"), rows)
 

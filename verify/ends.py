@@ -11,14 +11,19 @@ RUNNING, RETURNED, INTERRUPTED, LOST = "running", "returned", "interrupted", "lo
 SILENT = "ended without a word"
 
 
-def of_process(row: Row) -> str:
-    """Return how a process ended, in one of the words above or in its own: an exception, a status other than 0.
+def is_over(end: str) -> bool:
+    """Whether a process or job that ended so is known to have ended."""
+    return end not in (RUNNING, LOST, "")
 
-    `SILENT` is one that is gone: a signal, a crash, no memory. ``lost``: nobody knows whether it runs.
-    Empty if it is gone, and its FlashPatch did not write ends yet."""
+
+def of_process(row: Row) -> str:
+    """Return how a process ended: as it said itself, an exception or a status other than 0 in its own words, else as who stopped it said.
+
+    `SILENT` is one that is gone: a signal, a crash, no memory. ``lost``: nobody knows whether it runs. Empty if it is gone, and its
+    FlashPatch did not write ends yet."""
     if row.ended or row.alive:
         return row.ended or RUNNING
-    return "" if row.ended is None else SILENT if row.alive is False else LOST
+    return row.stopped or ("" if row.ended is None else SILENT if row.alive is False else LOST)
 
 
 def first(rows: Sequence[Row]) -> list[Row]:

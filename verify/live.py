@@ -19,6 +19,7 @@ _OWN_ROLES = ("trainer", "engine-core", "worker")
 """Roles that say more of a process than the class of its actor."""
 COLUMNS = ("name", "acted in", "calls", "last version", "precision", "verdict")
 PROVEN, NOT_PROVEN, NOT_YET = "proven", "not proven", "not yet"
+_STARTING = "wrote no row yet: it has imported no framework so far, or flashpatch is not installed there"
 NOTHING_DUE, NOTHING_ON, NOT_SEEN = "nothing to prove", "nothing on", "not seen"
 
 
@@ -52,13 +53,22 @@ class Process:
     states: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def key(self) -> tuple[str, int, str]:
+        return self.host, self.pid, self.start
+
+    @property
     def verdict(self) -> str:
-        return "missing" if not self.present else "not proven" if self.problems else "ok"
+        if not self.present:
+            return "missing" if self.problems else NOT_YET
+        return NOT_PROVEN if self.problems else "ok"
 
     @property
     def lives(self) -> str:
-        is_over = self.ended not in (ends.RUNNING, ends.LOST, "")
-        return "no" if is_over else {True: "yes", False: "no", None: "unknown"}[self.alive]
+        return "no" if ends.is_over(self.ended) else {True: "yes", False: "no", None: "unknown"}[self.alive]
+
+    @property
+    def how(self) -> str:
+        return self.ended or {True: ends.RUNNING, False: "gone", None: ends.LOST}[self.alive]
 
     @property
     def calls(self) -> int:
@@ -95,10 +105,11 @@ class LiveReport:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What keeps the run from being proven: its problems, and each name of which nothing was due."""
+        """What keeps the run from being proven: its problems, each name of which nothing was due, and who wrote no row yet."""
         idle = [family for family in self.typed if self.of(family) == NOTHING_DUE]
         said = [f"{self.typed[family]}: {NOTHING_DUE}: nothing of it was due in this job" for family in idle]
         none = "nothing on in this run: no name was switched on, so nothing is proven"
+        said += [f"{called_by(one)}: {_STARTING}" for one in self.processes if one.verdict == NOT_YET]
         return (*self.problems, *said, *([none] if self.verdict == NOTHING_ON else []))
 
     def of(self, family: str) -> str:
@@ -106,9 +117,9 @@ class LiveReport:
         mine = [one for one in self.stated if one.family == family]
         if self.by_family.get(family) or not mine:
             return NOT_PROVEN if self.by_family.get(family) else NOTHING_DUE
-        if not self.ended or all(one.seen for one in mine):
-            return PROVEN
-        return NOT_YET if self.ended in (ends.RUNNING, ends.LOST) else NOT_PROVEN
+        awaited = any(one.verdict == NOT_YET and family in one.families for one in self.processes)
+        is_whole = not self.ended or all(one.seen for one in mine)
+        return PROVEN if is_whole and not awaited else NOT_YET
 
     def as_json(self) -> dict[str, Any]:
         """Return what there is as JSON has it."""
@@ -154,32 +165,21 @@ def judge(run: Run, patches: Mapping[str, Patch], required: Mapping[str, str] | 
     typed = {family: named.get(family) or said.get(family, family) for family in shown}
     stated = tuple(statements.of_job(typed, run.rows, situations, dues))
     split = policy_versions.splits(run.rows, patches)
+    others = {name: said[one] for one, name in named.items() if one in said and (one, name) not in on}
+    unseen = [one for one in stated if not one.seen and ends.is_over(ended)]
     problems = [
         *_ends(run.rows, ended),
-        *(
-            f"{typed[one.family]}: not seen: {one.what}, though {one.asked}"
-            for one in stated
-            if not one.seen and ended == ends.RETURNED
-        ),
+        *(f"{typed[one.family]}: not seen: {one.what}, though {one.asked}" for one in unseen),
         *(f"{called_by(process)}: {problem}" for process in processes for problem in process.problems),
         *(f"no process carries {named[family]}" for family in sorted(set(named) - carried)),
         *(text for _, text in sorted(once.items())),
         *split,
         *run.problems,
-        *(
-            f"no process carries {name}: {said[family]} is on"
-            for family, name in named.items()
-            if family in said and (family, name) not in on
-        ),
+        *(f"no process carries {name}: {own} is on" for name, own in others.items()),
     ]
     by_family = {
-        family: tuple(
-            one
-            for one in problems
-            if _is_about(one, family, name, named.get(family, family))
-            or (one in split and family == policy_versions.FAMILY)
-        )
-        for family, name in typed.items()
+        own: tuple(one for one in problems if _is_about(one, own, name, named.get(own, own), split))
+        for own, name in typed.items()
     }
     remarks = tuple(one for row in run.rows for one in statements.remarks(called_by(row), row))
     found = LiveReport(run.id, tuple(processes), tuple(problems), typed, by_family, stated, remarks, ended)
@@ -219,9 +219,10 @@ def _processes(
     return found, {family: (dues[family], seen[family]) for family in dues}, once
 
 
-def _is_about(problem: str, family: str, typed: str, name: str) -> bool:
-    """Whether a problem names a patch of a family or its typed name, or the family if it says that it is missing."""
-    if problem.startswith(f"{typed}: "):
+def _is_about(problem: str, family: str, typed: str, name: str, split: Sequence[str]) -> bool:
+    """Whether a problem names a patch of a family or its typed name, or the family if it says that it is missing; ``split`` are those
+    of policy versions."""
+    if problem.startswith(f"{typed}: ") or (problem in split and family == policy_versions.FAMILY):
         return True
     words = (f" {family}.", f"[flashpatch: {family}", f" no {name} patch", f"carries {name}")
     missing = problem.partition(" expected one with ")[2].partition(":")[0].split(", ")
@@ -314,7 +315,7 @@ def _ends(rows: Sequence[Row], ended: str) -> Iterator[str]:
         end = ends.of_process(row)
         if row.key in is_first and end == ended == ends.SILENT:
             yield f"the job ended without a word: {called_by(row)}, as after a signal, a crash or no memory"
-        elif end not in others and (row.key in is_first) == (end == ended):
+        elif end not in (*others, row.stopped * (end != ended)) and (row.key in is_first) == (end == ended):
             yield "the job failed: " * (end == ended) + f"{called_by(row)} ended with {end}"
 
 
@@ -333,7 +334,8 @@ def _missing(expected: Expected) -> Process:
     problem = f"wrote no row, though process {expected.by} expected one with {', '.join(expected.families)}: "
     problem += ", or ".join(causes)
     who = dict(host=expected.host, pid=expected.pid, roles=expected.roles, rank={}, alive=expected.alive)
-    return Process(**who, present=False, families=(), patches={}, problems=(problem,))
+    problems = () if expected.is_starting else (problem,)
+    return Process(**who, present=False, families=expected.families, patches={}, problems=problems)
 
 
 def _fault(id: str, written: Mapping[str, Any]) -> Iterator[str]:

@@ -89,9 +89,8 @@ class Group:
     def check(self) -> None:
         """Raise the refusal if the group was refused."""
         if self.refusal is not None:
-            ledger.event(
-                "refused", what=f"{self.family.name} on {self.framework}", problem=self.refusal.problem
-            )
+            what = f"{self.family.name} on {self.framework}"
+            ledger.event("refused", what=what, problem=self.refusal.problem)
             raise copy.copy(self.refusal)
 
     def guarded(self, strict: bool) -> tuple[str, ...]:

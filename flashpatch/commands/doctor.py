@@ -72,9 +72,7 @@ def run(args: argparse.Namespace) -> int:
     outlooks = [one for family in registry.families().values() for one in outlook(family, asked, here)]
     conflicts += [one for one in surroundings.conflicts() if one not in conflicts]
     unowned = "no distribution owns it, so its version is unknown"
-    found = {
-        name: str(versions.owner(name) or unowned) for name in FRAMEWORKS if contract.installed_root(name)
-    }
+    found = {one: str(versions.owner(one) or unowned) for one in FRAMEWORKS if contract.installed_root(one)}
     rows = [(name, found.get(name, "not installed")) for name in FRAMEWORKS]
     python = f"{platform.python_version()} ({sys.prefix})"
     data = {
@@ -82,17 +80,14 @@ def run(args: argparse.Namespace) -> int:
         "python": python,
         "accelerator": surroundings.accelerator(),
         "processor": surroundings.processor(),
-        "frameworks": {row[0]: row[1] for row in rows},
+        "frameworks": dict(rows),
         "names": [{**asdict(one), "works": one.works} for one in outlooks],
         "settings": [setting._asdict() for setting in settings],
         "conflicts": [asdict(one) for one in conflicts],
     }
     cannot = [("processor", one) for one in surroundings.processor()]
-    machine = Table(
-        f"FlashPatch {__version__}",
-        ("what", "found"),
-        [("Python", python), ("accelerator", surroundings.accelerator()), *cannot, *rows],
-    )
+    known = [("Python", python), ("accelerator", surroundings.accelerator()), *cannot, *rows]
+    machine = Table(f"FlashPatch {__version__}", ("what", "found"), known)
     tables = [machine, Table("Names", ("name", "works on", "in the way", "do this"), _name_rows(outlooks))]
     if chosen := [(one.name, str(one.value), one.source) for one in settings if one.source != "default"]:
         tables.append(Table("Settings, without defaults", ("setting", "value", "source"), chosen))
@@ -185,9 +180,8 @@ def _to_install(family: Family, refused: Collection[str], here: Installation) ->
     found = [one for one in order if one in patches.keys() - LIBRARIES - {*refused}]
     if not found:
         return "", ""
-    engines = (
-        [one for one in FRAMEWORKS if one in ENGINES and one in found] if found[0] in ENGINES else found[:1]
-    )
+    either = [one for one in FRAMEWORKS if one in ENGINES and one in found]
+    engines = either if found[0] in ENGINES else found[:1]
     first = patches[engines[0]]
     remedy = _beside_engine(first, here) if found[0] == "verl" else ""
     wanted = f"'{first.requires}'"

@@ -51,9 +51,8 @@ def _name_rows(found: list[Entry], here: Installation) -> list[tuple[str, ...]]:
     for family in registry.families().values():
         mine = [entry.state for entry in found if entry.patch.family == family.name and entry.version]
         states = {state.word: str(state) for state in mine if not state.detail.startswith("family: ")}
-        word = next(
-            (states[word] for word in ("skipped", "waiting", "superseded") if word in states), "disabled"
-        )
+        order = "skipped", "waiting", "superseded"
+        word = next((states[word] for word in order if word in states), "disabled")
         for outlook in doctor.outlook(family, on, here):
             [name] = outlook.names
             fits = "yes" if outlook.works else f"needs {outlook.needs}" if outlook.needs else "no"

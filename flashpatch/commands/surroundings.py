@@ -132,21 +132,15 @@ def _config_alone() -> Iterator[Conflict]:
 
 def _values() -> Iterator[Conflict]:
     """Name variables with values that no job could obey."""
-    for name, folder in (
-        ("LEDGER", files.directory()),
-        ("CACHE", verdict_cache.directory() or files.directory()),
-    ):
+    home = files.directory()
+    for name, folder in ("LEDGER", home), ("CACHE", verdict_cache.directory() or home):
         try:
             there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
             tempfile.TemporaryDirectory(dir=there).cleanup()
         except OSError as error:
             yield Conflict(f"FLASHPATCH_{name}={folder}: {error.strerror}", "name a folder of this user")
-    for check in (
-        partial(selections.strictness, selections.Config()),
-        log.configure,
-        old_runs.limits,
-        events.limit,
-    ):
+    strictness = partial(selections.strictness, selections.Config())
+    for check in (strictness, log.configure, old_runs.limits, events.limit):
         try:
             check()
         except (PatchError, ValueError) as error:

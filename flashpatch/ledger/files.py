@@ -119,9 +119,8 @@ def write_row(value: dict[str, Any]) -> bool:
     """Write this process's row; return whether the run's directory was made. Patches that wait or are skipped are hundreds, and
     alike in most processes: they are a file of their own, ``idle-<host>-0-<checksum>.json``, written once."""
     patches, made = value["patches"], False
-    idle = {
-        id: one for id, one in patches.items() if not one["calls"] and one["state"] in ("waiting", "skipped")
-    }
+    rests = "waiting", "skipped"
+    idle = {id: one for id, one in patches.items() if not one["calls"] and one["state"] in rests}
     if idle:
         import zlib
 

@@ -12,6 +12,7 @@ import functools
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -80,6 +81,11 @@ class _Row:
         self.watch_exit()
         if now or not self._last or not self._write_later(due):
             self._write()
+
+    def stops(self, process: str, how: str) -> None:
+        with self._facts:
+            self.notes["stopped"] = {**self.notes.get("stopped", {}), process: how}
+        self.touch()
 
     def flush(self) -> None:
         is_due = self._dirty or self._last  # not in a forked child in which nothing happened
@@ -165,7 +171,7 @@ def boot() -> None:
     _row.boot()
     _row.watch_exit()
     if sys.exit is _sys_exit:
-        sys.exit, os._exit = _exit, _exit_now
+        sys.exit, os._exit, os.kill = _exit, _exit_now, _kill
     nodes.watch()
 
 
@@ -272,7 +278,7 @@ def read(directory: str | os.PathLike[str] | None = None) -> list[Run]:
     return read_runs(Path(directory) if directory is not None else files.directory())
 
 
-_sys_exit, _os_exit = sys.exit, os._exit
+_sys_exit, _os_exit, _os_kill = sys.exit, os._exit, os.kill
 
 
 class _Noted:
@@ -313,6 +319,16 @@ def _exit_now(status: int) -> NoReturn:
         flush()
     finally:
         _os_exit(status)
+
+
+def _kill(pid: int, number: int, /) -> None:
+    """Note which other process of the run is ended from here, and how: a process that is killed says nothing itself."""
+    if number in (signal.SIGTERM, signal.SIGKILL) and pid != os.getpid():
+        start = files.process_start(pid) or ""
+        name = files.file_name("row", files.host(), pid, start)
+        if os.path.exists(os.path.join(os.path.dirname(files.row_path()), name)):
+            _row.stops(f"{pid} {start}", f"{signal.Signals(number).name} from {os.getpid()}")
+    _os_kill(pid, number)
 
 
 def ending() -> None:

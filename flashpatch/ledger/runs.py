@@ -17,6 +17,7 @@ from flashpatch.ledger.nodes import keys, node
 
 LARGEST = 4 << 20
 """Bytes of a row that is read."""
+_ON = re.compile(rb"(?:^|\0)FLASHPATCH=(?!0?(?:\0|$))")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,9 @@ class Row:
     ``options``, those that are not at their default, and ``off`` if it was switched off again. ``ended`` is what the process said
     at its end, empty before, None if its FlashPatch did not say it; ``engine`` names the engine that it belongs to. ``first`` says
     whether the run began in it, None if its FlashPatch did not say it.
+
+    ``stopped`` is the signal that another process of the run sent to end it, and which, empty if none did. ``lived`` says whether it ran
+    when its row was about to be read: of one that did not, the row has its last word.
 
     ``node`` is the node of Ray that its row was published on, None if it was not. ``fetched`` says that the row
     is a copy from there."""
@@ -51,6 +55,8 @@ class Row:
     first: bool | None = None
     engine: str = ""
     idle: str = ""
+    stopped: str = ""
+    lived: bool | None = None
     node: node.Node | None = None
     fetched: bool = False
 
@@ -66,8 +72,9 @@ class Row:
 
     @property
     def alive(self) -> bool | None:
-        """Whether that very process still runs; None for one of another host, unless its node says so."""
-        here = None if self.fetched else is_alive(self.host, self.pid, self.start)
+        """Whether that very process ran when it was read; None for one of another host, unless its node says so."""
+        here = self.lived if self.lived is not None else is_alive(self.host, self.pid, self.start)
+        here = None if self.fetched else here
         if here is None and self.node is not None:
             return self.node.is_alive(self.pid, files.plain(self.start) or "unknown")
         return here
@@ -89,6 +96,15 @@ class Expected:
     def alive(self) -> bool | None:
         """Whether the process runs; None for one of another host or of another node's ledger."""
         return None if self.fetched else is_alive(self.host, self.pid, self.start)
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether it runs here and our variables reached it: it has imported no framework yet."""
+        try:
+            with open(f"/proc/{self.pid}/environ", "rb") as file:
+                return bool(self.alive and _ON.search(file.read()))
+        except OSError:  # it is gone, or another user's
+            return False
 
     def matches(self, row: Row) -> bool:
         return (self.host, self.pid) == (row.host, row.pid) and self.start in ("", row.start)
@@ -124,13 +140,12 @@ def read(directory: Path) -> list[Run]:
 
 
 def choose(directory: Path, wanted: str | None = None) -> Path | None:
-    """Return the directory of the run ``wanted``, else of the newest with a living process, else of the newest.
+    """Return the directory of the run ``wanted``, else of the newest, see `newest_first`.
 
     None if the ledger has none. Raises PatchError for a run that is not among those there are."""
     found = newest_first(directory)
     if wanted is None or not found:
-        living_first = sorted(found, key=_lives, reverse=True)
-        return next((folder for folder in living_first if read_run(folder) is not None), None)
+        return next((folder for folder in found if read_run(folder) is not None), None)
     if directory / wanted not in found:
         known = ", ".join(folder.name for folder in found[:5])
         raise PatchError(
@@ -140,21 +155,20 @@ def choose(directory: Path, wanted: str | None = None) -> Path | None:
 
 
 def newest_first(directory: Path) -> list[Path]:
-    """Return the directories of a ledger that may be runs, the one first that was written to last."""
-    found = sorted(entries(directory), key=_written, reverse=True)
-    return [Path(entry.path) for entry in found if is_run(entry)]
+    """Return the directories of a ledger that may be runs: those that live, the one first whose oldest living process began last;
+    then the others, the one first that was written to last."""
+    found = sorted(filter(is_run, entries(directory)), key=_age, reverse=True)
+    return [Path(entry.path) for entry in found]
 
 
-def _written(entry: os.DirEntry[str]) -> float:
+def _age(entry: os.DirEntry[str]) -> tuple[bool, float]:
+    names = (keys.FILE.fullmatch(one.name) for one in entries(entry))
+    living = [of["start"] for of in names if of and of["kind"] == "row" and is_alive_by_name(of)]
     try:
-        return entry.stat(follow_symlinks=False).st_mtime
+        written = 0.0 if living else entry.stat(follow_symlinks=False).st_mtime
     except OSError:  # another process removed it
-        return 0.0
-
-
-def _lives(folder: Path) -> bool:
-    names = (keys.FILE.fullmatch(entry.name) for entry in entries(folder))
-    return any(of and of["kind"] == "row" and is_alive_by_name(of) for of in names)
+        written = 0.0
+    return bool(living), min((float(one) for one in living if one.isdecimal()), default=written)
 
 
 def is_alive_by_name(of: re.Match[str]) -> bool | None:
@@ -186,7 +200,12 @@ def read_run(folder: os.DirEntry[str] | Path) -> Run | None:
     known = {row.key: number for number, row in enumerate(run.rows)}
     for place in places:
         _add(run, known, place)
-    run.rows = [row for row in run.rows if not files.is_own_command(row.argv0)]
+    sent = {(row.host, who): how for row in run.rows for who, how in row.notes.get("stopped", {}).items()}
+    run.rows = [
+        replace(row, stopped=how) if (how := sent.get((row.host, f"{row.pid} {row.start}"))) else row
+        for row in run.rows
+        if not files.is_own_command(row.argv0)
+    ]
     return run if run.rows or run.expected or run.problems else None
 
 
@@ -216,19 +235,21 @@ def _take(run: Run, name: str, path: str, read: Callable[[str], tuple[bytes | st
     if name.partition("-")[0] not in ("row", "expect") or not name.endswith(".json"):
         return
     try:
+        of = keys.FILE.fullmatch(name)
+        lived = is_alive_by_name(of) if of else None  # asked before its last word may come
         content, modified = read(name)
         value = schema.loads(content)
         if name.startswith("row"):
             fields = schema.row(value)
             if (idle := fields.get("idle")) and idle not in run.idle:
-                of = files.file_name("idle", fields["host"], 0, idle)
-                run.idle[idle] = schema.idle(schema.loads(read(of)[0]), "idle")
+                beside = files.file_name("idle", fields["host"], 0, idle)
+                run.idle[idle] = schema.idle(schema.loads(read(beside)[0]), "idle")
             patches = {
                 sys.intern(id): run.equal.setdefault((*one.values(),), one)
                 for id, one in fields["patches"].items()
             }
             shared = [run.idle[idle]] if idle else []
-            run.rows.append(Row(**fields | {"patches": ChainMap(patches, *shared)}))
+            run.rows.append(Row(**fields | {"patches": ChainMap(patches, *shared)}, lived=lived))
         else:
             run.expected.append(Expected(**schema.expected(value)))
     except (*schema.BROKEN, KeyError, TypeError, AttributeError) as error:

@@ -150,7 +150,8 @@ def _between(value: Any, least: float, end: float, problem: str) -> Any:
 
 def _notes(value: Any, name: str) -> dict[str, Any]:
     counts = dict.fromkeys(("policy_version", "drafter_version", "updates", "steps"), _count)
-    checks = {**counts, "policy_since": _time, "late": _each(_text, or_none=True), "refusing": _text}
+    texts = {"late": _each(_text, or_none=True), "stopped": _each(_text), "refusing": _text}
+    checks = {**counts, "policy_since": _time, **texts}
     for key in checks.keys() & _mapping(value, name):
         checks[key](value[key], f"{name}.{key}")
     return value

@@ -41,7 +41,6 @@ def load() -> Config:
             raise PatchError(f"unknown key {key!r} in {path}.", advice=advice)
         if not isinstance(table, dict):
             raise PatchError(f"{key!r} in {path} is {table!r}.", advice=f"Write a table: [{key}].")
-    tables = {
-        key: options.checked(registry.family(key), table, f"[{key}] of {path}") for key, table in data.items()
-    }
+    at = f"of {path}"
+    tables = {key: options.checked(registry.family(key), one, f"[{key}] {at}") for key, one in data.items()}
     return Config(None if enable is None else tuple(enable), strict, tables)

@@ -119,18 +119,15 @@ SPAWN = f"""
 
 
 def test_spawned_children_get_the_selection_and_may_decline(toys):
-    toys.run(
-        SPAWN
-        + """
+    code = """
     import flashpatch
     flashpatch.enable("toy")
     assert child() == "('patched', 2)"
-    assert child(FLASHPATCH="0") == child(FLASHPATCH="") == "2"
-    assert child(FLASHPATCH="other") == "2"
+    assert child(FLASHPATCH="0") == child(FLASHPATCH="") == child(FLASHPATCH="other") == "2"
     flashpatch.disable()
     assert child() == "2"
     """
-    )
+    toys.run(SPAWN + code)
     patched = [row for row in rows(toys) if row["patches"].get("toy.fakefw.plain", {}).get("calls")]
     assert len(patched) == 1
 
@@ -154,14 +151,8 @@ print(core.Thing().method(1), core.plain(1))
     [("tox", "'toy'"), ("FlashRL", "'fp8'"), ("toy; other", "'toy,other'"), ("fakefw", "toy, toy8, other")],
 )
 def test_an_engine_refuses_to_run_on_a_typing_error(toys, typed, meant):
-    toys.module(
-        "toys.py",
-        (toys.site / "toys.py")
-        .read_text()
-        .replace(
-            'options={"scale": Option(2', 'refuses=("fakefw.core:Thing.method",), options={"scale": Option(2'
-        ),
-    )
+    source, option = (toys.site / "toys.py").read_text(), 'options={"scale": Option(2'
+    toys.module("toys.py", source.replace(option, f'refuses=("fakefw.core:Thing.method",), {option}'))
     done = toys.run(REFUSING, FLASHPATCH=typed)
     said, after = done.stdout.splitlines()
     assert said.startswith(f"[flashpatch] unknown name {typed!r}. Did you mean {meant}?"), said

@@ -132,12 +132,7 @@ def test_sabotage_is_caught(verify, tmp_path, sabotage, job, symptom):
     ("module", "text", "other", "said"),
     [
         ("toyfamily", "policy + 1", "policy", "the update adds one failed 41"),
-        (
-            "toyfamily",
-            "wrapper=update,",
-            "apply=lambda _: 1 / 0, undo=print,",
-            "toy.toyfw.update is failed: ZeroDivisionError",
-        ),
+        ("toyfamily", "wrapper=update,", "apply=lambda _: 1 / 0, undo=print,", "update is failed: ZeroDiv"),
         ("toyfw/engine", "policy)", "weights)", "no longer takes 'policy' (toyfw/engine.py:5)"),
         ("toyfamily", "    command = ", "    open('/nowhere')\n    command = ", "FileNotFoundError: "),
         ("toyfamily", "return [Proof(", "return [] and [Proof(", "it saw nothing"),
@@ -173,45 +168,66 @@ def test_live_judges_a_finished_job(run, verify):
     lines = verify("--live").stdout.splitlines()
     assert lines[1].split() == ["name", "acted", "in", "calls", "last", "version", "precision", "verdict"]
     assert lines[2].split() == ["toy", "1", "of", "1", "worker", "2", "proven"]
-    told = (
-        "0 of 1 process alive: it has ended (returned); patches acted in 1, 0 called none (--all shows each)"
-    )
-    assert lines[3] == told
+    told = "0 of 1 process alive: it has ended (returned); patches acted in 1, 0 called none"
+    assert lines[3] == f"{told} (--all shows each)"
     assert lines[7].split() == ["toy", *"the patches that were due were called 1 of 1".split()]
     title, _, process = verify("--live", "--all").stdout.splitlines()[-3:]
     assert len(lines) == 8 and title == "Processes" and process.endswith("2 of 2        2      ok")
 
 
-def test_live_names_what_a_job_left_behind(run, verify):
-    driver = """
-import os, subprocess, sys
+CHILD = '''
+import os, subprocess, sys, time
 import toyfw.engine
-code = "import time; from toyfw.engine import Engine; Engine().update(41); print('up', flush=True); time.sleep(600)"
+code = """import signal, time; from toyfw.engine import Engine; from flashpatch import ledger
+signal.signal(signal.SIGTERM, signal.SIG_IGN); Engine().update(41); ledger.flush(); print('up', flush=True); time.sleep(600)"""
 child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 assert child.stdout.readline()
 print(child.pid, flush=True)
-os._exit(0)
-"""
-    child = int(run("-c", driver, FLASHPATCH="toy").stdout)
+'''
+
+
+@pytest.mark.parametrize(
+    ("end", "said"), [("", "left behind by this job, still alive"), ("child.terminate()", "still closing")]
+)
+def test_live_names_what_a_job_left_behind_and_what_still_closes(run, verify, end, said):
+    child = int(run("-c", f"{CHILD}{end}\nos._exit(0)", FLASHPATCH="toy").stdout)
     try:
-        assert f"left behind by this job, still alive: {child} (" in verify("--live").stdout
+        assert f"\n{said}: {child} (worker" in verify("--live").stdout
     finally:
         os.kill(child, signal.SIGKILL)
 
 
-def test_live_names_the_process_that_the_environment_did_not_reach(run, verify):
-    driver = """
+def test_whoever_ends_a_process_of_the_job_says_so(run, verify):
+    run("-c", f"{CHILD}child.kill(); child.wait()", FLASHPATCH="toy")
+    report = json.loads(verify("--live", "--json").stdout)
+    ended = {one["ended"] for one in report["processes"]}
+    [parent] = [one["pid"] for one in report["processes"] if one["ended"] == "returned"]
+    assert ended == {"returned", f"SIGKILL from {parent}"} and report["verdict"] == "proven"
+
+
+EXPECTING = """
 import os, subprocess, sys
 from flashpatch import ledger
-env = {k: v for k, v in os.environ.items() if not k.startswith("FLASHPATCH")}
-child = subprocess.Popen([sys.executable, "-c", "import toyfw.engine"], env=env)
-ledger.expect(child.pid, roles=["worker"], families=["toy"])
-print(child.pid)
-child.wait()
+from toyfw.engine import Engine
+env = {**os.environ, "FLASHPATCH": sys.argv[1]}
+child = subprocess.Popen([sys.executable, "-c", "input()"], env=env, stdin=subprocess.PIPE)
+Engine().update(41), ledger.expect(child.pid, roles=["worker"], families=["toy"]), ledger.flush()
+command = [sys.executable, "-c", "from flashpatch.verify.cli import main; main(['--live'])"]
+print(child.pid, subprocess.run(command, capture_output=True, text=True).stdout)
+child.communicate()
 """
-    pid = run("-c", driver, FLASHPATCH="toy").stdout.strip()
+
+
+def test_a_process_that_has_just_begun_is_awaited(run):
+    pid, _, told = run("-c", EXPECTING, "bf16", FLASHPATCH="toy").stdout.partition(" ")
+    assert f"Not yet\nproblem\nworker {os.uname().nodename}:{pid}: wrote no row yet" in told, told
+
+
+def test_live_names_the_process_that_the_environment_did_not_reach(run, verify):
+    pid, _, told = run("-c", EXPECTING, "", FLASHPATCH="toy").stdout.partition(" ")
     done = verify("--live")
-    assert done.returncode == 1 and f":{pid}: wrote no row" in done.stdout
+    assert "Not proven" in told and f":{pid}: wrote no row, though" in told
+    assert done.returncode == 1 and f":{pid}: wrote no row, though" in done.stdout
     assert "missing" in done.stdout
     assert "missing" in verify("--live", "--all").stdout.rpartition("Processes")[2]
 

@@ -21,10 +21,8 @@ def test_the_installed_vllm_has_no_door_that_is_not_in_the_table() -> None:
 def test_the_installed_sglang_has_no_door_that_is_not_in_the_table() -> None:
     root = Path(importlib.util.find_spec("sglang").submodule_search_locations[0])
     found = doors.of_sglang(root)
-    assert {
-        "request UpdateWeightsFromTensorReqInput",
-        "utils.weight_checker:WeightChecker._reset_tensors",
-    } <= found
+    assert "request UpdateWeightsFromTensorReqInput" in found
+    assert "utils.weight_checker:WeightChecker._reset_tensors" in found
     assert not found - set(SGLANG), "say on docs/reference/doors.md what becomes of it"
 
 
@@ -35,14 +33,8 @@ def test_each_door_has_a_fate(table: dict[str, str]) -> None:
 
 
 WRITES = (
-    "param.copy_(x)",
-    "param[:2] = x",
-    "p.data = x",
-    "p.data[:] = x",
-    "p.data += x",
-    "p.data.mul_(x)",
-    "p.data.copy_(x)",
-    "param.set_(x)",
+    *("param.copy_(x)", "param[:2] = x", "param.set_(x)"),
+    *("p.data = x", "p.data[:] = x", "p.data += x", "p.data.mul_(x)", "p.data.copy_(x)"),
     "torch.utils.swap_tensors(p, x)",
     "torch._foreach_copy_([p], [x])",
     "torch.distributed.broadcast(p.data, 0)",

@@ -89,7 +89,7 @@ def test_a_missing_process_is_named():
     [problem] = report.problems
     assert problem.startswith("worker far:12: wrote no row, though process 1 expected one with fam")
     missing = report.processes[-1]
-    assert (missing.present, missing.alive) == (False, None)
+    assert (missing.present, missing.alive, missing.how) == (False, None, "lost")
 
 
 def test_a_process_without_a_family_that_is_expected_carried_by_peers_or_required_is_named():
@@ -107,9 +107,8 @@ def test_a_process_without_a_family_that_is_expected_carried_by_peers_or_require
 
 
 def test_an_expected_role_counts_where_the_process_never_learned_it():
-    [problem] = problems(
-        row(pid=12, patches={LOAD.id: entry("waiting")}, updates=1), expected=(expects(12, "worker"),)
-    )
+    waiting = row(pid=12, patches={LOAD.id: entry("waiting")}, updates=1)
+    [problem] = problems(waiting, expected=(expects(12, "worker"),))
     assert problem.startswith("worker far:12: fam.toy.load is still waiting")
 
 

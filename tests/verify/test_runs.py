@@ -1,12 +1,13 @@
 """`flashpatch runs` on a ledger of jobs that ended."""
 
 import json
+import os
 import re
 
 JOB = "from toyfw.engine import Engine; Engine().update(41)"
 
 
-def test_runs_are_listed_newest_first_with_their_verdicts(run, tmp_path) -> None:
+def test_runs_are_listed_newest_first_with_their_verdicts(run, verify, tmp_path) -> None:
     listing = ("-m", "flashpatch", "runs", "--ledger", str(tmp_path / "ledger"))
     run("-c", JOB, FLASHPATCH="toy", FLASHPATCH_RUN="acted")
     run("-c", "import toyfw.engine", FLASHPATCH="toy", FLASHPATCH_RUN="idle")
@@ -23,3 +24,6 @@ def test_runs_are_listed_newest_first_with_their_verdicts(run, tmp_path) -> None
         ("idle", ["toy"], "nothing to prove"),
         ("acted", ["toy"], "proven"),
     ]
+    os.utime(tmp_path / "ledger" / "acted")
+    assert json.loads(run(*listing, "--json").stdout)[0]["run"] == "acted", "it was written to last"
+    assert verify("--live").stdout.startswith("Run acted: "), "which is the newest is the same to all"

@@ -124,6 +124,7 @@ def test_what_is_asked_for_and_not_seen_is_a_line_and_a_note_that_says_off_is_to
     seen = eagle(eagle_bandit={"drafted": 30, "arm": "3_1_4"})
     assert seen.verdict == "proven" and not seen.lines
     assert {one.what: one.seen for one in seen.stated}["drafts were verified"] == "eagle_bandit.drafted 30"
+    assert "not seen: drafts were verified" in str(eagle("interrupted").problems), "none without a reason"
     assert eagle(ended="").verdict == "not yet", "it may come; and that is no alarm"
     assert eagle(ended="").problems == () and eagle(ended=None).verdict == "proven", "an old ledger"
 
@@ -148,9 +149,8 @@ def test_what_families_state_names_patches_and_options_that_there_are():
 
 def test_a_job_is_over_when_its_first_process_is_though_actors_of_others_still_close():
     first = replace(row("driver", pid=1, host=os.uname().nodename), ended="returned")
-    closing = replace(
-        row("driver", pid=os.getpid(), ppid=9, start="", host=first.host), title="TaskRunnerV1", ended=""
-    )
+    closing = row("driver", pid=os.getpid(), ppid=9, start="", host=first.host)
+    closing = replace(closing, title="TaskRunnerV1", ended="")
     assert closing.alive and ends.of_process(closing) == ends.RUNNING
     assert ends.of_job([first, closing]) == ends.RETURNED
 

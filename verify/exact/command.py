@@ -224,9 +224,8 @@ def tokens(model: str, text: str, trusted: bool = False) -> tuple[list[int], str
     least = window + DISTINCT if window <= WIDEST_WINDOW else 0
     few = RANDOM_TOKENS if len(set(ids)) < DISTINCT else 0
     more = at_random(config.vocab_size, max(few, least - len(ids), 0))
-    return [*ids, *more], f"{len(ids)} tokens of the prompt" + f" and {len(more)} random ones{why}" * bool(
-        more
-    )
+    random = f" and {len(more)} random ones{why}" if more else ""
+    return [*ids, *more], f"{len(ids)} tokens of the prompt{random}"
 
 
 def at_random(size: int, count: int) -> list[int]:
@@ -242,18 +241,15 @@ def tables(certificate: Certificate) -> list[Table]:
         return [Table(certificate.problem, (), (), empty="", notes=certificate.left_out)]
     worst = [place for place in certificate.places if place.differs][:SHOWN]
     shown = worst or sorted(certificate.places, key=lambda place: -place.gap / place.bound)[:3]
-    rows = [
-        (str(place), f"{place.gap:.1e}", f"{place.bound:.1e}", "yes" if place.differs else "no")
-        for place in shown
-    ]
+    rows = [(str(one), f"{one.gap:.1e}", f"{one.bound:.1e}", ("no", "yes")[one.differs]) for one in shown]
     first = certificate.first
     verdict = f"first differs: {first}" if first else "engine and trainer agree to rounding"
     if certificate.not_compared and certificate.agrees:
         verdict = "compared in part, and that agrees to rounding"
     numbers = [("mean KL, nats", f"{certificate.kl:.1e}", f"{certificate.kl_rounding:.1e}")]
     notes = [f"compared on {certificate.prompt}"] if certificate.prompt else []
-    notes += [f"not compared: {GIVE}" for what in certificate.not_compared]
-    notes += [f"left out: {GIVE}" for what in certificate.left_out]
+    notes += [f"not compared: {what}" for what in certificate.not_compared]
+    notes += [f"left out: {what}" for what in certificate.left_out]
     took = ", ".join(f"{part} {seconds:.1f}" for part, seconds in certificate.seconds.items())
     notes += [f"seconds: {took}"] if took else []
     synced = [(str(at), change or "nothing") for at, change in enumerate(certificate.syncs, 1)]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -179,15 +178,12 @@ def _place(gap: Gap, rounding: Mapping[str, Gap], by_parts: bool, alike: Gap | N
         for kind, size in zip(forced.KINDS, noise)
     ]
     bounds = list(map(max, widest, least))
-    differing = [rank for rank, size in enumerate(gap.ranks) if not size <= bounds[0]]
-    whole = Place(gap.place, gap.size, bounds[0], some(differing, len(gap.ranks)))
+    whole, *_ = of_kinds = _of_kinds(gap, bounds)
     if whole.differs and not gap.experts:
         return whole
-    of_kinds = [Place(gap.place, *each) for each in zip(gap.sizes, bounds, repeat(""), forced.KINDS)]
     # An engine nearer to that model than rounding leaves two rounds as it does: what is left is less than rounding.
     if alike and alike.size < gap.size / 2:
-        closer = map(max, noise, least)
-        of_kinds += [Place(gap.place, *each) for each in zip(alike.sizes, closer, repeat(""), forced.KINDS)]
+        of_kinds += _of_kinds(alike, map(max, noise, least))
     if gap.place.startswith("into "):
         of_kinds = [one for one in of_kinds if one.kind in ("", forced.STEPPED)]
     if by_parts:
@@ -201,6 +197,15 @@ def _place(gap: Gap, rounding: Mapping[str, Gap], by_parts: bool, alike: Gap | N
     ]
     of_experts.sort(key=lambda one: -one.gap / one.bound)
     return next((one for one in (*of_experts[:1], *of_kinds) if one.differs), whole)
+
+
+def _of_kinds(gap: Gap, bounds: Iterable[float]) -> list[Place]:
+    """A place per kind of gap, with the ranks in whose columns it is more than its bound."""
+    found = []
+    for at, (size, bound, kind) in enumerate(zip(gap.sizes, bounds, forced.KINDS)):
+        differing = [rank for rank, sizes in enumerate(gap.ranks) if not sizes[at] <= bound]
+        found.append(Place(gap.place, size, bound, some(differing, len(gap.ranks)), kind))
+    return found
 
 
 def _ordered(places: list[Place], calls: list[Call]) -> list[Place]:

@@ -20,9 +20,8 @@ from flashpatch.verify.exact.rows import Rows, farthest, of_model, spread
 from flashpatch.verify.exact.shards import HEAD, Pair, join, layouts_of, some
 
 LENGTH = "max_model_len"
-PARALLEL = tuple(
-    f"{kind}_parallel_size" for kind in ("pipeline", "data", "prefill_context", "decode_context")
-)
+_KINDS = "pipeline", "data", "prefill_context", "decode_context"
+PARALLEL = tuple(f"{kind}_parallel_size" for kind in _KINDS)
 STEPS, LONG = 8, 64
 """Decode steps after the prompt that are compared, alone and beside others."""
 LATE = 2
@@ -185,9 +184,8 @@ class Reader(Asker):
         while len(answers) < len(prompts):
             for at in range(asked, len(prompts) - (late > 0)):
                 own = dict(prompt_logprobs=None if late or at else 0, max_tokens=1 + steps[at])
-                plain = dict(
-                    temperature=0, detokenize=False, ignore_eos=True, skip_reading_prefix_cache=skips
-                )
+                plain = dict(temperature=0, detokenize=False, ignore_eos=True)
+                plain["skip_reading_prefix_cache"] = skips
                 prompt = {"prompt_token_ids": prompts[at]}
                 engine.add_request(str(at), prompt, SamplingParams(**plain, **own), lora_request=self._under)
                 asked = at + 1
@@ -344,8 +342,7 @@ def first_change(before: list[Call], after: list[Call], count: int | None = None
     if [call.name for call in before] != [call.name for call in after]:
         return "the order of modules"
     pairs = zip(before, after, strict=True)
-    changed = [
-        one.name for one, other in pairs if not torch.equal(one.returned[:count], other.returned[:count])
-    ]
+    cut = slice(count)
+    changed = [one.name for one, other in pairs if not torch.equal(one.returned[cut], other.returned[cut])]
     # A module that holds another begins before it, and changes with it.
     return next((name for name in changed if not any(more.startswith(f"{name}.") for more in changed)), "")

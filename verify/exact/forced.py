@@ -59,12 +59,12 @@ class Gap:
     """A difference at one place: "into NAME", between what the model's earlier modules returned and what the module was given,
     or "NAME", of what it returned.
 
-    Its ``sizes`` are those of `KINDS`, ``ranks`` the first of them in the columns of each rank, where they are known. Of a
+    Its ``sizes`` are those of `KINDS`, ``ranks`` the same in the columns of each rank, where they are known. Of a
     block whose experts had turns, ``experts`` has the sizes of each that was reached, and ``count`` is how many there are."""
 
     place: str
     sizes: tuple[float, ...] = (0.0,) * len(KINDS)
-    ranks: tuple[float, ...] = ()
+    ranks: tuple[tuple[float, ...], ...] = ()
     experts: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     count: int = 0
 
@@ -240,17 +240,22 @@ class _State:
             return
         other = theirs.reshape(theirs.shape[0], -1)
         mine = ours.detach().float().cpu().reshape(other.shape)
-        old = self.found.get(place, Gap(place))
-        ranks = range(0 if owners is None else int(owners.max()) + 1)
-        columns = [owners[: other.shape[1]] == rank for rank in ranks]
-        parts = [_sizes(mine[:, own], other[:, own])[0] for own in columns]
-        ranks_sizes = tuple(max(pair) for pair in zip_longest(parts, old.ranks, fillvalue=0.0))
+        old, none = self.found.get(place, Gap(place)), Gap(place).sizes
+        count = 0 if owners is None else int(owners.max()) + 1
+        columns = [slice(None), *(owners[: other.shape[1]] == rank for rank in range(count))]
         own = self.stepped[: len(other)] if stepped is None else stepped
         if len(own) != len(other) or (stepped is None and len(own) < len(self.stepped) - 1):  # heads first
             own = torch.zeros(len(other), dtype=torch.bool)
-        sizes = torch.tensor(_sizes(mine[~own], other[~own]) + _sizes(mine[own], other[own]))
-        larger = torch.maximum(sizes, torch.tensor(old.sizes)).tolist()
-        self.found[place] = Gap(place, tuple(larger), ranks_sizes)
+        whole, *parts = (
+            _sizes(mine[~own][:, at], other[~own][:, at]) + _sizes(mine[own][:, at], other[own][:, at])
+            for at in columns
+        )
+        ranks = [_larger(*pair) for pair in zip_longest(parts, old.ranks, fillvalue=none)]
+        self.found[place] = Gap(place, _larger(whole, old.sizes), tuple(ranks))
+
+
+def _larger(one: tuple[float, ...], other: tuple[float, ...]) -> tuple[float, ...]:
+    return tuple(torch.maximum(torch.tensor(one), torch.tensor(other)).tolist())
 
 
 def _sizes(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[float, ...]:

@@ -50,13 +50,9 @@ def job(source: Recorded, patches: Mapping[str, Patch], now: float | None = None
         "how": report.ended,
         "running": report.ended == ends.RUNNING,
         "stated": [vars(one) | {"name": report.typed[one.family]} for one in report.stated],
-        "names": [
-            {**vars(name), "versions": list(name.versions), "cells": name.cells()} for name in report.names
-        ],
+        "names": [{**vars(one), "versions": [*one.versions], "cells": one.cells()} for one in report.names],
         "problems": [*report.lines, *(text for _, text in report.remarks), *source.problems],
-        "processes": [
-            _process(one, rows.get((one.host, one.pid, one.start)), named, told) for one in report.processes
-        ],
+        "processes": [_process(one, rows.get(one.key), named, told) for one in report.processes],
         "patches": of_patches(source.run.rows, patches),
         **shown,
     }
@@ -133,9 +129,7 @@ def about(rows: Iterable[Row]) -> list[tuple[str, str]]:
     lines = {
         "command": next((row.argv0 for row in rows if row.argv0), ""),
         "names": ", ".join(dict.fromkeys(names)),
-        "versions": ", ".join(
-            f"{package} {' and '.join(found)}" for package, found in sorted(versions.items())
-        ),
+        "versions": ", ".join(f"{one} {' and '.join(found)}" for one, found in sorted(versions.items())),
         "machines": ", ".join(dict.fromkeys(row.host for row in rows)),
     }
     return [(what, text) for what, text in lines.items() if text]
@@ -151,7 +145,7 @@ def _process(
         **{name: list(getattr(one, name)) for name in ("roles", "names", "problems")},
         "rank": dict(one.rank),
         "alive": one.lives,
-        "how": one.ended or one.lives,
+        "how": one.how,
         "states": dict(one.states),
         "began": row.first_written if row is not None else 0.0,
         "version": row.notes.get("policy_version") if row is not None else None,
@@ -170,9 +164,8 @@ def of_patches(rows: Sequence[Row], known: Mapping[str, Patch]) -> list[dict[str
                 due, why = "unknown", "not a patch of this FlashPatch"
                 if record := known.get(name):
                     due, why = explain(record), record.why
-                found[name] = dict(
-                    id=name, due=due, calls=0, processes=0, states=Counter(), tested=None, why=why
-                )
+                counts = dict(calls=0, processes=0, states=Counter())
+                found[name] = dict(id=name, due=due, **counts, tested=None, why=why)
             entry = found[name]
             absent = is_absent(patch["state"], patch.get("detail") or "")
             entry["states"]["not installed" if absent else patch["state"]] += many[number]
@@ -231,9 +224,7 @@ def _untimed(rows: Iterable[Row], named: Mapping[_Key, str], report: live.LiveRe
 
 def _not_recorded(found: dict[str, Any]) -> list[str]:
     """Return one sentence per thing that is not known of a job, of what was gathered."""
-    there = {chart["id"] for chart in found["charts"]} | {
-        name for name in ("updates", "syncs") if found[name]
-    }
+    there = {chart["id"] for chart in found["charts"]} | {one for one in ("updates", "syncs") if found[one]}
     said = [text for shown_by, text in page.said()["missing"] if there.isdisjoint(shown_by)]
     counts = {
         "older": 0,

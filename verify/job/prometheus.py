@@ -19,9 +19,9 @@ def text(source: Recorded, report: LiveReport) -> str:
     def add(name: str, labels: str, value: float) -> None:
         found[name].append(f"{name}{{{labels}}} {float(value):.10g}\n")
 
-    add("flashpatch_processes_missing", run, sum(not process.present for process in report.processes))
+    add("flashpatch_processes_missing", run, sum(one.verdict == "missing" for one in report.processes))
     add("flashpatch_run_proven", run, report.ok)
-    proven = {(one.host, one.pid, one.start): one.verdict == "ok" for one in report.processes}
+    proven = {one.key: one.verdict == "ok" for one in report.processes}
     many = Counter((row.host, row.pid) for row in source.run.rows)
     for row in source.run.rows:
         who = {"host": row.host, "pid": str(row.pid), "role": "+".join(row.roles) or "process"}

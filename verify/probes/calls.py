@@ -26,6 +26,5 @@ def counted(found: Sequence[Row], family: str) -> Iterator[Proof]:
     said = f"{calls.total()} calls of {len(calls)} patches"
     what = "the ledger counted what the probe's processes called"
     if family in {of.partition(".")[0] for of in jobs.given()["taken"]}:
-        yield Proof(
-            family, what, bool(calls) and not idle, f"never called: {', '.join(idle)}" if idle else said
-        )
+        said = f"never called: {', '.join(idle)}" if idle else said
+        yield Proof(family, what, bool(calls) and not idle, said)

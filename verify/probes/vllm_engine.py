@@ -110,10 +110,8 @@ class Engine:
     ) -> list[dict[str, Any]]:
         """Return so many tokens and their logprobs for each prompt of a batch, sampled as is asked for each."""
         given = [dict(one, max_tokens=tokens, logprobs=0) for one in asked]
-        found = [one.outputs[0] for one in _ask(self.llm, prompts, *given)]
-        return [
-            dict(tokens=list(one.token_ids), logprobs=_logprobs(one.token_ids, one.logprobs)) for one in found
-        ]
+        got = [one.outputs[0] for one in _ask(self.llm, prompts, *given)]
+        return [dict(tokens=[*one.token_ids], logprobs=_logprobs(one.token_ids, one.logprobs)) for one in got]
 
     def call(self, method: str, *given: Any) -> Any:
         """Return what the first worker answers to a command of FlashPatch."""

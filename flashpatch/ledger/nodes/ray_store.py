@@ -105,12 +105,8 @@ class Store:
         """Return node ids to ``name``, ``address`` and ``alive``, dead ones included."""
         found = self._call("get_all_node_info", timeout=self.timeout)
         return {
-            node_id.hex(): {
-                "name": info.node_name,
-                "address": info.node_manager_address,
-                "alive": info.state == 0,
-            }
-            for node_id, info in found.items()
+            id.hex(): {"name": info.node_name, "address": info.node_manager_address, "alive": info.state == 0}
+            for id, info in found.items()
         }
 
     def _call(self, method: str, *args: Any, **kwargs: Any) -> Any:

@@ -38,14 +38,18 @@ def test_runs_come_oldest_first(tmp_path):
 
 
 def test_one_choice_of_the_newest_job(tmp_path):
-    me = files.host()
+    me, (pid, start) = files.host(), files.identity()
     living = {"pid": 1, "host": me, "start": files.process_start(1)}
     assert runs.choose(tmp_path) is None is runs.choose(tmp_path, "any")
     put(tmp_path, "old", f"row-{me}-1-{living['start']}", row(**living))
+    put(tmp_path, "second", f"row-{me}-{pid}-{start}", row(pid, start, host=me))
     for age, name in ((30, "older"), (20, "new"), (10, "watched")):
         put(tmp_path, name, "row-h-1-5", row(argv0="/usr/bin/flashpatch" if name == "watched" else "python"))
         os.utime(tmp_path / name, (time.time() - age,) * 2)
     os.utime(tmp_path / "old", (time.time() - 40,) * 2)
+    os.utime(tmp_path / "second", (time.time() - 50,) * 2)
+    assert runs.choose(tmp_path) == tmp_path / "second", "of two that live it began last"
+    shutil.rmtree(tmp_path / "second")
     assert runs.choose(tmp_path) == tmp_path / "old", "its process lives"
     shutil.rmtree(tmp_path / "old")
     assert runs.choose(tmp_path) == tmp_path / "new", "a command of ours is no job"
@@ -129,10 +133,15 @@ def test_alive_means_the_same_process(tmp_path):
     put(tmp_path, "r", "row-a", row(child.pid, begun, host=host))
     put(tmp_path, "r", "row-b", row(child.pid, "1", host=host))
     put(tmp_path, "r", "row-c", row(child.pid, begun, host="elsewhere"))
-    [run] = ledger.read(tmp_path)
+    put(tmp_path, "s", f"row-{host}-{child.pid}-{begun}", row(child.pid, begun, host=host))
+    run, [read] = (
+        next(one for one in ledger.read(tmp_path) if one.id == "r"),
+        runs.read_run(tmp_path / "s").rows,
+    )
     assert [found.alive for found in run.rows] == [True, False, None]
     child.kill()
     while files.process_start(child.pid) is not None:  # a zombie is not alive
         time.sleep(0.01)
     assert [found.alive for found in run.rows] == [False, False, None]
+    assert read.alive, "its last word came after that"
     child.communicate()

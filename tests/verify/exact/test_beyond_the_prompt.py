@@ -69,12 +69,8 @@ def test_rows_that_an_engine_does_not_give_and_windows_that_are_not_filled_are_n
     found = compare(lambda dtype: copy.deepcopy(model).to(dtype), IDS, seen)
     assert found.agrees and not found.ok
     far = "rotary positions beyond the prompt, of which the engine has no table like the trainer's"
-    assert found.not_compared == (
-        "decode steps",
-        "steps of several sequences",
-        far,
-        "model.embed_tokens's rows that no token reads",
-    )
+    rows = "model.embed_tokens's rows that no token reads"
+    assert found.not_compared == ("decode steps", "steps of several sequences", far, rows)
 
     def windows(window: int) -> list[str]:
         config = transformers.MistralConfig(**SMALL, **SIZES, sliding_window=window)

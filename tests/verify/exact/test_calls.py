@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from flashpatch.verify.exact.calls import Call, recorded
-from flashpatch.verify.exact.forced import gaps
+from flashpatch.verify.exact.compare import _place
+from flashpatch.verify.exact.forced import Gap, Part, gaps
 
 
 class FusedNorm(torch.nn.Module):
@@ -43,7 +44,7 @@ def test_nothing_added_is_a_sum_too() -> None:
 
 class Positions(torch.nn.Module):
     def forward(self, mask: Any) -> Any:
-        return mask.cumsum(-1)[0][:, None]
+        return mask.cumsum(-1)[0][:, None].repeat(1, 2)
 
 
 class Model(torch.nn.Module):
@@ -55,8 +56,18 @@ class Model(torch.nn.Module):
         return SimpleNamespace(logits=self.positions(torch.ones(input_ids.shape))[None])
 
 
+WANTED = torch.arange(1.0, 5.0)[:, None].repeat(1, 2)
+
+
+def test_a_rank_that_is_wrong_in_decode_steps_alone_is_named() -> None:
+    wrong = WANTED * torch.tensor([[1, 1], [1, 1], [1, 1], [1, 2]])
+    engine = [Call("positions", torch.arange(4), wrong, returned_by=torch.tensor([0, 1]))]
+    found, _ = gaps(Model(), [5, 6, 7, 8], engine, WANTED[:-1], Part(steps=2))
+    place = _place(found, {"positions": Gap("positions")}, False, None)
+    assert place.differs and str(place) == "positions, rank 1, in decode steps"
+
+
 def test_ids_are_not_compared_with_a_mask() -> None:
-    wanted = torch.arange(1.0, 5.0)[:, None]
-    engine = [Call("positions", torch.arange(4), wanted)]
-    found = gaps(Model(), [5, 6, 7, 8], engine, wanted[:-1])
+    engine = [Call("positions", torch.arange(4), WANTED)]
+    found = gaps(Model(), [5, 6, 7, 8], engine, WANTED[:-1])
     assert [(gap.place, gap.size) for gap in found] == [("positions", 0.0), ("logits", 0.0)]

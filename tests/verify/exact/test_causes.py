@@ -95,7 +95,7 @@ def test_an_engine_in_other_processes_is_refused_by_name(kind: str) -> None:
 
 @pytest.mark.parametrize(("given", "wanted"), [((), "vllm or sglang"), (("--rollout=sglang",), "sglang")])
 def test_where_no_engine_is_installed_it_says_so(given, wanted: str, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(command.jobs, "find_spec", lambda name: None)
     assert command.main(["policy", *given]) == command.DIFFER
     assert f"cannot compare here: {wanted} is not installed" in capsys.readouterr().out
 

@@ -105,7 +105,5 @@ def test_one_ranks_fault_is_named(run, tmp_path, fault: str, place: str, rank: s
     first = next(one for one in found["places"] if one["gap"] > one["bound"])
     assert (found["first"], first["name"], first["rank"]) == (place, place, rank)
     # A sync brings the weights as they should be.
-    changed = ("logits_processor" if place == "logits" else place) + (
-        ", rank 1" if rank and place != "logits" else ""
-    )
+    changed = "logits_processor" if place == "logits" else f"{place}, rank 1" if rank else place
     assert found["syncs"] == [changed]

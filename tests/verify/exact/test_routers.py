@@ -46,9 +46,8 @@ def compared(
         if type(engine.get_submodule(router)).__name__.endswith("Gating"):
             pytest.skip("this transformers' router of Granite returns tokens by expert")
         engine.get_submodule(router).register_forward_hook(choose)
-    return compare(
-        lambda dtype: loaded(path, dtype), IDS, passed(engine, IDS, quantization, [] if choose else more)
-    )
+    seen = passed(engine, IDS, quantization, [] if choose else more)
+    return compare(lambda dtype: loaded(path, dtype), IDS, seen)
 
 
 def otherwise(within: float) -> tuple[Callable, list[int]]:

@@ -7,9 +7,7 @@ import pytest
 from job_page import Reader, dump, find_browser
 
 BROWSER = find_browser()
-needs_browser = pytest.mark.skipif(
-    BROWSER is None, reason="no chromium is installed (Debian's package chromium)"
-)
+needs_browser = pytest.mark.skipif(BROWSER is None, reason="no chromium is installed")
 
 SECTIONS = (
     *("training", "incidents", "names", "syncs", "versions", "updates"),
@@ -27,9 +25,8 @@ def page(flashpatch, tmp_path: Path) -> Path:
 def test_the_page_shows_the_job_without_an_error(page: Path) -> None:
     read = Reader(dump(BROWSER, page))  # it fails where the console has a message
     assert tuple(read.texts)[1:] == SECTIONS
-    assert ("p", "failed") not in [
-        (tag, attrs.get("id")) for tag, attrs in read.elements if "hidden" not in attrs
-    ]
+    shown = [(tag, attrs.get("id")) for tag, attrs in read.elements if "hidden" not in attrs]
+    assert ("p", "failed") not in shown
     assert "3 processes, 4 recorded weight updates, 2 syncs" in read.text("")
     assert all(word in read.text("") for word in ("proven", "command", "machines", "python"))
     assert read.text("updates").count("committed") == 3 and read.text("updates").count("abandoned") == 1

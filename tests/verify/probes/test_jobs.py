@@ -98,9 +98,8 @@ def test_the_number_of_an_ended_process_is_used_once(tmp_path: Path, monkeypatch
 def test_the_time_out_is_scaled_while_the_machine_is_busy(tmp_path: Path, monkeypatch) -> None:
     factors = iter([1.0, 4.0])
     monkeypatch.setattr(jobs, "busyness", lambda: next(factors, 1.0))
-    assert "did not end within 1 s" in run([python("slow", SLEEP)], tmp_path, 0.3).problem, (
-        "the largest counts"
-    )
+    slow = run([python("slow", SLEEP)], tmp_path, 0.3)
+    assert "did not end within 1 s" in slow.problem, "the largest counts"
 
 
 def test_a_failure_kills_the_others_and_is_named_first(tmp_path: Path) -> None:

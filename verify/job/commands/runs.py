@@ -33,7 +33,6 @@ def run(args: argparse.Namespace) -> int:
     found = list(itertools.islice(filter(None, map(_about, folders)), _SHOWN))
     if not found:
         raise source.no_run(ledger)
-    found.sort(key=lambda one: one["began"], reverse=True)
     older = max(len(folders) - _SHOWN, 0)
     notes = ["flashpatch report RUN, flashpatch-verify --run RUN: one of them"]
     notes += [f"in {ledger}: {older} older"] if older else []
@@ -51,9 +50,8 @@ def _about(folder: Path) -> dict[str, Any] | None:
     """Return what is shown of one run, as ``flashpatch report`` and ``flashpatch-verify --live`` judge it; None if it is none. An
     ended one is summed up once, for as long as nothing is written to it."""
     path = folder / SUMMARY
-    written = [
-        one.stat(follow_symlinks=False).st_mtime_ns for one in runs.entries(folder) if one.name != SUMMARY
-    ]
+    there = [one for one in runs.entries(folder) if one.name != SUMMARY]
+    written = [one.stat(follow_symlinks=False).st_mtime_ns for one in there]
     of = [__version__, len(written), max(written, default=0)]
     with suppress(*schema.BROKEN, KeyError, TypeError):
         if (kept := schema.loads(files.load_bytes(str(path), runs.LARGEST)[0]))["of"] == of:

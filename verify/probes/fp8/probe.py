@@ -103,9 +103,7 @@ def _counted(numbers: Mapping[str, int]) -> str:
 def _addresses(looks: Sequence[Mapping[str, Any]]) -> Proof:
     what = "every parameter and buffer keeps its object and address"
     first, *later = looks
-    moved = [
-        name for name in first if any(look.get(name, {}).get("at") != first[name]["at"] for look in later)
-    ]
+    moved = [one for one in first if any(look.get(one, {}).get("at") != first[one]["at"] for look in later)]
     evidence = f"{len(first)} tensors, {len(later)} updates"
     if moved:
         evidence = f"{len(moved)} of {len(first)} moved: {', '.join(moved[:4])}"

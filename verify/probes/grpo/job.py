@@ -123,9 +123,8 @@ def streamed(
     from flashpatch.patches.grpo.streaming.step import StreamedStep
 
     packer = Packer(world, budget=16)
-    rounds = [
-        one for row in (6, 2, 0, 7, 4, 1, 5, 3) for one in packer.add(row, len(batch[row]["input_ids"]))
-    ]
+    order = 6, 2, 0, 7, 4, 1, 5, 3
+    rounds = [one for row in order for one in packer.add(row, len(batch[row]["input_ids"]))]
     rounds += [last for last in [packer.flush()] if last is not None]
     with engine.train_mode():
         engine.optimizer_zero_grad()

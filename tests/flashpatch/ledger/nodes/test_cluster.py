@@ -76,9 +76,8 @@ def test_the_rows_of_all_nodes_are_gathered_and_those_of_a_dead_one_are_kept(nod
     table = command(nodes, "flashpatch-verify", "--live", "--ray", nodes.address, "--run", run)
     assert table.returncode == 0 and "dead" in table.stdout and "two (" in table.stdout, table.stdout
     report = json.loads(command(nodes, "flashpatch", "report", run, "--ray", nodes.address, "--json").stdout)
-    assert sorted(
-        update["process"].partition(" on ")[2].partition(" ")[0] for update in report["updates"]
-    ) == ["head", "one", "two"]
+    where = [update["process"].partition(" on ")[2].partition(" ")[0] for update in report["updates"]]
+    assert sorted(where) == ["head", "one", "two"]
     metrics = command(nodes, "flashpatch", "metrics", run, "--ray", nodes.address).stdout
     assert 'node="one (' in metrics and "flashpatch_weight_updates_total" in metrics
     # another process of the node publishes when the one that did is gone

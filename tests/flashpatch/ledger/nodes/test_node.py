@@ -65,11 +65,8 @@ def test_rows_of_other_nodes_join_those_here(tmp_path: Path) -> None:
     put(tmp_path / "r" / "row-near-1-5.json", row("near", 1))
     place(tmp_path, "one", row("far", 2), row("far", 3))
     run = read(tmp_path)
-    assert [(found.pid, found.alive, found.node and found.node.label) for found in run.rows] == [
-        (1, None, None),
-        (2, True, "one (oneoneon)"),
-        (3, False, "one (oneoneon)"),
-    ]
+    found, name = [(one.pid, one.alive, one.node and one.node.label) for one in run.rows], "one (oneoneon)"
+    assert found == [(1, None, None), (2, True, name), (3, False, name)]
     assert run.problems == []
 
 
