@@ -97,9 +97,9 @@ class EngineState:
                 if _is_number(was):
                     held[key] = was
                     others += [] if _equal(was, value) else [f"{type(one).__name__}.{key}"]
-                else:
+                elif isinstance(value, (dict, list)):
                     empty.append(value)
-            filled = [one for one in empty if isinstance(one, (dict, list)) and [*process.tensors_below(one)]]
+            filled = [one for one in empty if one and any(True for _ in process.tensors_below(one))]
             for one in filled:
                 one.clear()
         if filled:
