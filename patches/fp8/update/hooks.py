@@ -27,9 +27,7 @@ def changes(before: process.Snapshot) -> dict[Place, tuple[Any, Any]]:
 
     Of registered tensors only new ones count: those that were there are the layers' own."""
     found = {}
-    for container, contents in before.contents.values():
-        if not isinstance(contents, dict):
-            continue
+    for container, contents in [one for one in before.contents.values() if isinstance(one[1], dict)]:
         held = [(container, contents)]
         if isinstance(container, torch.nn.Module):
             held += [(process.table(container)[one], contents[one]) for one in ("_parameters", "_buffers")]
@@ -52,7 +50,7 @@ class EngineState:
         self._model = model
         self._parents: list[torch.nn.Module] = []
         self._empty: list[Any] = []
-        self.places: list[tuple[dict, str, Any]] = []  # of numbers and empty tables: table, key, whose it is
+        self._places: list[list[Any]] = [[], [], []]  # of numbers and empty tables: where, key, whose
 
     def note(self) -> None:
         """Note what is there after the first load, but not in objects of several modules: groups of ranks count their calls."""
@@ -65,12 +63,19 @@ class EngineState:
         empty = set(map(id, self._empty))
         tables = [(getattr(one, "__dict__", one), one) for one in held if id(one) not in shared]
         named = [(at, key, one, at[key]) for at, one in tables if isinstance(at, dict) for key in at]
-        self.places = [place for *place, value in named if _is_number(value) or id(value) in empty]
+        found = [place for *place, value in named if _is_number(value) or id(value) in empty]
+        self._places = [[place[part] for place in found] for part in range(3)]
+
+    def note_table(self, container: Any, key: str) -> None:
+        """Note where a loader makes a table."""
+        for part, value in zip(self._places, (process.table(container), key, container)):
+            part.append(value)
 
     def forget_gone(self) -> None:
         """Let go of objects that have left the model, so that their memory is freed."""
         held = set(map(id, process.held_containers(self._model.modules())))
-        self.places = [place for place in self.places if id(place[2]) in held]
+        left = [id(one) in held for one in self._places[2]]
+        self._places = [list(compress(part, left)) for part in self._places]
 
     @contextmanager
     def kept(self, derives: Callable[[Any, str], bool]) -> Iterator[None]:
@@ -90,16 +95,16 @@ class EngineState:
                 if modules != old:  # a loader of a drafter takes away what a call has not brought
                     modules.update({**dict.fromkeys(modules), **old})
             now = self._values()
-            changed = compress(zip(self.places, before, now), map(operator.is_not, before, now))
-            for (held, key, one), was, value in changed:
+            for at in compress(range(len(now)), map(operator.is_not, before, now)):
+                was, value, (held, key, one) = before[at], now[at], [part[at] for part in self._places]
                 if (isinstance(was, process.NUMBERS) and _equal(was, value)) or derives(one, key):
                     continue
                 if _is_number(was):
                     held[key] = was
                     others += [] if _equal(was, value) else [f"{type(one).__name__}.{key}"]
-                else:
+                elif isinstance(value, (dict, list)):
                     empty.append(value)
-            filled = [one for one in empty if isinstance(one, (dict, list)) and [*process.tensors_below(one)]]
+            filled = [one for one in empty if one and any(True for _ in process.tensors_below(one))]
             for one in filled:
                 one.clear()
         if filled:
@@ -111,8 +116,7 @@ class EngineState:
             raise update_error(problem, "Open a new engine on them.", type(self._model).__name__)
 
     def _values(self) -> list[Any]:
-        tables, keys = (map(operator.itemgetter(at), self.places) for at in (0, 1))
-        return list(map(dict.get, tables, keys, repeat(process.ABSENT)))
+        return list(map(dict.get, *self._places[:2], repeat(process.ABSENT)))
 
 
 def _is_number(value: Any) -> bool:
@@ -186,7 +190,7 @@ class ModelHooks:
             if ours and any(True for _ in process.tensors_below(value, apart=modules)):
                 derived.append(f"{type(container).__name__}.{key}")
             elif ours and probe and isinstance(value, (dict, list)):
-                self.engine.places.append((process.table(container), key, container))
+                self.engine.note_table(container, key)
             if probe:
                 process.put(container, key, held)
 

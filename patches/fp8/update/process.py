@@ -40,13 +40,9 @@ _NOTHING = types.NoneType
 _known: dict[type, type] = {}  # a model has a million values of some hundred types
 
 
-def _kind(value: Any) -> type:
-    """What a value is to a walk over containers: one of `_BASES`, ``object``, or `_NOTHING` if it holds no state."""
-    return _known.get(type(value)) or _find_kind(value)
-
-
 def _find_kind(value: Any) -> type:
-    """The kind of a value; kept for its type, unless values of that type may pass for those of another."""
+    """What a value is to a walk over containers: one of `_BASES`, ``object``, or `_NOTHING` if it holds no state; kept for its
+    type, unless values of that type may pass for those of another."""
     cls = type(value)
     kind: type = _NOTHING
     if not isinstance(value, _LEAVES):
@@ -112,7 +108,7 @@ def read_container(container: Any) -> Any:
     """Return a shallow copy of what ``container`` holds."""
     cls = type(container)
     kind = _known[cls] if cls in _known else _find_kind(container)
-    if kind in (dict, list, set):
+    if kind in _COPIED:
         return container.copy()
     if kind is types.FunctionType:
         return list(children(container))
@@ -168,7 +164,7 @@ def write_containers(held: Iterable[tuple[Any, Any]]) -> None:
 def _write_function(function: types.FunctionType, contents: Iterable[Any]) -> None:
     values = iter(contents)
     for cell in function.__closure__ or ():
-        if (value := next(values)) is not _EMPTY:
+        if (value := next(values)) is not ABSENT:
             cell.cell_contents = value
     if function.__defaults__:
         function.__defaults__ = tuple(next(values) for _ in function.__defaults__)
@@ -176,15 +172,11 @@ def _write_function(function: types.FunctionType, contents: Iterable[Any]) -> No
         function.__kwdefaults__[key] = next(values)
 
 
-_EMPTY = object()
-"""Stands for a closure cell with nothing in it."""
-
-
 def _cell(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        return _EMPTY
+        return ABSENT
 
 
 def children(container: Any) -> Iterable[Any]:
@@ -210,13 +202,13 @@ def children(container: Any) -> Iterable[Any]:
 
 def holds_state(value: Any) -> bool:
     """Whether an object may hold state of a kernel."""
-    kind = _kind(value)
+    kind = _known.get(type(value)) or _find_kind(value)
     if kind is types.FunctionType:
         return bool(value.__closure__ or value.__defaults__ or value.__kwdefaults__)
     return kind is not _NOTHING
 
 
-_IMMUTABLE = (tuple, functools.partial, types.MethodType)
+_COPIED, _IMMUTABLE = (dict, list, set), (tuple, functools.partial, types.MethodType)
 
 
 def held_containers(
@@ -234,7 +226,11 @@ def held_containers(
         found.append(container)
         if depth == _DEPTH:
             continue
-        for value in container.__dict__.values() if kind is object else children(container):
+        if kind is object:
+            values = container.__dict__.values()
+        else:
+            values = container if kind in (list, tuple) else children(container)
+        for value in values:
             kind = known[type(value)] if type(value) in known else _find_kind(value)
             if kind is _NOTHING:
                 continue
@@ -287,17 +283,17 @@ class LayerState:
         """Copy the contents of all containers of ``modules``."""
         snapshot = Snapshot()
         for container in held_containers(modules, self._fixed, self.shared):
-            if container.__class__ in _DICTIONARIES and not container:
-                snapshot.contents[id(container)] = (container, {})
-            elif _known.get(container.__class__) is object:
-                snapshot.contents[id(container)] = (container, container.__dict__.copy())
+            kind = _known.get(container.__class__)
+            if kind is object or kind in _COPIED:  # as `read_container`, without a call
+                held = container.__dict__ if kind is object else container
+                snapshot.contents[id(container)] = (container, held.copy())
             elif not isinstance(container, _IMMUTABLE):
                 snapshot.contents[id(container)] = (container, read_container(container))
         return snapshot
 
 
 ABSENT = object()
-"""What a place holds that does not exist."""
+"""What a place holds that does not exist, and an empty cell of a closure."""
 
 
 def table(container: Any) -> dict:

@@ -684,10 +684,10 @@ class NamedWeights:
         if start >= end or storage() is None:
             return None
         written = self._written.setdefault((number, start), [param])
-        if any(one.storage is param.storage and one.offset == param.offset for one in written):
+        if any([one.storage is param.storage and one.offset == param.offset for one in written]):
             return False  # two names of one tensor, such as a tied head's
         first = bisect_left(self._places, (begin,))
-        if sum(other() is storage() for *_, other in self._places[first : at + 1]) == len(written):
+        if sum([other() is storage() for *_, other in self._places[first : at + 1]]) == len(written):
             return True
         written.append(param)
         return False
