@@ -648,7 +648,7 @@ class NamedWeights:
         for name, tensor in self._weights:
             self.current, self.tensor = name, tensor
             self.wide |= tensor.dtype in (torch.float32, torch.float64)
-            if not (tensor.is_meta or hasattr(tensor, "__tensor_flatten__")):
+            if has_memory(tensor):
                 start, storage, span = tensor.data_ptr(), tensor.untyped_storage(), tensor.nbytes
                 if not tensor.is_contiguous():
                     span = _end(0, tensor.shape, tensor.stride()) * tensor.itemsize
@@ -725,6 +725,11 @@ def written_arguments(func: Any) -> frozenset[int | str]:
 def tensors_in(arg: Any) -> list[torch.Tensor]:
     items = arg if isinstance(arg, (list, tuple)) else (arg,)
     return [item for item in items if isinstance(item, torch.Tensor)]
+
+
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's values lie in its own memory: a wrapper's lie in other tensors, whatever it says of them."""
+    return not torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) and tensor.data_ptr() != 0
 
 
 def storage_identity(tensor: torch.Tensor) -> int | None:

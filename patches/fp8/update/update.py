@@ -29,6 +29,7 @@ from flashpatch.patches.fp8.update.tensors import (
     Unseen,
     WriteLog,
     WriteTracker,
+    has_memory,
     storage_identity,
     storage_table,
 )
@@ -344,7 +345,7 @@ class Update:
 
     def _values(self, tensor: torch.Tensor) -> tuple | None:
         """Tell a tensor's values from others: nobody says where this update begins and ends."""
-        if tensor.is_meta or hasattr(tensor, "__tensor_flatten__"):
+        if not has_memory(tensor):
             return None
         with torch._C._DisableTorchDispatch():  # as `Unseen`, without a call for each tensor
             return tuple(tensor.shape), tensor.dtype, fingerprint.of(tensor)

@@ -5,6 +5,7 @@ import threading
 import fp8_toys as toys
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import having
@@ -89,6 +90,30 @@ def test_values_that_cannot_be_weights(to, error, atomic):
         engine.update(change("layers.1.k.weight", to))
     engine.check_failed(before)
     assert engine.takes(B)
+
+
+class Wrapper(torch.Tensor):
+    """Has its values in another tensor, and no memory, and does not say so by ``__tensor_flatten__``."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> torch.Tensor:
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return func(*tree_map_only(cls, lambda one: one.inner, args), **(kwargs or {}))
+
+
+@pytest.mark.parametrize("to", [Wrapper, lambda t: torch._neg_view(-t)], ids=["wrapper", "negative view"])
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+def test_values_that_do_not_lie_in_the_tensor_s_memory_are_taken(to, tied, atomic):
+    """A process that read a wrapper's memory ended by SIGSEGV."""
+    engine = toys.engine(tied=tied, atomic=atomic)
+    sent = toys.checkpoint(1, tied=tied)
+    engine.update([(name, to(value)) for name, value in sent])
+    assert toys.same_answers(engine.model, toys.fresh("transposed", sent, tied))
 
 
 def test_integers_that_a_loader_copies_by_the_list_are_refused():
