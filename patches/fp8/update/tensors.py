@@ -646,6 +646,7 @@ class NamedWeights:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._weights:
+            _check_kind(name, tensor)
             self.current, self.tensor = name, tensor
             self.wide |= tensor.dtype in (torch.float32, torch.float64)
             if has_memory(tensor):
@@ -737,6 +738,20 @@ def storage_identity(tensor: torch.Tensor) -> int | None:
         return tensor.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):
         return None
+
+
+def _check_kind(name: str, tensor: Any) -> None:
+    """Reject what loaders of dense tensors do not copy, before torch's operators do in words of their own."""
+    if not isinstance(tensor, torch.Tensor):
+        found, advice = type(tensor).__name__, "Send torch tensors: torch.from_numpy(...) of an array."
+    elif hasattr(tensor, "full_tensor"):
+        found, advice = "DTensor", "Send full_tensor() of it, which every rank must call."
+    elif tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        found = "nested tensor" if tensor.is_nested else f"{tensor.layout} tensor of {tensor.dtype}"
+        advice = "Send a dense tensor: to_dense() of a sparse one, dequantize() of a quantized one."
+    else:
+        return
+    raise PatchError(f"{name} came as a {found}, which weights are not loaded from", advice=advice)
 
 
 def _check_dtype(param: PristineParam, source: torch.Tensor) -> None:
