@@ -30,6 +30,8 @@ SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 FLUSH = (
     f"{SCHEDULER}.is_fully_idle",
     f"{SCHEDULER}.flush_cache",
+    "sglang.srt.managers.mm_utils:init_mm_embedding_cache",
+    "sglang.srt.mem_cache.multimodal_cache:MultiModalStaticCache.clear",
 )
 ABORT = (
     f"{SCHEDULER}.abort_request",
@@ -94,11 +96,19 @@ def idle(scheduler: Any) -> bool:
 
 
 def flush(scheduler: Any) -> bool:
-    """Flush the cache although requests wait; False, and nothing, while some run.
+    """Flush the cache although requests wait, and embeddings of images; False, and nothing, while some run.
 
-    SGLang refuses that because waiting requests may hold parts of it; `idle` has checked that none does."""
+    SGLang never empties the embeddings, which have the image alone as key. It refuses to flush because waiting requests may
+    hold parts of the cache; `idle` has checked that none does."""
     if not idle(scheduler):
         return False
+    from sglang.srt.managers.mm_utils import init_mm_embedding_cache
+
+    embeddings = init_mm_embedding_cache.__globals__[
+        "embedding_cache"
+    ]  # where it is defined differs by version
+    if embeddings is not None:
+        embeddings.clear()
     with having(scheduler, "waiting_queue", []):
         return bool(scheduler.flush_cache())
 
