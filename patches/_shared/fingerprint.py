@@ -43,7 +43,7 @@ def of(tensor: torch.Tensor, start: int = 0, dtype: torch.dtype | None = None) -
         tensor: the run, any shape, dtype, strides and device; read in row-major order. May be empty.
         start: position of its first element in the whole tensor.
         dtype: what the values are cast to before they are read, block by block. None leaves them."""
-    flat = tensor.detach().reshape(-1)
+    flat = tensor.detach().resolve_neg().reshape(-1)
     dtype = dtype or flat.dtype
     size = dtype.itemsize
     first, last = start * size, (start + flat.numel()) * size

@@ -1,5 +1,6 @@
 """Steps of `sglang_job` that need SGLang and no engine."""
 
+import sys
 from typing import Any
 
 
@@ -42,4 +43,26 @@ def certify(model: str, engine: dict[str, Any], syncs: int = 0) -> dict[str, Any
     return command.certify(model, "", engine, syncs, "sglang").as_json()
 
 
-BARE = {bare.__name__: bare for bare in (arguments, states, certify)}
+class _Scheduler:
+    def is_fully_idle(self, ignore_waiting: bool = False) -> bool:
+        return True
+
+    def flush_cache(self) -> bool:
+        return True
+
+
+def embeddings() -> list[int]:
+    """Embeddings of images that SGLang has, before and after a flush that is due, and whether it was."""
+    import torch
+    from sglang.srt.managers import mm_utils
+    from sglang.srt.mem_cache.multimodal_cache import EmbeddingResult
+
+    from flashpatch.patches.fp8.sglang import schedulers
+
+    mm_utils.init_mm_embedding_cache(1 << 20)
+    cache = sys.modules[mm_utils.init_mm_embedding_cache.__module__].embedding_cache
+    cache.set(1, EmbeddingResult(embedding=torch.ones(4, 8)))
+    return [len(cache), schedulers.flush(_Scheduler()), len(cache)]
+
+
+BARE = {bare.__name__: bare for bare in (arguments, states, certify, embeddings)}

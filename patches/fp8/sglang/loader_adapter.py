@@ -87,15 +87,23 @@ def for_model(model: torch.nn.Module, model_config: Any) -> LoaderAdapter:
 
 
 def _settings() -> dict[str, Any]:
-    from sglang.srt.runtime_context import get_exec, get_lora, get_parallel
+    from sglang.srt.runtime_context import get_exec, get_lora, get_memory, get_parallel
 
     return dict(
+        **{name: getattr(get_memory(), name, None) for name in KEEPS_KV},
         enable_lora=get_lora().enable_lora,
         enable_eplb=get_exec().moe.enable_eplb,
         cpu_offload_gb=get_exec().offload.cpu_offload_gb,
         offload_group_size=get_exec().offload.offload_group_size,
         pp_size=get_parallel().pp_size,
     )
+
+
+#: Settings that keep KV beyond SGLang's ``flush_cache``: in stores that outlive it, or in a cache of somebody else's.
+KEEPS_KV = (
+    *("hicache_storage_backend", "enable_unified_cache_external_linker", "enable_lmcache", "enable_flexkv"),
+    "radix_cache_backend",
+)
 
 
 def refusal(model: torch.nn.Module, settings: Mapping[str, Any]) -> str | None:
@@ -110,6 +118,8 @@ def refusal(model: torch.nn.Module, settings: Mapping[str, Any]) -> str | None:
         return "weights are offloaded to the host (cpu_offload_gb)"
     if settings["offload_group_size"] > 0:
         return "weights are offloaded to the host and prefetched (offload_group_size)"
+    if kept := next((name for name in KEEPS_KV if settings.get(name)), ""):
+        return f"{kept}={settings[kept]!r} keeps KV where flush_cache does not empty it: KV of the old policy would come back"
     if settings["pp_size"] > 1:
         return "pipeline stages cannot agree on an update (pp_size)"
     mode = engine.options("fp8")["in_flight"]

@@ -55,6 +55,7 @@ patches = Patches("fp8", "sglang>=0.5.21", scope="worker", evidence="install", r
         "sglang.srt.model_loader.utils:set_default_torch_dtype",
         "sglang.srt.runtime_context:get_device",
         "sglang.srt.runtime_context:get_exec",
+        "sglang.srt.runtime_context:get_memory",
         "sglang.srt.runtime_context:get_lora",
         "sglang.srt.runtime_context:get_parallel",
     ),

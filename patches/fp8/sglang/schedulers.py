@@ -10,6 +10,7 @@ from typing import Any
 
 from flashpatch import engine, ledger
 from flashpatch.decorate import Patches, Shared
+from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import having
 from flashpatch.patches._shared.tally import count
 from flashpatch.patches.fp8 import model_registry
@@ -26,6 +27,12 @@ LAUNCHED: Shared = {
     "why": "A process that never loaded FlashPatch writes nothing, so its parent records that it is expected.",
 }
 SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
+FLUSH = (
+    f"{SCHEDULER}.is_fully_idle",
+    f"{SCHEDULER}.flush_cache",
+    "sglang.srt.managers.mm_utils:init_mm_embedding_cache",
+    "sglang.srt.mem_cache.multimodal_cache:MultiModalStaticCache.clear",
+)
 ABORT = (
     f"{SCHEDULER}.abort_request",
     "sglang.srt.managers.io_struct:AbortReq.abort_all",
@@ -50,7 +57,7 @@ def launch_scheduler_processes(original, cls, *args: Any, **kwargs: Any):
 
 @patches.wrap(
     f"{SCHEDULER}.__init__",
-    relies_on=(f"{SCHEDULER}.is_fully_idle", f"{SCHEDULER}.flush_cache"),
+    relies_on=FLUSH,
     params="server_args",
     evidence="install",
     why="Only the scheduler knows whether requests run, and holds the cache to flush.",
@@ -89,13 +96,44 @@ def idle(scheduler: Any) -> bool:
 
 
 def flush(scheduler: Any) -> bool:
-    """Flush the cache although requests wait; False, and nothing, while some run.
+    """Flush the cache although requests wait, and embeddings of images; False, and nothing, while some run.
 
-    SGLang refuses that because waiting requests may hold parts of it; `idle` has checked that none does."""
+    SGLang never empties the embeddings, which have the image alone as key. It refuses to flush because waiting requests may
+    hold parts of the cache; `idle` has checked that none does."""
     if not idle(scheduler):
         return False
+    from sglang.srt.managers.mm_utils import init_mm_embedding_cache
+
+    embeddings = init_mm_embedding_cache.__globals__[
+        "embedding_cache"
+    ]  # where it is defined differs by version
+    if embeddings is not None:
+        embeddings.clear()
     with having(scheduler, "waiting_queue", []):
         return bool(scheduler.flush_cache())
+
+
+ATTACH: Shared = {
+    "evidence": "optional",
+    "why": "A store that is attached brings KV back which no flush of an update has emptied.",
+}
+
+
+@patches.wrap(
+    f"{SCHEDULER}.attach_hicache_storage_wrapped",
+    relies_on="sglang.srt.managers.io_struct:AttachHiCacheStorageReqOutput",
+    **ATTACH,
+)
+def attach_hicache_storage_wrapped(original, self, *args: Any, **kwargs: Any):
+    """Refuse a storage backend for the hierarchical cache of an engine that takes updates."""
+    if not model_registry.all_models():
+        return original(self, *args, **kwargs)
+    from sglang.srt.managers.io_struct import AttachHiCacheStorageReqOutput
+
+    problem = "a storage backend keeps KV of other policies than the next update's, so none is attached while FlashPatch is on"
+    advice = "Set hicache_storage_backend when you open an engine that takes no updates."
+    error = PatchError(problem, patch=patches.of(attach_hicache_storage_wrapped).id, advice=advice)
+    return AttachHiCacheStorageReqOutput(success=False, message=str(error))
 
 
 @patches.wrap(

@@ -16,7 +16,7 @@ patches.wrap(schedulers.LAUNCH, **schedulers.LAUNCHED)(schedulers.launch_schedul
 
 @patches.wrap(
     f"{SCHEDULER}.__init__",
-    relies_on=(f"{SCHEDULER}.is_fully_idle", f"{SCHEDULER}.flush_cache"),
+    relies_on=schedulers.FLUSH,
     params="server_args",
     evidence="install",
     **as_newer(schedulers.scheduler_init),
@@ -25,6 +25,11 @@ def scheduler_init(original, self, *args: Any, **kwargs: Any):
     """Remember the scheduler."""
     schedulers.begin(self, idle)
     original(self, *args, **kwargs)
+
+
+patches.wrap(f"{SCHEDULER}.attach_hicache_storage_wrapped", **schedulers.ATTACH)(
+    schedulers.attach_hicache_storage_wrapped
+)
 
 
 def idle(scheduler: Any) -> bool:

@@ -16,7 +16,7 @@ REQUIRES = "sglang>=0.5.12,<0.5.21"
 
 NAMESPACES = {
     "0.5.17": tuple(
-        f"sglang.srt.runtime_context:get_{name}" for name in ("device", "exec", "lora", "parallel")
+        f"sglang.srt.runtime_context:get_{name}" for name in ("device", "exec", "lora", "memory", "parallel")
     )
 }
 """What an engine's settings are read from, from that version on."""

@@ -646,9 +646,10 @@ class NamedWeights:
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, tensor in self._weights:
+            _check_kind(name, tensor)
             self.current, self.tensor = name, tensor
             self.wide |= tensor.dtype in (torch.float32, torch.float64)
-            if not (tensor.is_meta or hasattr(tensor, "__tensor_flatten__")):
+            if has_memory(tensor):
                 start, storage, span = tensor.data_ptr(), tensor.untyped_storage(), tensor.nbytes
                 if not tensor.is_contiguous():
                     span = _end(0, tensor.shape, tensor.stride()) * tensor.itemsize
@@ -728,11 +729,30 @@ def tensors_in(arg: Any) -> list[torch.Tensor]:
     return [item for item in items if isinstance(item, torch.Tensor)]
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor's values lie in its own memory: a wrapper's lie in other tensors, whatever it says of them."""
+    return not torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python) and tensor.data_ptr() != 0
+
+
 def storage_identity(tensor: torch.Tensor) -> int | None:
     try:
         return tensor.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):
         return None
+
+
+def _check_kind(name: str, tensor: Any) -> None:
+    """Reject what loaders of dense tensors do not copy, before torch's operators do in words of their own."""
+    if not isinstance(tensor, torch.Tensor):
+        found, advice = type(tensor).__name__, "Send torch tensors: torch.from_numpy(...) of an array."
+    elif hasattr(tensor, "full_tensor"):
+        found, advice = "DTensor", "Send full_tensor() of it, which every rank must call."
+    elif tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
+        found = "nested tensor" if tensor.is_nested else f"{tensor.layout} tensor of {tensor.dtype}"
+        advice = "Send a dense tensor: to_dense() of a sparse one, dequantize() of a quantized one."
+    else:
+        return
+    raise PatchError(f"{name} came as a {found}, which weights are not loaded from", advice=advice)
 
 
 def _check_dtype(param: PristineParam, source: torch.Tensor) -> None:

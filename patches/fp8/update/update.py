@@ -338,7 +338,7 @@ class Update:
 
     def _values(self, tensor: torch.Tensor) -> tuple | None:
         """Tell a tensor's values from others: nobody says where this update begins and ends."""
-        if tensor.is_meta or hasattr(tensor, "__tensor_flatten__"):
+        if not tensors.has_memory(tensor):
             return None
         with torch._C._DisableTorchDispatch():  # as `Unseen`, without a call for each tensor
             return tuple(tensor.shape), tensor.dtype, fingerprint.of(tensor)

@@ -1,5 +1,8 @@
 """Of two generations of patches one stands aside; which precision the engine gets; without an engine."""
 
+import ast
+import importlib.util
+import re
 from pathlib import Path
 
 import pytest
@@ -33,3 +36,22 @@ def test_the_precision_is_the_engines_where_none_was_asked_for(
     assert seen.done, str(seen)
     [(found, message)] = seen.steps
     assert found == quantization and says in message, message
+
+
+def test_no_embedding_of_an_image_outlives_the_policy_that_computed_it(tmp_path: Path) -> None:
+    seen = lab.bare(tmp_path, ["embeddings", {}], env={"STANDIN_AMX": "1"})
+    assert seen.done, str(seen)
+    assert seen.steps == [[1, True, 0]]
+    root = Path(importlib.util.find_spec("sglang").submodule_search_locations[0]) / "srt"
+    caches = {
+        f"{file.stem}:{target.id}"
+        for folder in ("managers", "mem_cache", "model_executor", "speculative")
+        for file in (root / folder).rglob("*.py")
+        for node in ast.parse(file.read_text()).body
+        for target in getattr(node, "targets", [getattr(node, "target", None)])
+        if isinstance(target, ast.Name) and re.search("_cache|^cache", target.id)
+    }
+    embeddings = "mm_utils:embedding_cache" if lab.VERSION < (0, 5, 17) else "mm_schedule:embedding_cache"
+    assert caches - {"multi_tokenizer_mixin:_cached_output_fields"} == {embeddings}, (
+        "say whether it depends on weights, and who empties it"
+    )

@@ -5,6 +5,11 @@ import threading
 import fp8_toys as toys
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_map_only
 
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import having
@@ -65,6 +70,13 @@ def test_what_failed_first_is_told_first(atomic):
     assert engine.managed.policy().why_refused().startswith("an update is incomplete")
 
 
+def sharded(tensor):
+    """A DTensor of a process group of one."""
+    if not dist.is_initialized():
+        dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    return distribute_tensor(tensor, init_device_mesh("cpu", (1,)), [Shard(0)])
+
+
 def change(name, to):
     return [(key, to(value) if key == name else value) for key, value in B]
 
@@ -89,6 +101,52 @@ def test_values_that_cannot_be_weights(to, error, atomic):
         engine.update(change("layers.1.k.weight", to))
     engine.check_failed(before)
     assert engine.takes(B)
+
+
+@pytest.mark.parametrize(
+    "to,says",
+    [
+        (lambda t: t.float().numpy(), r"an? ndarray.*torch\.from_numpy"),
+        (lambda t: t.to_sparse(), r"a torch.sparse_coo tensor.*to_dense"),
+        (lambda t: t.float().to_mkldnn(), r"a torch._mkldnn tensor.*to_dense"),
+        (lambda t: torch.quantize_per_tensor(t.float(), 0.01, 0, torch.qint8), r"a .*qint8.*dequantize"),
+        (lambda t: torch.nested.nested_tensor([t]), r"a nested tensor.*dense"),
+        (sharded, r"a DTensor.*full_tensor\(\)"),
+    ],
+    ids=["numpy", "sparse", "mkldnn", "quantized", "nested", "sharded"],
+)
+def test_what_is_no_dense_tensor_is_refused_in_plain_words(to, says, atomic):
+    """torch's own speak of what a loader does: mixed torch.Tensor and DTensor."""
+    engine = toys.engine(atomic=atomic)
+    before = toys.state(engine.model)
+    with pytest.raises(PatchError, match=rf"(?s)layers\.1\.k\.weight came as {says}"):
+        engine.update(change("layers.1.k.weight", to))
+    engine.check_failed(before)
+    assert engine.takes(B)
+
+
+class Wrapper(torch.Tensor):
+    """Has its values in another tensor, and no memory, and does not say so by ``__tensor_flatten__``."""
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> torch.Tensor:
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return func(*tree_map_only(cls, lambda one: one.inner, args), **(kwargs or {}))
+
+
+@pytest.mark.parametrize("to", [Wrapper, lambda t: torch._neg_view(-t)], ids=["wrapper", "negative view"])
+@pytest.mark.parametrize("tied", [False, True], ids=["apart", "tied"])
+def test_values_that_do_not_lie_in_the_tensor_s_memory_are_taken(to, tied, atomic):
+    """A process that read a wrapper's memory ended by SIGSEGV."""
+    engine = toys.engine(tied=tied, atomic=atomic)
+    sent = toys.checkpoint(1, tied=tied)
+    engine.update([(name, to(value)) for name, value in sent])
+    assert toys.same_answers(engine.model, toys.fresh("transposed", sent, tied))
 
 
 def test_integers_that_a_loader_copies_by_the_list_are_refused():
