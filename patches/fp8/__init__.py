@@ -117,12 +117,6 @@ FAMILY = Family(
         "certificate_seconds": Option(
             300.0, "seconds after which the comparison is given up; 0: never", kind=float, least=0
         ),
-        "mismatch_jump": Option(
-            4.0,
-            "factor over the usual mismatch that marks an update under verl as suspect; 0: never",
-            kind=float,
-            least=0,
-        ),
         "transfer_timeout": Option(
             600.0,
             "seconds without progress after which a weight transfer under verl fails; 0: never",

@@ -10,7 +10,6 @@ from typing import Any
 from flashpatch import ledger
 from flashpatch.ledger import files, runs
 
-_LARGEST = frozenset({"mismatch/suspect"})
 _LAST = frozenset({"sync/policy_version"})
 
 
@@ -32,7 +31,7 @@ class RolloutNumbers:
                 self._values.setdefault(name, []).append(float(value))
 
     def take(self) -> dict[str, float]:
-        """Return and forget them: the mean per name, of ``mismatch/suspect`` the largest, of versions the last."""
+        """Return and forget them: the mean per name, of versions the last."""
         with self._lock:
             values, self._values = self._values, {}
         return {name: _joined(name, found) for name, found in values.items()}
@@ -67,8 +66,6 @@ def _total(notes: Iterable[Mapping[str, Any]], name: str) -> int:
 
 
 def _joined(name: str, values: list[float]) -> float:
-    if name in _LARGEST:
-        return max(values)
     return values[-1] if name in _LAST else sum(values) / len(values)
 
 

@@ -9,12 +9,12 @@ import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from flashpatch import engine, ledger
+from flashpatch import ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import holding
 from flashpatch.patches.fp8 import model_registry, stated
-from flashpatch.patches.fp8.mismatch.monitor import CAP, MONITOR, Batch, observe
+from flashpatch.patches.fp8.mismatch.monitor import CAP, Batch, observe
 from flashpatch.patches.fp8.rollout_numbers import NUMBERS
 
 if TYPE_CHECKING:
@@ -88,8 +88,6 @@ def _models(generation: Any) -> list[ManagedModel]:
 
 
 def _record(models: list[ManagedModel], seconds: float) -> None:
-    for model in models:
-        MONITOR.updated(model.readings.errors)
     numbers = {"timing_s/sync/total": seconds}
     if models:
         numbers["sync/policy_version"] = float(max(model.version for model in models))
@@ -119,18 +117,18 @@ def _record(models: list[ManagedModel], seconds: float) -> None:
     remove_when="TRL compares its syncs, and warns of ratios that drop much of a batch.",
 )
 def generate_and_score_completions(original, self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Add mismatch/* to what the trainer logs, warn of an update after which k3 jumps, and of ratios that leave little."""
+    """Add mismatch/* to what the trainer logs, and warn of ratios that leave little."""
     with holding(_STEP, self.state.global_step):
         batch = original(self, *args, **kwargs)
         if self.model.training and self.use_vllm:
             from flashpatch.patches.fp8.transformers import RolloutMetrics
 
             RolloutMetrics().add_to(self)
-            NUMBERS.add(_measured(self, batch, engine.options("fp8")["mismatch_jump"]))
+            NUMBERS.add(_measured(self, batch))
     return batch
 
 
-def _measured(trainer: Any, batch: dict[str, Any], jump: float) -> dict[str, float]:
+def _measured(trainer: Any, batch: dict[str, Any]) -> dict[str, float]:
     """Return ``mismatch/*`` of this rank's samples; empty if TRL has not computed the trainer's logprobs."""
     rollout, own = batch.get("sampling_per_token_logps"), batch.get("old_per_token_logps")
     if rollout is None or own is None:
@@ -138,7 +136,7 @@ def _measured(trainer: Any, batch: dict[str, Any], jump: float) -> dict[str, flo
     mask = batch["completion_mask"] * batch.get("tool_mask", 1) * ~rollout.isnan()
     truncated = trainer.top_p < 1 or trainer.top_k > 0 or (trainer.min_p or 0) > 0
     cap = trainer.vllm_importance_sampling_clip_max or CAP
-    found = observe(MONITOR, rollout.nan_to_num(), own, mask, Batch(cap=cap, truncated=truncated), jump)
+    found = observe(rollout.nan_to_num(), own, mask, Batch(cap=cap, truncated=truncated))
     ratio = batch.get("importance_sampling_ratio")
     return found if ratio is None else {**found, **_weights(trainer, ratio, mask)}
 

@@ -35,25 +35,18 @@ def there_and_back(name: str, model: str, sources: list[str], seed: int, **kw: A
     with opened(name, model, **kw) as llm:
         inner = engines.inner_model(llm)
         before = engines.addresses(inner)
-        found: dict[str, Any] = dict(answers=[engines.answers(llm)], errors=[])
+        found: dict[str, Any] = dict(answers=[engines.answers(llm)])
         for number, source in enumerate(sources):
             updates.sync(llm, updates.buckets(list(models.weights(source)), rng))
             if number % 2:
                 updates.finish(llm)
             found["answers"].append(engines.answers(llm))
-            found["errors"].append(errors_of(inner))
         found.update(
             moved=sorted(k for k, at in engines.addresses(inner).items() if before.get(k) != at),
             kernels=ledger.notes()["kernels"],
             precision=ledger.notes()["precision"],
         )
     return found
-
-
-def errors_of(model: Any) -> dict[str, float]:
-    from flashpatch.patches.fp8 import model_registry
-
-    return dict(model_registry.get(model).readings.errors)
 
 
 def check(found: dict[str, Any], want: list[dict[str, Any]]) -> None:

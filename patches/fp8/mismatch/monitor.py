@@ -1,13 +1,10 @@
-"""Compare the gap after each update with that of earlier ones, and report the updates after which it jumps."""
+"""Measure the gap between two policies on tokens that one of them drew."""
 
 from __future__ import annotations
 
-import logging
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import ledger
@@ -58,14 +55,6 @@ def measure(
     }
 
 
-logger = logging.getLogger("flashpatch.fp8")
-
-_HISTORY = 8  # updates that a new one is compared with
-_MIN_HISTORY = 2  # of them, before anything is called a jump
-_FLOOR = 1e-5  # k3 below which nothing is a jump: float noise
-_SHOWN = 5  # layers named
-
-
 @dataclass(frozen=True)
 class Batch:
     """Facts about the current batch besides its tensors.
@@ -80,43 +69,8 @@ class Batch:
     truncated: bool = False
 
 
-class Monitor:
-    """Compare the gap of each update with that of earlier ones."""
-
-    def __init__(self) -> None:
-        self._seen: dict[str, deque[float]] = {}
-        self._errors: dict[str, float] = {}
-        self._before: dict[str, float] = {}
-
-    def updated(self, errors: Mapping[str, float]) -> None:
-        """Note a new policy, whose layers were rounded with these relative errors."""
-        if errors:
-            self._before, self._errors = self._errors, dict(errors)
-
-    def jump(self, precision: str, k3: float, factor: float) -> float | None:
-        """Return the usual k3 of this precision if the new one is more than ``factor`` times that, else None.
-
-        A value that is a jump is not remembered, so that a second bad update is one too. NaN is a jump."""
-        seen = self._seen.setdefault(precision, deque(maxlen=_HISTORY))
-        usual = median(seen) if len(seen) >= _MIN_HISTORY else None
-        stands_out = usual is not None and factor > 0 and not k3 <= factor * max(usual, _FLOOR)
-        if not stands_out and k3 == k3:
-            seen.append(k3)
-        return usual if stands_out else None
-
-    def grown(self) -> list[tuple[str, float, float]]:
-        """Return layers with their rounding error before and after the last update, largest growth first."""
-        both = [(name, self._before[name], new) for name, new in self._errors.items() if name in self._before]
-        return sorted((row for row in both if row[2] > row[1]), key=lambda row: row[1] / row[2])[:_SHOWN]
-
-
-MONITOR = Monitor()
-
-
-def observe(
-    monitor: Monitor, rollout: Any, trainer: Any, mask: Any, batch: Batch, factor: float
-) -> dict[str, float]:
-    """Measure a batch: return ``mismatch/*``, write the ledger, warn if the last update is suspect."""
+def observe(rollout: Any, trainer: Any, mask: Any, batch: Batch) -> dict[str, float]:
+    """Measure a batch: return ``mismatch/*``, and write the ledger."""
     known = batch.precisions if batch.precisions is not None and len(batch.precisions) == len(mask) else None
     if known is not None:
         mask = mask * mask.new_tensor([precision is not None for precision in known])[:, None]
@@ -124,39 +78,10 @@ def observe(
     for precision in sorted({name for name in known or () if name}):
         mine = mask * mask.new_tensor([name == precision for name in known or ()])[:, None]
         found[precision] = measure(rollout, trainer, mine, batch.cap, batch.truncated)
-    judged = {name: gap for name, gap in found.items() if "k3" in gap and (name or len(found) == 1)}
-    suspects = [
-        (name, usual, gap["k3"])
-        for name, gap in judged.items()
-        if (usual := monitor.jump(name, gap["k3"], factor)) is not None
-    ]
     step = ledger.notes().get("sync_step")
-    if suspects:
-        grown = monitor.grown()
-        _warn(step, suspects, grown)
-        ledger.note(
-            suspect={
-                "sync_step": step,
-                "k3": {name or "all": [usual, k3] for name, usual, k3 in suspects},
-                "layers": [list(row) for row in grown],
-            }
-        )
     ledger.note(mismatch={name or "all": {"sync_step": step, **gap} for name, gap in found.items()})
-    metrics = {
+    return {
         f"mismatch/{key}{name and '/'}{name}": value
         for name, gap in found.items()
         for key, value in gap.items()
     }
-    return {**metrics, "mismatch/suspect": float(bool(suspects))}
-
-
-def _warn(step: Any, suspects: list[tuple[str, float, float]], grown: list[tuple[str, float, float]]) -> None:
-    gaps = ", ".join(
-        f"k3{name and ' of '}{name} is {k3:.3g}, usually {usual:.3g}" for name, usual, k3 in suspects
-    )
-    layers = (
-        ", ".join(f"{name} {old:.2%} to {new:.2%}" for name, old, new in grown) or "none (or not measured)"
-    )
-    logger.warning(
-        "the update of step %s is suspect: %s. Rounding errors grew most in: %s", step, gaps, layers
-    )

@@ -42,8 +42,7 @@ class Rounding:
 
     Attributes:
         from_bf16: values that were cast to bf16 are being rounded and placed.
-        readings: what is asked about the weights that come. The error of experts is the largest, over those that have come
-            since one came again."""
+        readings: what is asked about the weights that come."""
 
     def __init__(self, model: torch.nn.Module, profile: Profile | None = None, at_load: bool = True) -> None:
         self._profile = profile
@@ -51,7 +50,6 @@ class Rounding:
         self._dtype = torch.get_default_dtype()
         self.from_bf16 = False
         self.readings = Readings()
-        self._experts: dict[str, set[int]] = {}  # that the largest error of a shard is of
         for path, module in model.named_modules():
             for key, parameter in list(module._parameters.items()):
                 if parameter is not None and parameter.dtype in _FORMS and parameter.dim() > 1:
@@ -120,11 +118,9 @@ class Rounding:
             )
         label, expert = name.removesuffix(".weight") + _shard(call), call.get("expert_id")
         form = _FORMS[parameter.dtype]
-        note = functools.partial(self._note_error, label, expert)
         with Unseen():  # it writes into memory of its own alone, which nobody has to see
             q, scale = quantize.quantized(loaded, form, granularity)
             self.readings.finite(scale, name if expert is None else f"{label}[{expert}]")
-            self.readings.error(loaded.reshape(-1, loaded.shape[-1]), (form, granularity), note)
         weight_name = call.get("weight_name")  # by which loaders of experts tell scales from weights
         renamed = {} if weight_name is None else {"weight_name": f"{weight_name}_scale"}
         given = scale if granularity == "channel" else scale.reshape(1)
@@ -135,15 +131,6 @@ class Rounding:
         finally:
             self.from_bf16 = False
         return result
-
-    def _note_error(self, label: str, expert: int | None, error: float) -> None:
-        if expert is not None:
-            came = self._experts.setdefault(label, set())
-            if expert in came:
-                came.clear()
-            error = max(error, self.readings.errors[label]) if came else error
-            came.add(expert)
-        self.readings.errors[label] = error
 
 
 def for_model(model: torch.nn.Module, marked: Mapping[str, Any]) -> Rounding:

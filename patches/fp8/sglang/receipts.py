@@ -67,7 +67,6 @@ class SessionReceipt:
             "process": self._process,
             "tensors": self._tensors,
             "checksums": [f"{quantization} {owner.checksum()}" for owner in owners] if checksums else [],
-            "errors": {layer: error for owner in owners for layer, error in owner.readings.errors.items()},
             "wide": model_registry.wide_names(model.wide for model in owners),
         }
 

@@ -255,7 +255,7 @@ class Layer:
             if not param.is_buffer or self._is_staged(param):
                 param.fill(param.live(), left_out)
             if written:
-                param.largest = readings.finite(param.tensor, param.name)
+                readings.finite(param.tensor, param.name)
                 if (param.is_buffer and param.may_come) or (param.optional and param.expected is None):
                     self.came.unexpected.append(param)
 

@@ -124,10 +124,6 @@ class LoaderAdapter:
         """Return whether requests are running."""
         return False
 
-    def rounds(self, module: torch.nn.Module, weight: torch.Tensor) -> tuple[str, str] | None:
-        """Return the 8-bit format and granularity to which `process` will round a fresh weight; None if it will not."""
-        return None
-
     def quantized_cache(self) -> bool:
         """Return whether the KV cache holds values that were rounded with scales of the model."""
         return False
@@ -210,7 +206,7 @@ class ManagedModel:
         version: number of the last committed update.
         changes: another number after every change of state.
         error: why no request may be answered until a whole update has come; empty if one may.
-        readings: what is asked about the tensors that come, and the errors with which they were rounded.
+        readings: what is asked about the tensors that come.
         wide: which weights it holds in float32.
         turns: keep steps and updates apart.
         inside_load: ``model.load_weights`` is running.
@@ -432,7 +428,7 @@ class ManagedModel:
 
         with tensors.WriteTracker(table, on_write):
             result = self._watched_load(original, self._update.first_load(names), False, **kwargs)
-        self.readings.read()
+        self.readings.check()
         tensors.refuse_lost_writes(params, self.adapter.kept, type(self._model).__name__)
         self._layer_state.find_shared([layer.modules for layer in self.layers])
         for layer in self.layers:

@@ -227,7 +227,6 @@ class PristineParam:
         expected: what the first load wrote; None while unknown (dummy weights).
         filled: the first load filled it in, see `NamedWeights.fills`.
         coverage: what the open update has written.
-        largest: its largest magnitude, on the device, if `Layer.prepare` has launched that.
         tensor: the staged tensor, None before `stage`."""
 
     module: torch.nn.Module
@@ -249,7 +248,6 @@ class PristineParam:
     expected: Coverage | None = None
     filled: bool = False
     coverage: Coverage = field(init=False)
-    largest: torch.Tensor | None = None
     end: int = field(init=False)
     tensor: torch.Tensor | None = None
     loaded: torch.Tensor | None = None
@@ -264,7 +262,6 @@ class PristineParam:
 
     def forget(self) -> None:
         """Count what was staged as not written; the tensor to load into stays the same."""
-        self.largest = None
         if self.coverage.boxes or self.coverage.mask is not None:
             self.coverage.clear()
 

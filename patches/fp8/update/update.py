@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -417,7 +416,6 @@ class Update:
         self._scales.staged(layer)
         plan = None if layer.processed or layer.waits else layer.plan_values()
         if plan is None:
-            self._ask_errors(layer)
             self._readings.launch()
             plan = self._processed(layer)
         self._news |= not (self.joined.planned(layer, plan) or layer.lent)
@@ -447,12 +445,6 @@ class Update:
             plan.hold_back(log)
         return plan
 
-    def _ask_errors(self, layer: Layer) -> None:
-        for param in layer.params if layer.processed else ():
-            if param.key == "weight" and (how := self._adapter.rounds(param.module, param.stage())):
-                note = partial(self._readings.errors.__setitem__, param.name.rpartition(".")[0])
-                self._readings.error(param.stage(), how, note, param.largest)
-
     # -- committing --------------------------------------------------------------------------------------
 
     def commit(self, missing: list[str], derive: Callable[[list[Undo] | None], None], by_name: bool) -> bool:
@@ -475,7 +467,7 @@ class Update:
         last.sort(key=lambda layer: layer.deferred)
         for layer in last:
             layer.prepare(self._readings, left_out)
-        self._readings.read()
+        self._readings.check()
         for layer in last:
             self._scales.staged(layer)
         verdict, nothing = self._adapter.consensus.agree_on_commit(self._objection(missing), self.empty)
@@ -496,7 +488,7 @@ class Update:
                 with tensors.Unseen():
                     self._plan(layer).apply(undo)
                 layer.release()
-            self._readings.read()
+            self._readings.check()
             with self._adapter.context():
                 derive(undo)
         except BaseException:

@@ -111,7 +111,6 @@ def update_weights_from_ipc(original, self, *args: Any, **kwargs: Any) -> dict[s
         "bytes": receiving.bytes,
         "tensors": receiving.tensors,
         "checksums": _checksums(self, models),
-        "errors": {layer: error for model in models for layer, error in model.readings.errors.items()},
         "wide": model_registry.wide_names(model.wide for model in models),
     }
 

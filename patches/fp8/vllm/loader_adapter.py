@@ -15,14 +15,6 @@ from flashpatch.patches.fp8.update.model import LoaderAdapter
 from flashpatch.patches.fp8.update.ranks import Consensus, RankConsensus, SingleRank
 from flashpatch.patches.fp8.vllm import running_requests, unsupported
 
-#: Schemes of vLLM that round a wide weight in post-processing: the 8-bit format, and the granularity of scales.
-_ROUNDED = {
-    "fp8": ("fp8", "tensor"),
-    "fp8_per_tensor": ("fp8", "tensor"),
-    "fp8_per_channel": ("fp8", "channel"),
-    "torchao": ("int8", "channel"),
-}
-
 
 class VllmAdapter(LoaderAdapter):
     """The `LoaderAdapter` of a model that vLLM is constructing.
@@ -73,15 +65,6 @@ class VllmAdapter(LoaderAdapter):
 
         method = getattr(module, "quant_method", None)
         return not isinstance(method, (UnquantizedLinearMethod, UnquantizedEmbeddingMethod))
-
-    def rounds(self, module: torch.nn.Module, weight: torch.Tensor) -> tuple[str, str] | None:
-        from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-
-        if weight.dim() != 2 or weight.dtype.itemsize < 2 or not isinstance(module, LinearBase):
-            return None
-        if isinstance(module.quant_method, UnquantizedLinearMethod):
-            return None
-        return _ROUNDED.get(self._model_config.quantization or "")
 
     @contextmanager
     def context(self) -> Iterator[None]:

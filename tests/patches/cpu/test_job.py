@@ -41,7 +41,6 @@ def check_two_steps(
         assert worker["patches"]["fp8.vllm.process_weights_after_loading"]["calls"] == 4
         assert worker["patches"]["cpu.verl.register_platform"]["state"] == "live"
     assert ("rollout_is=token: truncated importance sampling" in output) is corrected
-    assert metrics(output, "mismatch/suspect") == [0, 0]
 
 
 @pytest.mark.full

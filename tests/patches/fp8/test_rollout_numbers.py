@@ -31,9 +31,9 @@ print(json.dumps(rollout_numbers.of_engines()))
 
 def test_the_mean_is_taken_of_versions_the_last_and_of_suspicion_the_largest() -> None:
     numbers = RolloutNumbers()
-    numbers.add({"mismatch/k3": 1, "sync/policy_version": 4, "mismatch/suspect": 1})
-    numbers.add({"mismatch/k3": 3, "sync/policy_version": 5, "mismatch/suspect": 0})
-    assert numbers.take() == {"mismatch/k3": 2, "sync/policy_version": 5, "mismatch/suspect": 1}
+    numbers.add({"mismatch/k3": 1, "sync/policy_version": 4})
+    numbers.add({"mismatch/k3": 3, "sync/policy_version": 5})
+    assert numbers.take() == {"mismatch/k3": 2, "sync/policy_version": 5}
     assert numbers.take() == {}
 
 

@@ -1,8 +1,7 @@
 """Measure the gap between the rollout's policy and the trainer's after each update.
 
 verl has both logprobs of every token when it computes its own debug metrics. There the gap is measured, per
-precision in a mixed fleet, and compared with that of earlier updates: an update after which it jumps is
-reported, with the layers whose rounding error grew most."""
+precision in a mixed fleet."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared.context import holding
-from flashpatch.patches.fp8.mismatch.monitor import MONITOR, Batch, observe
+from flashpatch.patches.fp8.mismatch.monitor import Batch, observe
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.verl.correction import truncated_sampling
 
@@ -35,13 +34,11 @@ patches = Patches("fp8", "verl>=0.9", evidence="optional", scope="driver")
 @patches.wrap(
     "verl.utils.debug.metrics:calculate_debug_metrics",
     relies_on="data.batch",
-    why="A rollout that drifts from the trainer harms training long before rewards show it, and verl does "
-    "not say which update or layer caused it.",
-    remove_when="verl compares updates, and its rollouts report their rounding errors.",
+    why="A rollout that drifts from the trainer harms training long before rewards show it, and verl measures no KL of the two.",
+    remove_when="verl logs an unbiased estimate of it, per precision.",
 )
 def calculate_debug_metrics(original, data: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Add mismatch/* to verl's metrics, per precision in a mixed fleet, and report an update after which k3 jumps with the layers
-    whose rounding error grew most."""
+    """Add mismatch/* to verl's metrics, per precision in a mixed fleet."""
     found = original(data, *args, **kwargs)
     rollout, trainer = data.batch["rollout_log_probs"], data.batch["old_log_probs"]
     mask = data.batch["response_mask"] if "response_mask" in data.batch else data.batch["attention_mask"]
@@ -52,8 +49,7 @@ def calculate_debug_metrics(original, data: Any, *args: Any, **kwargs: Any) -> d
         batch = replace(batch, precisions=[name or "" for name in data.non_tensor_batch[KEY].tolist()])
     if ledger.notes().get(truncated_sampling.NOTE, {}).get("measurable"):
         batch = replace(batch, truncated=True)
-    factor = engine.options("fp8")["mismatch_jump"]
-    return {**found, **observe(MONITOR, rollout, trainer, mask, batch, factor)}
+    return {**found, **observe(rollout, trainer, mask, batch)}
 
 
 @patches.wrap(

@@ -10,7 +10,6 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared import step_metrics
 from flashpatch.patches._shared.awaits import caller_awaits, resolve
 from flashpatch.patches._shared.context import timed
-from flashpatch.patches.fp8.mismatch.monitor import MONITOR
 from flashpatch.patches.fp8.verl.delta_versions import VERSIONS
 from flashpatch.patches.fp8.verl.transfer import receipts
 from flashpatch.patches.fp8.verl.transfer.weight_sync import WEIGHT_SYNC
@@ -96,7 +95,6 @@ def _check_and_record(step: int | None, given: list, result: Any) -> None:
     sent = {name: value for name, value in (result or {}).items() if "sync/" in name}
     numbers = {**receipts.metrics(given), **sent}
     VERSIONS.learn(receipts.wide(given))
-    MONITOR.updated(receipts.rounding_errors(given))
     WEIGHT_SYNC.metrics.update(numbers)
     ledger.role("driver")
     ledger.note(sync_step=step, sync={name: round(value, 4) for name, value in numbers.items()})

@@ -185,16 +185,6 @@ def metrics(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> dict[str, fl
     }
 
 
-def rounding_errors(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> dict[str, float]:
-    """Return layer to relative rounding error, the largest of all workers that round it."""
-    found: dict[str, float] = {}
-    for sync in (sync for syncs in _judged(given) for sync in syncs):
-        for worker in sync["workers"] or ():
-            for layer, error in worker.get("errors", {}).items():
-                found[layer] = max(error, found.get(layer, 0.0))
-    return found
-
-
 def wide(given: Sequence[Sequence[Mapping[str, Any]] | None]) -> set[str] | None:
     """Return the names of weights that some worker holds in float32; None if one cannot tell, or there is no receipt."""
     workers = [worker for sync in chain(*_judged(given)) for worker in sync["workers"] or ()]

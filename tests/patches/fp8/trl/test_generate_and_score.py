@@ -9,13 +9,12 @@ import torch
 
 from flashpatch import ledger
 from flashpatch.patches.fp8 import trl
-from flashpatch.patches.fp8.mismatch.monitor import Monitor
 
 SETTINGS = dict(top_p=1.0, top_k=0, min_p=None)
 
 
 def _measured(trainer: Any, given: dict[str, Any]) -> dict[str, float]:
-    return trl._measured(trainer, given, jump=4.0)
+    return trl._measured(trainer, given)
 
 
 def trainer(**settings: Any) -> SimpleNamespace:
@@ -38,8 +37,7 @@ def batch(gaps: list[list[float]], **more: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trl, "MONITOR", Monitor())
+def fresh() -> None:
     ledger.note(little_weight=None)
 
 

@@ -30,33 +30,25 @@ def random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("how", [(form, cut) for form in quantize.DTYPES for cut in ("channel", "tensor")])
-def test_values_and_errors_are_those_of_a_cpu(how, monkeypatch):
+def test_values_are_those_of_a_cpu(how, monkeypatch):
     monkeypatch.setattr(quantize, "ON_DEVICE", 1000)
-    asked, on_cpu, on_device = readings.Readings(), {}, {}
     for number, rows in enumerate((300, 16, 7, 300)):
         w = random(rows, 40, seed=number)
         found, expected = quantize.quantized(w.cuda(), *how), quantize.quantized(w, *how)
         assert all(torch.equal(one.cpu().float(), other.float()) for one, other in zip(found, expected))
-        readings.Readings().error(w, how, lambda error, key=number: on_cpu.update({key: error}))
-        asked.error(w.cuda(), how, lambda error, key=number: on_device.update({key: error}))
-    assert not on_device
-    asked.read()
-    assert on_device == pytest.approx(on_cpu, rel=1e-5) and len(on_cpu) == 4
 
 
-def test_a_weight_takes_eight_launches_and_the_host_waits_twice(monkeypatch):
+def test_a_weight_takes_few_launches_and_the_host_waits_once(monkeypatch):
     monkeypatch.setattr(readings, "Unseen", nullcontext)
     weights, asked = [random(64, 64).cuda() for _ in range(8)], readings.Readings()
     with Launches() as launches:
         for w in weights:
             _, scale = quantize.quantized(w, "int8")
             asked.finite(scale, "w")
-            asked.error(w, ("int8", "channel"), lambda error: None)
         assert launches.seen.total() == 8 * 8, launches.seen
         asked.check()
         assert launches.seen.total() == 8 * 8 + 3  # norms, their stack, and a copy to the host
-        asked.read()
-    assert launches.seen.total() == 8 * 8 + 3 + 17 and launches.seen["_local_scalar_dense"] == 0
+    assert launches.seen["_local_scalar_dense"] == 0
 
 
 @pytest.mark.parametrize("atomic", ["layer", "model"])

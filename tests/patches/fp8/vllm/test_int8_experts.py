@@ -52,9 +52,6 @@ def test_experts_are_rounded_on_load_and_by_updates(runner: scenario.Runner, fam
     check(found, [want[i % 2] for i in range(4)])
     layers = {"glm4-moe": 1}.get(family, 2)  # of two, one is dense
     assert found["kernels"][f"CompressedTensorsW8A8Int8MoEMethod/{_KERNELS[kind]}"] == layers
-    shards = {label.rpartition(".")[2] for label in found["errors"][0] if ".experts." in label}
-    assert shards == {"w13_weight[w1]", "w13_weight[w3]", "w2_weight[w2]"}
-    assert all(0 < error < 0.02 for error in found["errors"][0].values())
 
 
 def fused(source: str) -> list[tuple[str, Any]]:

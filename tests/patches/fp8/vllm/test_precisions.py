@@ -31,7 +31,6 @@ def test_int8_without_a_template(runner: scenario.Runner, family: str) -> None:
     check(found, [want[i % 2] for i in range(4)])
     assert found["kernels"] == {"CompressedTensorsW8A8Int8/CPUInt8ScaledMMLinearKernel": 8}
     assert found["precision"] == "int8"
-    assert all(0 < error < 0.02 for error in found["errors"][0].values()) and len(found["errors"][0]) >= 8
 
 
 @pytest.mark.parametrize(
@@ -70,8 +69,6 @@ def test_the_engines_own_precisions_by_name(
     assert found["precision"] == name and not any("Unquantized" in kernel for kernel in found["kernels"])
     if name.startswith("fp8"):
         assert all(kernel.endswith("/FlashPatchCPUFP8LinearKernel") for kernel in found["kernels"])
-    limit = 0.04 if name.startswith("fp8") else 0.02
-    assert len(found["errors"][0]) == 8 and all(0 < error < limit for error in found["errors"][0].values())
 
 
 def sampled(name: str, model: str, **options: Any) -> dict[str, Any]:

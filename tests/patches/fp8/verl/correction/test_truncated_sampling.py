@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from flashpatch import ledger
-from flashpatch.patches.fp8.mismatch.monitor import Batch, Monitor, measure, observe
+from flashpatch.patches.fp8.mismatch.monitor import Batch, measure, observe
 from flashpatch.patches.fp8.verl.correction import mismatch, truncated_sampling
 from flashpatch.patches.fp8.verl.correction.truncated_sampling import CORRECTION, NOTE, ROLLOUT
 
@@ -104,9 +104,9 @@ def test_no_measure_without_truncation_and_one_per_precision_with_it():
     drawn = Drawn(0.1, positions=100)
     rows = [tensor.reshape(4, 25) for tensor in (drawn.rollout, drawn.trainer, drawn.mask)]
     batch = Batch(2.0, ["bf16", "int8", "int8", "bf16"])
-    assert not [name for name in observe(Monitor(), *rows, batch, 4.0) if "kept" in name]
+    assert not [name for name in observe(*rows, batch) if "kept" in name]
     batch = Batch(2.0, batch.precisions, truncated=True)
-    found = observe(Monitor(), *rows, batch, 4.0)
+    found = observe(*rows, batch)
     names = {name.removeprefix("mismatch/") for name in found if "kept" in name}
     assert names == {f"kept_mass{error}{of}" for error in ("", "_error") for of in ("", "/int8", "/bf16")}
     assert ledger.notes()["mismatch"]["int8"]["kept_mass"] == found["mismatch/kept_mass/int8"]
@@ -116,8 +116,7 @@ def test_no_measure_without_truncation_and_one_per_precision_with_it():
 def test_both_trainers_of_verl_are_measured(monkeypatch, top_p):
     """The newer one through its own configuration; of the older one, this process checked the configuration."""
     omegaconf = pytest.importorskip("omegaconf")
-    monkeypatch.setattr(mismatch.engine, "options", lambda family: {"mismatch_jump": 4.0, "fleet": []})
-    monkeypatch.setattr(mismatch, "MONITOR", Monitor())
+    monkeypatch.setattr(mismatch.engine, "options", lambda family: {"fleet": []})
     drawn = Drawn(0.0, positions=50)
     batch = {"rollout_log_probs": drawn.rollout, "old_log_probs": drawn.trainer, "response_mask": drawn.mask}
     data = SimpleNamespace(batch=batch, non_tensor_batch={})
