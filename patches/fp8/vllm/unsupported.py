@@ -19,8 +19,27 @@ _WRITES_LIVE = {
 }
 
 
-#: KV connectors that hand the KV of a running request on to another engine, without the version of the policy it is of.
-_HANDS_ON = frozenset({"NixlConnector", "MooncakeConnector", "MoRIIOConnector", "P2pNcclConnector"})
+_HANDS_ON = (
+    "hands KV on to other engines without saying of which policy it is, so a prefill of one version would be decoded under the "
+    "next; update engines that prefill and decode themselves"
+)
+_KEEPS = "keeps KV in a store that outlives its reset, or is not this engine's alone, so KV of the old policy would come back"
+_UNTRIED = "does not say what its reset empties, and was never run beside an update"
+
+#: vLLM's KV connectors: why an engine that has one cannot be updated; empty if its reset empties all that it keeps.
+CONNECTORS = {
+    **dict.fromkeys(("MultiConnector", "OffloadingConnector", "SimpleCPUOffloadConnector"), ""),
+    **dict.fromkeys(
+        ("NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector"), _HANDS_ON
+    ),
+    **dict.fromkeys(("MoRIIOConnector", "P2pNcclConnector"), _HANDS_ON),
+    **dict.fromkeys(("ExampleConnector", "FlexKVConnectorV1", "HF3FSKVConnector"), _KEEPS),
+    **dict.fromkeys(("LMCacheConnectorV1", "LMCacheMPConnector", "MooncakeStoreConnector"), _KEEPS),
+    **dict.fromkeys(("DecodeBenchConnector", "ExampleHiddenStatesConnector", "HiSparseConnector"), _UNTRIED),
+}
+
+#: Places in which OffloadingConnector keeps KV that its reset empties; the second one but for its secondary tiers.
+OFFLOADING = ("CPUOffloadingSpec", "TieringOffloadingSpec")
 
 
 def at_start(vllm_config: Any) -> str | None:
@@ -60,12 +79,8 @@ def at_update(vllm_config: Any) -> str | None:
             "an encoder cache is shared through a connector (ec_transfer_config), which would keep embeddings of the old "
             "policy; unset ec_transfer_config"
         )
-    for name in _connectors(getattr(vllm_config, "kv_transfer_config", None)):
-        if name in _HANDS_ON:
-            return (
-                f"{name} (kv_transfer_config) hands KV on to other engines without saying of which policy it is, so a "
-                "prefill of one version would be decoded under the next; update engines that prefill and decode themselves"
-            )
+    if problem := _connector(getattr(vllm_config, "kv_transfer_config", None)):
+        return problem
     offload = getattr(vllm_config, "offload_config", None)
     if getattr(getattr(offload, "uva", None), "cpu_offload_gb", 0):
         return "weights are offloaded to the host (cpu_offload_gb)"
@@ -113,11 +128,21 @@ def spans_engines(vllm_config: Any) -> str | None:
     return None
 
 
-def _connectors(transfer: Any) -> list[str]:
-    """Return the names of the KV connectors of a ``KVTransferConfig`` or of one of its parts; none of None."""
-    if transfer is None:
-        return []
-    parts = dict(transfer) if isinstance(transfer, Mapping) else vars(transfer)
-    extra = parts.get("kv_connector_extra_config") or {}
-    below = [name for part in extra.get("connectors", ()) for name in _connectors(part)]
-    return [str(parts.get("kv_connector")), *below]
+def _connector(transfer: Any) -> str | None:
+    """Return why an engine with the KV connector of a ``KVTransferConfig``, or of one of its parts, cannot be updated, or None.
+
+    What one from a module of its own keeps, its ``reset_cache`` says at the commit."""
+    parts = transfer if isinstance(transfer, Mapping) else vars(transfer) if transfer is not None else {}
+    name, extra = parts.get("kv_connector"), parts.get("kv_connector_extra_config") or {}
+    if name is None or parts.get("kv_connector_module_path"):
+        return None
+    why = CONNECTORS.get(name, _UNTRIED)
+    if name == "OffloadingConnector":
+        spec = extra.get("spec_name", OFFLOADING[0])
+        if extra.get("secondary_tiers"):
+            name, why = "OffloadingConnector with secondary_tiers", _KEEPS
+        elif spec not in OFFLOADING:
+            name, why = f"OffloadingConnector with spec_name={spec!r}", _UNTRIED
+    if why:
+        return f"{name} (kv_transfer_config) {why}"
+    return next(filter(None, map(_connector, extra.get("connectors", ()))), None)

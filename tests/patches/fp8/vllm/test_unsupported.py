@@ -1,12 +1,16 @@
 """What an engine may do that an update cannot follow is refused by name, at start or at the update."""
 
+import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import vllm_updates as updates
 from vllm_lab import engines, models, scenario
+
+from flashpatch.patches.fp8.vllm import unsupported
 
 pytestmark = pytest.mark.vllm
 
@@ -74,12 +78,20 @@ def updates_refused(dense: str, experts: str) -> dict[str, str | None]:
     parts = [
         dict(kv_connector=name, kv_role="kv_both") for name in ("OffloadingConnector", "MooncakeConnector")
     ]
+    tiers = dict(spec_name="TieringOffloadingSpec", secondary_tiers=[dict(type="fs", root_dir="/nowhere")])
+    elsewhere = handing_on("OffloadingConnector")
+    elsewhere.kv_transfer_config.kv_connector = "Elsewhere"
     encoder = config()
     encoder.ec_transfer_config = ECTransferConfig(ec_connector="ECExampleConnector", ec_role="ec_both")
     found = {
         "Nixl": handing_on("NixlConnector"),
         "several": handing_on("MultiConnector", connectors=parts),
         "offloading": handing_on("OffloadingConnector"),
+        "tiers": handing_on("OffloadingConnector", **tiers),
+        "no tiers": handing_on("OffloadingConnector", spec_name="TieringOffloadingSpec"),
+        "unknown place": handing_on("OffloadingConnector", spec_name="Own", spec_module_path="own"),
+        "store": handing_on("MooncakeStoreConnector"),
+        "unknown": elsewhere,
         "encoder": encoder,
         "backend": backend,
         "experts": config(experts),
@@ -141,12 +153,28 @@ def test_engines_whose_policy_would_be_mixed_are_refused_by_name() -> None:
     found = scenario.run(updates_refused, *paths, env={"FLASHPATCH": "bf16"})
     assert "NixlConnector (kv_transfer_config) hands KV on" in found["Nixl"]
     assert "MooncakeConnector (kv_transfer_config) hands KV on" in found["several"]
+    assert (
+        "OffloadingConnector with secondary_tiers (kv_transfer_config) keeps KV in a store" in found["tiers"]
+    )
+    assert "MooncakeStoreConnector (kv_transfer_config) keeps KV in a store" in found["store"]
+    assert "Elsewhere (kv_transfer_config) does not say what its reset empties" in found["unknown"]
+    assert "spec_name='Own'" in found["unknown place"]
     assert "ec_transfer_config" in found["encoder"]
     assert "flashinfer_moe_ep_cutedsl" in found["backend"]
     assert "data_parallel_size=2" in found["experts of two engines"]
     assert "enable_lora" in found["shards of adapters"]
     assert "fully_sharded_loras" in found["shards of adapters"]
-    assert found["offloading"] is found["experts"] is found["two engines"] is None
+    assert found["offloading"] is found["no tiers"] is found["experts"] is found["two engines"] is None
+
+
+def test_each_kv_connector_of_the_installed_vllm_is_in_the_table() -> None:
+    root = Path(importlib.util.find_spec("vllm").submodule_search_locations[0])
+    for file, register, table in (
+        ("distributed/kv_transfer/kv_connector/factory.py", "register_connector", unsupported.CONNECTORS),
+        ("v1/kv_offload/factory.py", "register_spec", unsupported.OFFLOADING),
+    ):
+        names = re.findall(rf'\.{register}\(\s*"(\w+)"', (root / file).read_text())
+        assert len(names) > 1 and set(names) <= {*table}, "say what its reset empties"
 
 
 def test_what_writes_past_an_update_is_refused_by_name() -> None:
