@@ -8,9 +8,10 @@ ranks of an engine draft alike."""
 
 from __future__ import annotations
 
-import sys
+import importlib
 import weakref
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from flashpatch import engine, ledger
@@ -190,6 +191,17 @@ def prepare_draft_tokens(original, self, batch: Any):
     return drafts, mask
 
 
+# where SGLang takes its verification from, the last two before 0.5.23, at the call: an accelerator's and a CPU's
+_VERIFIES = "sglang.srt.speculative.eagle_utils", "sglang.kernels.ops.speculative.sampling", "sgl_kernel"
+
+
+def _imported(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
 @patches.wrap(
     "sglang.srt.speculative.eagle_utils:eagle_sample",
     relies_on=(
@@ -205,18 +217,17 @@ def eagle_sample(original, verify_input: Any, batch: Any, *args: Any, **kwargs: 
     info, name = batch.sampling_info, "tree_speculative_sampling_target_only"
     if batch.forward_mode.is_idle() or not (info.need_min_p_sampling and engine.options("eagle")["history"]):
         return original(verify_input, batch, *args, **kwargs)
-    from sglang.srt.speculative import eagle_utils
-
-    # before 0.5.23 SGLang imports it where it calls it
-    module = eagle_utils if hasattr(eagle_utils, name) else sys.modules["sgl_kernel"]
-    verify = getattr(module, name)
+    places = [one for one in map(_imported, _VERIFIES) if hasattr(one, name)]
+    verify = getattr(places[0], name)
 
     def above_min_p(*, target_probs: Any, **more: Any) -> None:
         least = target_probs.amax(-1, keepdim=True) * info.min_ps.view(-1, 1, 1)
         kept = target_probs.masked_fill(target_probs < least, 0.0)
         verify(target_probs=kept / kept.sum(-1, keepdim=True), **more)
 
-    with having(module, name, above_min_p):
+    with ExitStack() as held:
+        for place in places:
+            held.enter_context(having(place, name, above_min_p))
         return original(verify_input, batch, *args, **kwargs)
 
 
