@@ -15,7 +15,7 @@ from pathlib import Path
 from source_text import Function, Place, Scope, nodes, of_module, parameters, share_constants, text
 
 ROOTS = ("flashpatch", "patches", "verify")
-ERRORS = ("PatchError", "RequestLost", "NoRun")
+ERRORS = ("PatchError", "NoRun")
 """The exception, and the classes that are derived from it."""
 REASONS = ("str | None", "Iterator[str]")
 """What functions return, or yield, that give reasons: a refusal, or a state such as ``skipped``, is made of them."""

@@ -21,6 +21,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared.flow_names import HEAD
 
 TARGET = "verl.utils.config:validate_config"
+TRAINER_MODE, STREAM = "trainer.v1.trainer_mode", "stream_async"
 START = "verl.trainer.main_ppo:run_ppo"
 """What each driver of a job with rollouts calls before anything starts."""
 
@@ -82,8 +83,14 @@ class JobConfig:
 
     def refuse_checkpoint(self) -> None:
         """Raise PatchError if the job would resume a checkpoint with FlowRL's partition function and has none, the other way
-        round, or has one of other layers, which its workers would find out one by one."""
+        round, or has one of other layers, which its workers would find out one by one; or with a reference that it would drop."""
         file = saved_model(self.get)
+        if file is not None and (file.parent / "reference").exists() and not streams(self.get):
+            self.refuse(
+                [f"{TRAINER_MODE}={self.get(TRAINER_MODE)} (its reference was refreshed, and only {STREAM} loads it)"],
+                f"cannot resume {file.parent} with",
+                f"Choose {TRAINER_MODE}={STREAM}, or move {file.parent / 'reference'} away to go on from the initial model's.",
+            )
         if file is None or not is_zipfile(file):
             return
         with ZipFile(file) as saved:
@@ -124,6 +131,11 @@ class JobConfig:
         )
         with open_dict(self.config):
             OmegaConf.update(self.config, path, value, force_add=True)
+
+
+def streams(get: Get) -> bool:
+    """Whether the job is to run in grpo's trainer mode `STREAM`."""
+    return bool(get("trainer.use_v1", True)) and get(TRAINER_MODE) == STREAM
 
 
 def saved_model(get: Get) -> Path | None:

@@ -35,10 +35,12 @@ class _Given:
         log_z: ``(batch,)``; 0 if the advantages have it already.
         ref_log_prob: ``(batch, tokens)``.
         metrics: verl's `Metric` by name; verl would average those that a loss function returns over
-            micro-batches of different sizes."""
+            micro-batches of different sizes.
+        empty: no token of the whole mini-batch counts."""
 
     log_z: Any
     ref_log_prob: Any
+    empty: bool
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
@@ -57,6 +59,8 @@ def ppo_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any 
     Raises PatchError if the mode is ``flowrl`` and log Z or the reference's logprobs are missing."""
     if config.policy_loss.get("loss_mode") != MODE:
         return original(config, model_output, data, dp_group)
+    from verl.utils import tensordict_utils as tu
+
     log_z = model_output.pop(LOG_Z, None)  # per response: verl reports outputs per token
     in_advantages = options.current().log_z == "group"
     missing = [
@@ -74,7 +78,10 @@ def ppo_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any 
             advice="Start the job through a trainer that calls verl.utils.config.validate_config.",
         )
     reference = data.select("ref_log_prob").to_padded_tensor()["ref_log_prob"]
-    given = _Given(reference.new_zeros(len(reference)) if in_advantages else log_z, reference)
+    empty = data["batch_num_tokens"] == 0
+    if empty:  # verl divides by it
+        tu.assign_non_tensor(data, batch_num_tokens=1)
+    given = _Given(reference.new_zeros(len(reference)) if in_advantages else log_z, reference, empty)
     with holding(_given, given):
         loss, metrics = original(config, model_output, data, dp_group)
     return loss, {**metrics, **given.metrics}
@@ -189,7 +196,7 @@ def _metrics(
     sums = {
         "actor/tb_loss": loss.detach(),
         **{
-            f"actor/{name}": agg_loss(values, mask, "token-mean", **config.global_batch_info)
+            f"actor/{name}": agg_loss(values.float(), mask, "token-mean", **config.global_batch_info)
             for name, values in (
                 ("logpf", log_prob.detach()),
                 ("logp_ref", given.ref_log_prob),
@@ -197,7 +204,7 @@ def _metrics(
             )
         },
         **{
-            f"actor/{name}": _over_responses(values, mask, config)
+            f"actor/{name}": _over_responses(values.float(), mask, config)
             for name, values in (
                 *((("log_z", given.log_z.detach()),) if options.current().log_z == "learned" else ()),
                 ("tb_residual_mean", residual),
@@ -207,9 +214,9 @@ def _metrics(
             )
         },
     }
-    counted = mask.bool().any(1)
-    least = residual.masked_fill(~counted, float("inf")).min()
-    most = residual.masked_fill(~counted, float("-inf")).max()
+    uncounted, none = ~mask.bool().any(1), 0.0 if given.empty else float("inf")
+    least = residual.masked_fill(uncounted, none).min()
+    most = residual.masked_fill(uncounted, -none).max()
     return {
         **{name: Metric(AggregationType.SUM, value) for name, value in sums.items()},
         "actor/tb_residual_min": Metric(AggregationType.MIN, least),

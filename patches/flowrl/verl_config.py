@@ -9,12 +9,14 @@ from flashpatch.decorate import Patches
 from flashpatch.patches._shared.flow_names import MODE
 from flashpatch.patches._shared.verl_config import (
     TARGET,
+    TRAINER_MODE,
     Get,
     JobConfig,
     door,
     is_chosen,
     parted_replicas,
     replaced_losses,
+    streams,
 )
 from flashpatch.patches.flowrl import options
 
@@ -24,7 +26,6 @@ USE_KL, KL_COEF = f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef"
 CLIP, CLIP_LOW = f"{ACTOR}.clip_ratio", f"{ACTOR}.clip_ratio_low"
 LORA_ONLY = f"{ACTOR}.checkpoint.save_lora_only"
 SAMPLES = "actor_rollout_ref.rollout.n"
-TRAINER_MODE = "trainer.v1.trainer_mode"
 DEFAULTS = {LOSS_MODE: "vanilla", USE_KL: False, KL_COEF: 0.001}
 """verl's own values, which do not count as chosen."""
 
@@ -118,5 +119,5 @@ def group_refusals(get: Get) -> Iterator[str]:
     for name, unused in (("top_p", (None, 1)), ("top_k", (None, -1, 0)), ("min_p", (None, 0))):
         if (value := get(f"actor_rollout_ref.rollout.{name}")) not in unused:
             yield f"actor_rollout_ref.rollout.{name}={value} (log_z = 'group' needs samples of the whole policy)"
-    if get("trainer.use_v1", True) and get(TRAINER_MODE) == "stream_async":
+    if streams(get):
         yield f"{TRAINER_MODE}=stream_async (it computes the reference after log_z = 'group' needs it)"

@@ -90,6 +90,8 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     if get(REPLAY) and get(f"{ROLLOUT}.name") == "sglang" and Version(version("sglang")) < FIRST_SGLANG:
         yield f"{REPLAY}=True (SGLang {version('sglang')}; its record of experts was found true from {FIRST_SGLANG} on)"
     yield from parted_replicas(get)
+    if options["resubmit"] and options["slow_after"] and _trainer_mode(get) == "colocate_async":
+        yield "trainer.v1.trainer_mode=colocate_async (its servers are stopped while it trains, and look slow: slow_after = 0)"
     mode = get(LOSS, _DEFAULT)
     if not options["loss"]:
         if mode == MODE:
@@ -98,6 +100,8 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     if mode not in (None, _DEFAULT, MODE):
         yield f"{LOSS}={mode} (grpo sets {MODE}; choose one of the two)"
     yield from replaced_losses(get)
+    if (dual := get(f"{ACTOR}.clip_ratio_c")) is not None and dual <= 1:
+        yield f"{ACTOR}.clip_ratio_c={dual} (it must be above 1: negative answers would get no gradient)"
 
 
 def adaptations(get: Get, options: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
@@ -117,7 +121,7 @@ def adaptations(get: Get, options: Mapping[str, Any]) -> Iterator[tuple[str, Any
 
 def remarks(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each part of the family that this configuration does not use."""
-    mode = get("trainer.v1.trainer_mode", "sync") if get("trainer.use_v1", True) else "legacy"
+    mode = _trainer_mode(get)
     if not streaming.asked(get):
         yield (
             f"the streaming batcher is not used: in trainer mode {mode} verl has the whole batch before it "
@@ -126,10 +130,17 @@ def remarks(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
         for name in ("reference_every", "max_staleness"):
             if options[name]:
                 yield f"grpo's option {name} does nothing in trainer mode {mode}: {streaming.MODE} uses it"
-    elif options["reference_every"] and not get(f"{ACTOR}.use_kl_loss"):
-        yield f"grpo's option reference_every does nothing: without {ACTOR}.use_kl_loss there is no reference"
+    else:
+        if options["reference_every"] and not get(f"{ACTOR}.use_kl_loss"):
+            yield f"grpo's option reference_every does nothing: without {ACTOR}.use_kl_loss there is no reference"
+        if size := get(f"{ACTOR}.ppo_micro_batch_size_per_gpu"):
+            yield f"{ACTOR}.ppo_micro_batch_size_per_gpu={size} does nothing: ppo_max_token_len_per_gpu bounds rounds"
     if options["router"] and get(f"{ROLLOUT}.router_config_path"):
         yield "the token router is not used: the configuration has a router_config_path"
+
+
+def _trainer_mode(get: Get) -> str:
+    return get("trainer.v1.trainer_mode", "sync") if get("trainer.use_v1", True) else "legacy"
 
 
 def stream_refusals(get: Get) -> Iterator[str]:
@@ -149,6 +160,11 @@ _NEVER_ASKED = (
 
 def _whole_batch(get: Get) -> Iterator[str]:
     """Yield what needs the whole batch before its first gradient, or another loss."""
+    for name, value in (get(f"trainer.v1.{streaming.MODE}") or {}).items():
+        yield (
+            f"trainer.v1.{streaming.MODE}.{name}={value} (settings of this mode are those of separate_async: "
+            "trainer.v1.separate_async.num_warmup_batches)"
+        )
     yield from replaced_losses(get)
     estimator = get("algorithm.adv_estimator", "gae")
     if estimator not in GROUP_LOCAL:

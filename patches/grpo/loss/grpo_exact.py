@@ -8,8 +8,7 @@ micro-batches and averaged over ranks equals one backward through the whole batc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -45,24 +44,15 @@ class Clip:
 
     Attributes:
         low, high: the ratio is clipped to [1 - low, 1 + high] (PPO, Schulman et al. 2017).
-        dual: ratios above this count as this if the advantage is negative (Ye et al. 2019); None for no bound."""
+        dual: above 1: ratios above this count as this if the advantage is negative (Ye et al. 2019); None for no bound."""
 
     low: float = 0.2
     high: float = 0.2
     dual: float | None = None
 
-
-@dataclass(frozen=True)
-class GrpoLoss:
-    """Hold one micro-batch's part of the loss.
-
-    Attributes:
-        loss: scalar; call ``backward`` on it once per micro-batch.
-        sums: detached scalars, summed over the micro-batch's output tokens: ``tokens``, ``clipped`` and
-            ``clipped_dual`` (tokens whose ratio was clipped), ``log_ratio`` (old minus new)."""
-
-    loss: torch.Tensor
-    sums: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    def __post_init__(self) -> None:
+        if self.dual is not None and self.dual <= 1:
+            raise _refusal(f"dual is {self.dual}.", "Use a clip_ratio_c above 1.")
 
 
 def count(mask: torch.Tensor, group: Any = None) -> Counts:
@@ -91,8 +81,9 @@ def grpo_loss(
     old_logprobs: torch.Tensor,
     clip: Clip,
     weights: torch.Tensor | None = None,
-) -> GrpoLoss:
-    """Compute the loss of one micro-batch.
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Compute the loss of one micro-batch, a scalar, and detached sums over its output tokens: ``tokens``, ``clipped`` and
+    ``clipped_dual`` (tokens whose ratio was clipped), ``log_ratio`` (old minus new).
 
     Args:
         logprobs: [B, L], of the policy being trained, with gradient; float64 stays float64, others float32.
@@ -124,8 +115,7 @@ def grpo_loss(
     per_token = _surrogate(new, old, gain, clip, sums)
     if weights is not None:
         per_token = per_token * _inside(weights, kept).detach()
-    loss = aggregate(per_token, kept, counts, aggregation, constant, world)
-    return GrpoLoss(loss, sums)
+    return aggregate(per_token, kept, counts, aggregation, constant, world), sums
 
 
 def aggregate(

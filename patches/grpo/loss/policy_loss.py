@@ -110,7 +110,7 @@ def policy_loss(
             advice=f"{counting['patch']} must be live in every trainer: see flashpatch-verify --live.",
         )
     pick = config.get
-    found = grpo_loss(
+    loss, sums = grpo_loss(
         log_prob,
         advantages,
         response_mask,
@@ -126,10 +126,9 @@ def policy_loss(
         ),
         weights=rollout_is_weights,
     )
-    sums = found.sums
     totals = torch.stack([sums[name] for name in ("clipped", "log_ratio", "clipped_dual")])
     means = (totals / sums["tokens"].clamp(min=1)).tolist()
-    return found.loss, {
+    return loss, {
         "actor/pg_clipfrac": means[0],
         "actor/ppo_kl": means[1],
         "actor/pg_clipfrac_lower": means[2],

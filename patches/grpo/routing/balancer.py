@@ -190,7 +190,7 @@ class TokenBalancer:
             self._forget(name)
         if not self._handles:
             # No server is left: waiting callers ask again and get the error.
-            self._places.end(EMPTY)
+            self._places.end()
         self._places.serve()
 
     def get_inflight_count(self, server_id: str) -> int:

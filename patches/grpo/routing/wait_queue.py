@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
-from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.routing.order import Order
 from flashpatch.patches.grpo.routing.pool import Pool
 
 
-class RequestLost(PatchError):
-    """Report a request without a result: all workers left while it waited."""
+class RequestLost(Exception):
+    """Report a request without a place: all workers left while it waited."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +97,9 @@ class Places:
             wait.place.set_result(name)
         return name is not None
 
-    def end(self, why: str) -> None:
-        """Fail all waiting requests with the reason."""
+    def end(self) -> None:
+        """Fail all waiting requests."""
         for wait in self._order:
             if not wait.place.done():
-                lost = f"request {wait.request!r} found no worker: {why}."
-                wait.place.set_exception(RequestLost(lost, patch="grpo.registry", advice="Register workers."))
+                wait.place.set_exception(RequestLost())
         self.serve()

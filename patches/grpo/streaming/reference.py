@@ -5,7 +5,6 @@ place; nothing is gathered."""
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,6 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared import gathered
 from flashpatch.patches._shared.flow_names import without_head
 from flashpatch.patches.grpo.streaming import ID
-
-logger = logging.getLogger("flashpatch.grpo")
 
 
 def copy_policy(policy: Any, reference: Any) -> None:
@@ -39,14 +36,13 @@ def save(reference: Any, folder: Path, rank: int, world: int) -> None:
     torch.save({name: shard.cpu() for name, shard in _shards(reference).items()}, _file(folder, rank, world))
 
 
-def load(reference: Any, folder: Path, rank: int, world: int) -> None:
-    """Read this rank's shards of the reference from ``folder``; without one it stays the initial model, as it was then.
+def load(reference: Any, folder: Path, rank: int, world: int) -> bool:
+    """Read this rank's shards of the reference from ``folder``; False if there is none: it stays the initial model, as it was then.
     Raises PatchError if they were saved by another number of ranks, or of another model."""
     import torch
 
     if not folder.exists():
-        logger.warning("no %s: without reference_every the reference was the initial model, and is", folder)
-        return
+        return False
     file = _file(folder, rank, world)
     problem = f"{file} does not exist"
     if file.exists():
@@ -58,6 +54,7 @@ def load(reference: Any, folder: Path, rank: int, world: int) -> None:
             target="verl.trainer.ppo.v1.trainer_base:PPOTrainer._load_checkpoint",
             advice="Resume with as many trainer ranks as saved it.",
         )
+    return True
 
 
 def _file(folder: Path, rank: int, world: int) -> Path:

@@ -53,11 +53,14 @@ class StreamedStep:
         Raises:
             PatchError: the round was not counted: ``grpo.verl.prepare_micro_batches`` is not live here."""
 
+        from flashpatch.patches.grpo.loss.grpo_exact import count
+
         def summed(model_output: Any, data: Any, dp_group: Any = None) -> Any:
             if self._before is not None:
                 self._before(model_output, data)
             mean, metrics = loss(model_output=model_output, data=data, dp_group=dp_group)
-            self._count(data["response_mask"])
+            here = count(data["response_mask"])  # the mask that the loss used
+            self.samples, self.tokens = self.samples + here.samples, self.tokens + here.tokens
             round_ = self._counts_of_round()
             sums = {
                 name: times(metric, number(round_, self.divisor.of_metric(name)))
@@ -90,17 +93,6 @@ class StreamedStep:
         expected = self._expected * number(counts, self.divisor.loss) // number(counts, "samples")
         self.scale = self.scale or 1 << max(expected if self.divisor.loss else 1, 1).bit_length() - 1
         return self.scale
-
-    def _count(self, mask: Any) -> None:
-        """Add this rank's samples and tokens of one micro-batch, from the mask that the loss used."""
-        outputs = mask.offsets().diff() if mask.is_nested else None
-        values = mask.values() if mask.is_nested else mask
-        kept = values != 0
-        self.tokens += int(kept.sum())
-        if outputs is None:
-            self.samples += int(kept.any(-1).sum())
-        else:
-            self.samples += sum(bool(part.any()) for part in kept.split(outputs.tolist()))
 
     def _counts_of_round(self) -> Any:
         """Return the samples and tokens that the losses of this round were divided by."""

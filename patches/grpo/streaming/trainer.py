@@ -49,6 +49,7 @@ class PPOTrainerStreamAsync(PPOTrainer):
     Args:
         config: verl's configuration, as checked by ``grpo.verl.validate_config``."""
 
+    _loaded_reference = False
     _enable_hybrid_replicas = False  # read by verl: no rollout engines on the trainer's devices
 
     def _build_replay_buffer(self) -> Any:
@@ -256,20 +257,21 @@ class PPOTrainerStreamAsync(PPOTrainer):
             metrics.update(compute_rollout_correction_and_add_to_batch(data, correction)[1])
 
     def _save_checkpoint(self) -> None:
-        """Save what verl saves, and the reference if it is refreshed, within the actor's folder: verl deletes that in time."""
-        if self._refreshes():
+        """Save what verl saves, and the reference if it is or was refreshed, within the actor's folder: verl deletes that in time."""
+        if self._refreshes() or self._loaded_reference:
             step = Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
             self.ref_policy_wg.stream_save_reference(str(step.absolute() / "actor" / "reference"))
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
-        """Load what verl loads, and the reference if it is refreshed."""
+        """Load what verl loads, and the reference if the checkpoint holds one."""
         super()._load_checkpoint()
-        if self.global_steps and self._refreshes():
+        if self.global_steps and self.use_reference_policy:
             trainer = self.config.trainer
             chosen = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
             step = Path(chosen or Path(trainer.default_local_dir, f"global_step_{self.global_steps}"))
-            self.ref_policy_wg.stream_load_reference(str(step.absolute() / "actor" / "reference"))
+            found = self.ref_policy_wg.stream_load_reference(str(step.absolute() / "actor" / "reference"))
+            self._loaded_reference = any(found)
 
     def _refreshes(self) -> bool:
         return self.use_reference_policy and engine.options("grpo")["reference_every"] > 0

@@ -93,9 +93,9 @@ class StreamWorker(DetachActorWorker):
         reference.save(self.ref.engine.module, Path(folder), self.rank, self.world_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def stream_load_reference(self, folder: str) -> None:
-        """Read this rank's part of the reference model from ``folder``."""
-        reference.load(self.ref.engine.module, Path(folder), self.rank, self.world_size)
+    def stream_load_reference(self, folder: str) -> bool:
+        """Read this rank's part of the reference model from ``folder``; return whether there is one."""
+        return reference.load(self.ref.engine.module, Path(folder), self.rank, self.world_size)
 
 
 class _OpenStep:

@@ -1,5 +1,7 @@
 """The loss on random numbers, against the paper's in plain floating-point numbers."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -98,3 +100,45 @@ def test_low_precision_is_summed_wide():
     got = balance(torch.zeros(1), rows, rows, rows * 0, rows * 0, every, **{**PLAIN, "length": "sum"})
     assert got.residual.dtype == torch.float32
     assert got.residual.item() == pytest.approx(4096 * rows[0, 0].item(), rel=1e-5)
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize("tokens", [0, 900])
+def test_what_verl_logs_is_wide_and_zero_where_nothing_counts(monkeypatch, tokens):
+    """A mean over tokens was bf16; without tokens, losses were nan and the residual's maximum -inf."""
+    from tensordict import TensorDict
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.losses import ppo_loss
+
+    from flashpatch.patches.flowrl import loss
+
+    def jagged(rows):
+        return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+    chosen = SimpleNamespace(
+        log_z="learned", reward="advantage", beta=15.0, length="mean", weight="clip", weight_cap=None
+    )
+    monkeypatch.setattr(loss.options, "current", lambda: chosen)
+    monkeypatch.setattr(loss.engine, "record_call", lambda patch: None)
+    monkeypatch.setitem(POLICY_LOSS_REGISTRY, "flowrl", loss.trajectory_balance)
+    one = torch.linspace(0.1, 3, 900).bfloat16()
+    mask = (torch.arange(900) < tokens).long()
+    fields = dict(prompts=torch.ones(2).long(), responses=mask, response_mask=mask, ref_log_prob=-one)
+    fields |= dict(old_log_probs=-one, advantages=one)
+    data = TensorDict({name: jagged([value]) for name, value in fields.items()}, batch_size=1)
+    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=1)
+    config = SimpleNamespace(
+        policy_loss={"loss_mode": "flowrl"}, global_batch_info={}, loss_scale_factor=None, use_kl_loss=True
+    )
+    vars(config).update(loss_agg_mode="token-mean", kl_loss_type="kl", kl_loss_coef=0.0, clip_ratio=0.2)
+    vars(config).update(clip_ratio_low=None, clip_ratio_high=None)
+    logs = jagged([torch.cat([one[:1], -one, one[:1]])]).requires_grad_()
+    output = {"log_probs": logs, loss.LOG_Z: torch.zeros(1, dtype=torch.bfloat16)}
+    total, metrics = loss.ppo_loss(ppo_loss, config, output, data)
+    found = {name: value.aggregate() for name, value in metrics.items() if hasattr(value, "aggregate")}
+    total.backward()
+    assert torch.isfinite(torch.tensor([float(total), *found.values()])).all(), found
+    logged = one.double().mean().item() * bool(tokens)
+    wanted = {"actor/logpf": -logged, "actor/logp_ref": -logged, "actor/log_reward": logged}
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted, rel=1e-5)

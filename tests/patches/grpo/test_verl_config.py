@@ -5,7 +5,7 @@ import pytest
 from flashpatch.patches.grpo import verl_config
 
 ACTOR = "actor_rollout_ref.actor"
-ON = {"loss": True, "logprobs": False, "router": True}
+ON = {"loss": True, "logprobs": False, "router": True, "resubmit": True, "slow_after": 0.0}
 
 
 def reader(**settings):
@@ -37,6 +37,21 @@ def test_another_loss_is_refused_unless_ours_is_off():
     assert not list(verl_config.refusals(get, off)) and not list(verl_config.adaptations(get, off))
     (refusal,) = verl_config.refusals(reader(**{verl_config.LOSS: "grpo_exact"}), off)
     assert refusal.startswith(f"{verl_config.LOSS}=grpo_exact (grpo's option loss is off")
+
+
+def test_what_the_loss_or_the_clock_would_get_wrong_is_refused():
+    """Verl's own loss asserts a dual clip above 1; colocate_async stops its servers while it trains."""
+    for bound in (1.0, 0.5):
+        dual = reader(**{f"{ACTOR}.clip_ratio_c": bound})
+        (refusal,) = verl_config.refusals(dual, ON)
+        assert refusal.startswith(f"{ACTOR}.clip_ratio_c={bound} (")
+        assert not [*verl_config.refusals(dual, {**ON, "loss": False})]
+    slow = {**ON, "slow_after": 4.0}
+    shared = reader(**{"trainer.v1.trainer_mode": "colocate_async"})
+    (refusal,) = verl_config.refusals(shared, slow)
+    assert refusal.startswith("trainer.v1.trainer_mode=colocate_async") and "slow_after = 0" in refusal
+    for get, options in ((shared, ON), (shared, {**slow, "resubmit": False}), (reader(), slow)):
+        assert not [*verl_config.refusals(get, options)]
 
 
 def test_recorded_experts_are_refused_where_the_streaming_trainer_would_ignore_them():
@@ -76,3 +91,7 @@ def test_parts_that_are_not_used_are_logged():
         reader(**{"trainer.v1.trainer_mode": "stream_async"}), {**ON, "reference_every": 4}
     )
     assert "without actor_rollout_ref.actor.use_kl_loss" in reference
+    (sizes,) = verl_config.remarks(
+        reader(**{"trainer.v1.trainer_mode": "stream_async", f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4}), unused
+    )
+    assert "ppo_micro_batch_size_per_gpu=4 does nothing" in sizes and "ppo_max_token_len_per_gpu" in sizes

@@ -39,9 +39,9 @@ def gradient(rows: dict[str, torch.Tensor], split: list[list[list[int]]], **how)
         for micro in rank:
             part = {name: values[micro] for name, values in rows.items() if name != "logprobs"}
             mask, advantages = part.pop("mask"), part.pop("advantages")
-            found = grpo_loss(logprobs[micro], advantages, mask, counts, world=len(split), **part, **how)
+            loss, _ = grpo_loss(logprobs[micro], advantages, mask, counts, world=len(split), **part, **how)
             # A data-parallel wrapper averages over ranks.
-            (found.loss / len(split)).backward()
+            (loss / len(split)).backward()
     return logprobs.grad
 
 
@@ -67,9 +67,15 @@ def test_tokens_whose_ratio_is_clipped_are_counted():
     rows = batch(5, 3, empty=False)
     new, old, gain, mask = (rows[name] for name in ("logprobs", "old_logprobs", "advantages", "mask"))
     ratio = (new - old).exp()
-    clipped = grpo_loss(new, gain, mask, count(mask), old_logprobs=old, clip=Clip(0.1, 0.2))
+    _, sums = grpo_loss(new, gain, mask, count(mask), old_logprobs=old, clip=Clip(0.1, 0.2))
     outside = ((ratio > 1.2) & (gain > 0) | (ratio < 0.9) & (gain < 0)) & (mask > 0)
-    assert clipped.sums["clipped"] == outside.sum() > 0
+    assert sums["clipped"] == outside.sum() > 0
+
+
+@pytest.mark.parametrize("bound", [1.0, 0.5])
+def test_a_dual_bound_that_takes_the_gradient_of_unclipped_ratios_is_refused(bound):
+    with pytest.raises(PatchError, match=f"dual is {bound}.*clip_ratio_c above 1"):
+        Clip(dual=bound)
 
 
 def test_what_lies_outside_the_mask_is_never_looked_at_and_no_output_gives_zero():

@@ -116,3 +116,40 @@ def test_a_policy_that_is_still_being_offloaded_is_waited_for(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "synchronize", lambda: policy.weight.data.copy_(arriving))
     reference.copy_policy(policy, ref)
     assert torch.equal(ref.weight, arriving)
+
+
+@pytest.mark.verl
+@pytest.mark.parametrize("every", [0, 3])
+@pytest.mark.parametrize("held", [False, True])
+def test_a_checkpoint_that_holds_a_reference_says_that_there_is_one(tmp_path, monkeypatch, every, held):
+    """With reference_every = 0 it was left out of the next checkpoint, and training went on against the initial model."""
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+    from flashpatch.patches.grpo.streaming import reference, trainer
+
+    torch, calls = pytest.importorskip("torch"), []
+    module, folder = torch.nn.Linear(2, 2), tmp_path / "global_step_4" / "actor" / "reference"
+    if held:
+        reference.save(module, folder, 0, 1)
+        saved = module.weight.detach().clone()
+        module.weight.data.zero_()
+
+    class Group:
+        def stream_load_reference(self, path):
+            return [reference.load(module, trainer.Path(path), 0, 1)]
+
+        def stream_save_reference(self, path):
+            calls.append(path)
+
+    monkeypatch.setattr(trainer.engine, "options", lambda name: {"reference_every": every})
+    monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda self: setattr(self, "global_steps", 4))
+    monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: None)
+    job = object.__new__(trainer.PPOTrainerStreamAsync)
+    job.config = OmegaConf.create({"trainer": {"resume_mode": "auto", "default_local_dir": str(tmp_path)}})
+    job.use_reference_policy, job.ref_policy_wg = True, Group()
+    job._load_checkpoint()
+    job.global_steps = 5
+    job._save_checkpoint()
+    assert not held or torch.equal(module.weight, saved)
+    assert calls == [str(tmp_path / "global_step_5" / "actor" / "reference")] * bool(held or every)
