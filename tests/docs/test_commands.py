@@ -86,9 +86,7 @@ def test_a_script_has_the_options_shown(script: str, options: str) -> None:
         assert option in source, f"{script} has no option {option}"
 
 
-@pytest.mark.parametrize(
-    "target", sorted({one for page in PAGES for one in TARGETS.findall(page.read_text())})
-)
+@pytest.mark.parametrize("target", sorted({it for page in PAGES for it in TARGETS.findall(page.read_text())}))
 def test_make_has_the_target(target: str) -> None:
     done = subprocess.run(["make", "-n", target], cwd=TREE, capture_output=True, text=True)
     assert "No rule to make target" not in done.stderr

@@ -172,9 +172,7 @@ def test_what_is_installed_beside_verl_is_what_was_tested(family):
 @pytest.mark.verl
 def test_what_is_for_old_versions_alone_goes_when_verl_pins_a_newer_one():
     asked = [Requirement(one) for one in requires("verl")]
-    pins = {
-        one.name: str(one.specifier).removeprefix("==") for one in asked if one.name in ("vllm", "sglang")
-    }
+    pins = {it.name: str(it.specifier).removeprefix("==") for it in asked if it.name in ("vllm", "sglang")}
     old = [patch for one in registry.families().values() for patch in one.patches if "<" in patch.requires]
     needless = [one.id for one in old if not satisfies(one.requires, pins[re.match(r"\w+", one.requires)[0]])]
     assert old and needless == []

@@ -168,9 +168,7 @@ def planted(*act: Any) -> Iterator[None]:
 
 def some_full(names: Iterable[str], soon: Container[str]) -> list[Any]:
     """Parameters by name; all but those of ``soon`` are marked `full`."""
-    return [
-        pytest.param(name, marks=() if name in soon else pytest.mark.full, id=str(name)) for name in names
-    ]
+    return [pytest.param(one, marks=() if one in soon else pytest.mark.full, id=str(one)) for one in names]
 
 
 def passed(engine: Any, ids: list[int], quantization: str = "", more: list[int] | None = None) -> Any:

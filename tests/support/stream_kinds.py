@@ -108,9 +108,7 @@ def step(model: Path, batch: Any, wanted: torch.Tensor, packed: bool, fused: boo
     """Return how far a step of several rounds, as `Rounds` sends them, is from the whole batch's values."""
     sent: list[Any] = []
     ranks = {"actor": [0], "ref": [0]}
-    workers = SimpleNamespace(
-        _dispatch_info=ranks, stream_accumulate=lambda shares: sent.extend(shares) or []
-    )
+    workers = SimpleNamespace(_dispatch_info=ranks, stream_accumulate=lambda some: sent.extend(some) or [])
     fields = {"temperature": 1.0, "calculate_entropy": True, "compute_loss": False, worker.CORRECTION: None}
     sender = rounds.Rounds(workers, workers, 24, fields)
     for key, row in enumerate(batch):

@@ -69,9 +69,7 @@ def _is_for_newer_vllm(path: Path) -> bool:
 def _nearest(folder: Path) -> Path:
     """Return the nearest folder that has tests: of another generation of the framework, else of the family."""
     other = folder.with_name(folder.name.rstrip("_0123456789"))
-    return next(
-        one for one in (folder, other, *folder.parents) if one.is_dir() and any(one.rglob("test_*.py"))
-    )
+    return next(at for at in (folder, other, *folder.parents) if at.is_dir() and any(at.rglob("test_*.py")))
 
 
 def _probes(family: str, framework: str) -> list[Path]:

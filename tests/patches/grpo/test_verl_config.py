@@ -92,6 +92,7 @@ def test_parts_that_are_not_used_are_logged():
     )
     assert "without actor_rollout_ref.actor.use_kl_loss" in reference
     (sizes,) = verl_config.remarks(
-        reader(**{"trainer.v1.trainer_mode": "stream_async", f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4}), unused
+        reader(**{"trainer.v1.trainer_mode": "stream_async", f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4}),
+        unused,
     )
     assert "ppo_micro_batch_size_per_gpu=4 does nothing" in sizes and "ppo_max_token_len_per_gpu" in sizes

@@ -35,9 +35,7 @@ def snapshot(model: torch.nn.Module) -> tuple[dict[str, tuple], dict[str, int]]:
         for key, value in list(vars(module).items()):
             if key not in _OF_TORCH and not key.startswith(_HOOKS):
                 walk.visit(f"{name}.{key}", value, 0)
-    found = {
-        path: what for path, what in walk.found.items() if not any(word in path for word in _BOOKKEEPING)
-    }
+    found = {path: what for path, what in walk.found.items() if not any(one in path for one in _BOOKKEEPING)}
     return found, walk.addresses
 
 

@@ -70,9 +70,7 @@ def driver(nvidia: Path) -> None:
         run("gcc", "-O1", "-fPIC", "-w", f"-I{nvidia}/include", "-c", device / f"{name}.c", "-o", objects[-1])
     header = run("gcc", "-E", "-P", nvidia / "include/cuda.h")
     missing = sorted(set(re.findall(r"\bCUresult\s+(cu\w+)\s*\(", header)) - symbols(*objects))
-    (OUT / "missing_driver.c").write_text(
-        "".join(f"int {name}(void) {{ return 801; }}\n" for name in missing)
-    )
+    (OUT / "missing_driver.c").write_text("".join(f"int {one}(void) {{ return 801; }}\n" for one in missing))
     compile_shared("libcuda.so.1", *objects, OUT / "missing_driver.c", soname="libcuda.so.1", extra=("-ldl",))
     link("libcuda.so", "libcuda.so.1")
     compile_shared("libnvidia-ml.so.1", device / "nvml.c", soname="libnvidia-ml.so.1")

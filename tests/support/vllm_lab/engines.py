@@ -178,7 +178,7 @@ def difference(left: Mapping[str, Any], right: Mapping[str, Any], forced: bool =
 
     keys = ("prompt_logprobs",) if forced else ("prompt_logprobs", "logprobs")
     a, b = (
-        numpy.concatenate([array(side[key]) for key in keys]).astype(numpy.float64) for side in (left, right)
+        numpy.concatenate([array(one[key]) for key in keys]).astype(numpy.float64) for one in (left, right)
     )
     nan = numpy.isnan(a) | numpy.isnan(b)
     gaps = numpy.abs(a[~nan] - b[~nan])

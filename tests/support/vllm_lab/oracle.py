@@ -1,7 +1,7 @@
 """What a fresh engine answers, asked in another process, in which no patch is on.
 
 Updated engines are compared to it to the last bit, so on a CPU it multiplies as they do: with the family's kernels
-for fp8 (`fp8_standin.KERNELS`). `STOCK` is vLLM with nothing of FlashPatch in its process.
+for fp8 (`fp8_standin.KERNELS`).
 
 oracle.answers(model, quantization="fp8_per_channel")     # cached in the store"""
 
@@ -20,7 +20,6 @@ from vllm_lab import engines, environment, fp8_standin, scenario
 
 #: No FLASHPATCH (environment.clean sees to that), and of the plugins only the fp8 stand-in.
 ENV = {"VLLM_PLUGINS": "lab_fp8_standin,lab_cpu", fp8_standin.KERNELS: "1"}
-STOCK = {fp8_standin.KERNELS: None}
 
 _runners: dict[tuple[int, str], scenario.Runner] = {}
 

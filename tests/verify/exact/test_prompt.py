@@ -43,9 +43,7 @@ def test_a_prompt_that_is_compared_is_counted(model: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "window", "more"), [("a b c", None, RANDOM_TOKENS), (" ".join(WORDS), 40, 30)]
 )
-def test_random_tokens_come_after_a_short_prompt(
-    model: Path, text: str, window: int | None, more: int
-) -> None:
+def test_random_tokens_follow_a_short_prompt(model: Path, text: str, window: int | None, more: int) -> None:
     file = model / "config.json"
     changes = {"sliding_window": window, "model_type": "mistral", "architectures": ["MistralForCausalLM"]}
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))

@@ -35,7 +35,7 @@ def check(places, seed: int) -> None:
     for name in ("report --json", "--live --json"):
         json.loads(found[name], parse_constant=lambda word: pytest.fail(f"{name} holds {word}"))
     shown, own = (
-        [tag for tag, _ in Reader(text).elements] for text in (found["page"], page.asset("page.html"))
+        [tag for tag, _ in Reader(one).elements] for one in (found["page"], page.asset("page.html"))
     )
     assert shown == own, "the page has its own elements alone"
 

@@ -99,9 +99,7 @@ def test_captured_states_are_those_of_a_forward(half: tuple[str, str], tmp_path:
 @pytest.mark.sglang(least="0.5.21")  # before, only by path
 def test_a_drafter_is_updated_while_the_engine_runs(models: Path, tmp_path: Path) -> None:
     target = eagles.target(models, 0.0)
-    exact, random = (
-        eagles.drafter(models, target, name, exact=name == "exact") for name in ("exact", "random")
-    )
+    exact, random = (eagles.drafter(models, target, one, exact=one == "exact") for one in ("exact", "random"))
     many = ["tokens", dict(count=80)]
     worse, better = (["update", dict(source=one, selector="draft")] for one in (random, exact))
     seen = lab.run(

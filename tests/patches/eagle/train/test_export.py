@@ -38,9 +38,7 @@ def test_a_drafter_is_written_as_the_engine_reads_it_and_read_back(family, kind,
     assert plain["num_hidden_layers"] == 1 and plain["rope_theta"] > 0
     other = make_drafter(config, seed=2)
     load_weights(other, folder)
-    assert all(
-        torch.equal(one, two) for one, two in zip(drafter.parameters(), other.parameters(), strict=True)
-    )
+    assert all(torch.equal(a, b) for a, b in zip(drafter.parameters(), other.parameters(), strict=True))
     assert [path.name for path in tmp_path.iterdir()] == ["d"]
 
 

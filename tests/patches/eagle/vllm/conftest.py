@@ -59,9 +59,7 @@ def job(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
         at = tmp_path_factory.mktemp(name)
         for model in models.iterdir():
             (at / model.name).symlink_to(model)
-        kept = {
-            key: value for key, value in os.environ.items() if not key.startswith(("FLASHPATCH", "VLLM_"))
-        }
+        kept = {key: one for key, one in os.environ.items() if not key.startswith(("FLASHPATCH", "VLLM_"))}
         environment = {
             **kept,
             **tiny.ENVIRONMENT,

@@ -182,9 +182,7 @@ def configured(tmp_path_factory) -> dict[str, dict]:
 
 @pytest.mark.vllm
 class TestEngines:
-    def test_it_is_said_that_a_model_is_quantized_and_that_a_pattern_is_for_no_model(
-        self, configured
-    ) -> None:
+    def test_it_is_said_that_a_model_is_quantized_and_a_pattern_for_no_model(self, configured) -> None:
         lines = [line for line in configured["log"].splitlines() if "quantizes" in line]
         assert len(lines) == 8, "neither what keeps its precision nor what the caller quantizes"
         assert sum("/m to fp8 as it is loaded; the option exclude_models" in line for line in lines) == 2

@@ -143,9 +143,7 @@ def spoiled(value: float = 1.0, module: str = DOWN) -> lora_lab.Tensors:
 
 def test_what_is_wrong_is_refused_by_name_and_the_old_one_stays(tmp_path: Path) -> None:
     (good,) = adapters(1)
-    bad = [
-        lora_lab.write(tmp_path / name, spoiled(**how), **config) for name, (how, config, _) in BAD.items()
-    ]
+    bad = [lora_lab.write(tmp_path / it, spoiled(**how), **config) for it, (how, config, _) in BAD.items()]
     steps = [load(good), "lora.under"]
     for folder in bad:
         steps += [load(folder), "lora.under"]

@@ -144,9 +144,7 @@ def test_expanded_tensors():
         live = [torch.ones(1).expand(4) for _ in values]
         plan, kept = apply(live, [torch.full((1,), float(value)).expand(4) for value in values])
         plan.apply()
-        assert kept is live and [tensor.tolist() for tensor in live] == [
-            [float(value)] * 4 for value in values
-        ]
+        assert kept is live and [one.tolist() for one in live] == [[float(value)] * 4 for value in values]
     with pytest.raises(LayoutChanged):
         apply(live[0], torch.arange(4.0))
 

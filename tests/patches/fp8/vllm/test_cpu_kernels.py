@@ -122,9 +122,7 @@ def compared(scales: str) -> dict[str, Any]:
             codes, x_scale = kernel.quant_fp8.forward_native(x.view(-1, k))
             codes = codes[: x[..., 0].numel()]  # stock pads with rows of zeros
             exact = (codes.double() * x_scale.double()) @ operand.t()
-            error = updates.error(
-                lambda kernel=kernel, layer=layer, x=x: kernel.apply_weights(layer, x, bias)
-            )
+            error = updates.error(lambda of=kernel, layer=layer, x=x: of.apply_weights(layer, x, bias))
             got = kernel.apply_weights(layer, x, bias.float() if error else bias)
             size = exact.abs() + bias.double().abs()
             gap = ((got.double().view(-1, n) - exact - bias.double()).abs() / size).max()

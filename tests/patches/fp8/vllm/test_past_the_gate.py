@@ -271,9 +271,7 @@ def test_an_engine_opened_before_enabling_takes_no_update(
 
 
 @pytest.mark.vllm(least="0.32")  # which parts with the model then
-def test_an_engine_that_was_shut_down_before_is_not_asked(
-    runner: scenario.Runner, ab: tuple[str, str]
-) -> None:
+def test_an_engine_that_was_shut_down_is_not_asked(runner: scenario.Runner, ab: tuple[str, str]) -> None:
     assert runner(enabled_after_it, ab[0]) == []
 
 

@@ -57,9 +57,7 @@ def test_a_quantized_checkpoint_is_the_template(runner: scenario.Runner, name: s
         pytest.param("int8_weight_only", quantized.torchao("Int8WeightOnlyConfig"), marks=_FULL),
     ],
 )
-def test_the_engines_own_precisions_by_name(
-    runner: scenario.Runner, name: str, stock: dict[str, Any]
-) -> None:
+def test_engines_own_precisions_by_name(runner: scenario.Runner, name: str, stock: dict[str, Any]) -> None:
     if name == "int8_weight_only":
         pytest.importorskip("torchao")
     a, b = updates.checkpoint(*A), updates.checkpoint(*B)

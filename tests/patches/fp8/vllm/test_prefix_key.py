@@ -205,9 +205,7 @@ def test_a_preempted_request_goes_on_under_the_new_policy_alone(
     assert said(got["b"]) == oracle.answers(ab[1])["tokens"]
 
 
-def test_a_key_that_does_not_reach_the_hashes_is_noticed(
-    runner: scenario.Runner, ab: tuple[str, str]
-) -> None:
+def test_a_key_that_misses_the_hashes_is_noticed(runner: scenario.Runner, ab: tuple[str, str]) -> None:
     error = runner(unsalted, *ab)
     assert error is not None, "old blocks were served"
     assert "PatchError" in error and "served 32 tokens of an older policy" in error

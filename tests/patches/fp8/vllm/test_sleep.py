@@ -34,9 +34,7 @@ CASES: dict[str, tuple[str, str | None, dict[str, Any]]] = {
     "llama fp8 cache, scales": ("llama", "fp8-channel+kv", KV),
     "llama tp2": ("llama", None, dict(tensor_parallel_size=2)),
 }
-NEEDS_AVX512 = {
-    name for name, (_, scheme, kw) in CASES.items() if scheme == "w4a16" or "kv_cache_dtype" in kw
-}
+NEEDS_AVX512 = {one for one, (_, scheme, kw) in CASES.items() if scheme == "w4a16" or "kv_cache_dtype" in kw}
 SHAPES = pytest.mark.xfail(
     strict=True,
     reason="weight_shape comes once per shard, which only a load from a checkpoint shows: the second is refused",

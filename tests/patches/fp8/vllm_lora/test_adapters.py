@@ -36,7 +36,7 @@ def over_a_base(name: str, a: str, b: str, folders: list[str]) -> dict[str, Any]
         found["first on it"] = lora_lab.ask(llm, folders[0])
         found["moved"] = sorted(k for k, at in engines.addresses(inner).items() if before.get(k) != at)
         found["notes"] = {
-            key: ledger.notes()[key] for key in ("adapter_version", "adapters", "policy_version")
+            one: ledger.notes()[one] for one in ("adapter_version", "adapters", "policy_version")
         }
     return found
 

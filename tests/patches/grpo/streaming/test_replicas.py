@@ -210,9 +210,7 @@ def test_within_a_step_a_server_without_weights_is_none(monkeypatch):
 
 def test_the_name_of_a_server_that_hangs_is_free_for_the_next(monkeypatch):
     monkeypatch.setattr(replicas_module, "ANSWER", limit(3.0))
-    replicas, sync, balancer = _replaced(
-        2, lambda rank: Replica(rank, suffix="-again", name="verl"), replace=1
-    )
+    replicas, sync, balancer = _replaced(2, lambda at: Replica(at, suffix="-again", name="verl"), replace=1)
     sync.replicas[1] = Replica(1, name="verl")
     replicas.answered(0.1)
     ray.get(sync.replicas[0].server.abort.remote())  # it has started, and answers at once from now on
