@@ -101,7 +101,11 @@ def test_a_checkpoint_with_a_refreshed_reference_is_refused_by_modes_that_would_
     (tmp_path / "actor" / "model_world_size_1_rank_0.pt").touch()
 
     def check(mode, **others):
-        trainer = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path), "v1": {"trainer_mode": mode}}
+        trainer = {
+            "resume_mode": "resume_path",
+            "resume_from_path": str(tmp_path),
+            "v1": {"trainer_mode": mode},
+        }
         config = omegaconf.OmegaConf.create({"trainer": trainer | others})
         JobConfig(config, "grpo.verl.validate_config").refuse_checkpoint()
 
