@@ -87,7 +87,9 @@ class JobConfig:
         file = saved_model(self.get)
         if file is not None and (file.parent / "reference").exists() and not streams(self.get):
             self.refuse(
-                [f"{TRAINER_MODE}={self.get(TRAINER_MODE)} (its reference was refreshed, and only {STREAM} loads it)"],
+                [
+                    f"{TRAINER_MODE}={self.get(TRAINER_MODE)} (its reference was refreshed, and only {STREAM} loads it)"
+                ],
                 f"cannot resume {file.parent} with",
                 f"Choose {TRAINER_MODE}={STREAM}, or move {file.parent / 'reference'} away to go on from the initial model's.",
             )

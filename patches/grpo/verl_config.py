@@ -12,14 +12,16 @@ from packaging.version import Version
 from flashpatch import engine
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared.verl_config import (
+    STREAM,
     TARGET,
+    TRAINER_MODE,
     Get,
     JobConfig,
     door,
     parted_replicas,
     replaced_losses,
+    streams,
 )
-from flashpatch.patches.grpo import streaming
 from flashpatch.patches.grpo.loss.policy_loss import MODE
 from flashpatch.patches.grpo.streaming import divisor
 
@@ -32,7 +34,7 @@ REPLAY = f"{ROLLOUT}.enable_rollout_routing_replay"
 FIRST_SGLANG = Version("0.5.23")
 _DEFAULT = "vanilla"  # verl's; the same whether the user wrote it or not
 _ADVICE = "Change these settings, or choose another trainer.v1.trainer_mode."
-_IN_THAT_MODE = f"cannot train in mode {streaming.MODE} with", _ADVICE
+_IN_THAT_MODE = f"cannot train in mode {STREAM} with", _ADVICE
 GROUP_LOCAL = ("grpo", "grpo_vectorized", "grpo_passk", "rloo", "rloo_vectorized", "opo")
 """Advantage estimators that need a sample's own group and no other, with which groups can be trained on as they end."""
 
@@ -67,15 +69,14 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> None:
     for sentence in remarks(job.get, options):
         logger.warning("%s", sentence)
     found = original(config, *args, **kwargs)
-    if streaming.asked(job.get):  # after all families have chosen the loss
+    if streams(job.get):  # after all families have chosen the loss
         from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
         def of_actor(path: str, default: Any = None) -> Any:
             return job.get(f"{ACTOR}.{path}", default)
 
-        why = divisor.problem(
-            of_actor, POLICY_LOSS_REGISTRY
-        )  # None of a loss that this process does not know
+        # None of a loss that this process does not know
+        why = divisor.problem(of_actor, POLICY_LOSS_REGISTRY)
         job.refuse([] if why is None else [f"{ACTOR}.{why}"], *_IN_THAT_MODE)
     return found
 
@@ -85,13 +86,13 @@ door(patches)
 
 def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield the settings that contradict the family, each with the reason."""
-    if streaming.asked(get) and get(REPLAY):
-        yield f"{REPLAY}=True ({streaming.MODE} trains in rounds of its own, which replay no experts)"
+    if streams(get) and get(REPLAY):
+        yield f"{REPLAY}=True ({STREAM} trains in rounds of its own, which replay no experts)"
     if get(REPLAY) and get(f"{ROLLOUT}.name") == "sglang" and Version(version("sglang")) < FIRST_SGLANG:
         yield f"{REPLAY}=True (SGLang {version('sglang')}; its record of experts was found true from {FIRST_SGLANG} on)"
     yield from parted_replicas(get)
     if options["resubmit"] and options["slow_after"] and _trainer_mode(get) == "colocate_async":
-        yield "trainer.v1.trainer_mode=colocate_async (its servers are stopped while it trains, and look slow: slow_after = 0)"
+        yield f"{TRAINER_MODE}=colocate_async (its servers are stopped while it trains, and look slow: slow_after = 0)"
     mode = get(LOSS, _DEFAULT)
     if not options["loss"]:
         if mode == MODE:
@@ -106,7 +107,7 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
 
 def adaptations(get: Get, options: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     """Yield the settings to make, each with its value and the reason."""
-    if not options["loss"] and not streaming.asked(get):
+    if not options["loss"] and not streams(get):
         return
     if options["loss"] and get(LOSS) != MODE:
         yield LOSS, MODE, "the loss divides by the samples of the batch, not by its padding"
@@ -122,14 +123,14 @@ def adaptations(get: Get, options: Mapping[str, Any]) -> Iterator[tuple[str, Any
 def remarks(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     """Yield a sentence for each part of the family that this configuration does not use."""
     mode = _trainer_mode(get)
-    if not streaming.asked(get):
+    if not streams(get):
         yield (
             f"the streaming batcher is not used: in trainer mode {mode} verl has the whole batch before it "
-            f"divides it, and balances it by Karmarkar and Karp; trainer mode {streaming.MODE} uses it"
+            f"divides it, and balances it by Karmarkar and Karp; trainer mode {STREAM} uses it"
         )
         for name in ("reference_every", "max_staleness"):
             if options[name]:
-                yield f"grpo's option {name} does nothing in trainer mode {mode}: {streaming.MODE} uses it"
+                yield f"grpo's option {name} does nothing in trainer mode {mode}: {STREAM} uses it"
     else:
         if options["reference_every"] and not get(f"{ACTOR}.use_kl_loss"):
             yield f"grpo's option reference_every does nothing: without {ACTOR}.use_kl_loss there is no reference"
@@ -140,12 +141,12 @@ def remarks(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _trainer_mode(get: Get) -> str:
-    return get("trainer.v1.trainer_mode", "sync") if get("trainer.use_v1", True) else "legacy"
+    return get(TRAINER_MODE, "sync") if get("trainer.use_v1", True) else "legacy"
 
 
 def stream_refusals(get: Get) -> Iterator[str]:
-    """Yield the settings that contradict the mode `streaming.MODE`, each with the reason; none for other modes."""
-    if streaming.asked(get):
+    """Yield the settings that contradict the mode `STREAM`, each with the reason; none for other modes."""
+    if streams(get):
         yield from _whole_batch(get)
         yield from _places(get)
 
@@ -160,9 +161,9 @@ _NEVER_ASKED = (
 
 def _whole_batch(get: Get) -> Iterator[str]:
     """Yield what needs the whole batch before its first gradient, or another loss."""
-    for name, value in (get(f"trainer.v1.{streaming.MODE}") or {}).items():
+    for name, value in (get(f"trainer.v1.{STREAM}") or {}).items():
         yield (
-            f"trainer.v1.{streaming.MODE}.{name}={value} (settings of this mode are those of separate_async: "
+            f"trainer.v1.{STREAM}.{name}={value} (settings of this mode are those of separate_async: "
             "trainer.v1.separate_async.num_warmup_batches)"
         )
     yield from replaced_losses(get)

@@ -32,7 +32,7 @@ class LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden, head, labels, scale, shape: Shape):
         with _exact(hidden):
-            wide = _widen(hidden, scale)
+            wide = _times(_wide(hidden), scale)
             top, total, weighted, target = _sweep(wide, head, labels, shape)
             norm = total.log().add_(top)
             entropy = norm - weighted / total if shape.entropy else None
@@ -50,7 +50,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         if up is None and up_entropy is None:
             return (None,) * 5
         with _exact(hidden):
-            wide = _widen(hidden, ctx.scale)
+            wide = _times(_wide(hidden), ctx.scale)
             into_hidden = torch.zeros_like(wide) if needs_hidden else None
             into_head = torch.empty_like(head) if needs_head else None
             for rows in _blocks(head.shape[0], shape.vocabulary):
@@ -129,10 +129,6 @@ def _blocks(count: int, size: int) -> Iterator[slice]:
 
 def _wide(values: torch.Tensor) -> torch.Tensor:
     return values if values.dtype == torch.float64 else values.float()
-
-
-def _widen(hidden: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:
-    return _times(_wide(hidden), scale)
 
 
 def _times(values: torch.Tensor, scale: float | torch.Tensor) -> torch.Tensor:

@@ -39,12 +39,8 @@ patches = Patches(
 def actor_rollout_ref_worker_init(original, self, config: Any, role: str, *args: Any, **kwargs: Any) -> None:
     """Let the worker mark the actor's batches for replay, with that setting and an FSDP actor, as it does for Megatron."""
     original(self, config, role, *args, **kwargs)
-    rollout = config.get("rollout") or {}
-    if (
-        "actor" in role
-        and config.actor.strategy in STRATEGIES
-        and rollout.get("enable_rollout_routing_replay")
-    ):
+    asked = (config.get("rollout") or {}).get("enable_rollout_routing_replay")
+    if "actor" in role and config.actor.strategy in STRATEGIES and asked:
         self.enable_routing_replay = True
 
 

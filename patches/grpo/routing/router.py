@@ -9,8 +9,7 @@ from typing import Any
 from flashpatch import engine
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared.context import holding
-from flashpatch.patches._shared.verl_config import JobConfig
-from flashpatch.patches.grpo import streaming
+from flashpatch.patches._shared.verl_config import JobConfig, streams
 from flashpatch.patches.grpo.routing.pool import threshold
 
 logger = logging.getLogger("flashpatch.grpo")
@@ -83,6 +82,6 @@ async def init_global_load_balancer(original, self) -> None:
     """Take max_num_seqs of the rollout's configuration as the threshold of a server, and note the trainer mode."""
     rollout = self.rollout_config
     slots = int(rollout.max_num_seqs or 0) * int(rollout.data_parallel_size or 1)
-    streams = streaming.asked(JobConfig(self.config, patches.of(get_router_handle).id).get)
-    with holding(_slots, slots), holding(_streams, streams):
+    asked = streams(JobConfig(self.config, patches.of(get_router_handle).id).get)
+    with holding(_slots, slots), holding(_streams, asked):
         await original(self)

@@ -36,12 +36,7 @@ class Places:
     def __init__(self, pool: Pool, order: Order[Wait]) -> None:
         self.pool = pool
         self._order = order
-        self._waiting = 0
-
-    @property
-    def waiting(self) -> int:
-        """Count the waiting requests."""
-        return self._waiting
+        self.waiting = 0
 
     async def take(
         self,
@@ -69,7 +64,7 @@ class Places:
         self.serve()
         if wait.place.done():
             return wait.place.result()
-        self._waiting += 1
+        self.waiting += 1
         try:
             return await wait.place
         except asyncio.CancelledError:
@@ -78,7 +73,7 @@ class Places:
                 self.serve()
             raise
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
 
     def serve(self) -> None:
         """Give places to those that wait, in order."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from flashpatch.patches._shared.verl_config import STREAM as MODE
-from flashpatch.patches._shared.verl_config import streams as asked
-
 ID = "grpo.verl.get_trainer_cls"
 BASE = "verl.trainer.ppo.v1.trainer_base"
 """verl's module with the trainers' registry."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from flashpatch.decorate import Patches
-from flashpatch.patches.grpo.streaming import BASE, MODE
+from flashpatch.patches._shared.verl_config import STREAM
+from flashpatch.patches.grpo.streaming import BASE
 
 _BUFFER = "verl.trainer.ppo.v1.replay_buffer"
 
@@ -46,6 +47,6 @@ _BUFFER = "verl.trainer.ppo.v1.replay_buffer"
 )
 def get_trainer_cls(original, name: str, *args: Any, **kwargs: Any) -> Any:
     """Register the trainer mode "stream_async", which trains on groups as they end, when a job asks for it."""
-    if name == MODE:
+    if name == STREAM:
         from flashpatch.patches.grpo.streaming import trainer  # noqa: F401  registers itself
     return original(name, *args, **kwargs)

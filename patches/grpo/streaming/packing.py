@@ -9,7 +9,6 @@ over the budget is not lost: it gets a batch of its own."""
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heapreplace
 from typing import Any
@@ -45,24 +44,20 @@ class Packer:
 
     Args:
         ranks: number of batches in a round.
-        budget: largest number of tokens in a batch."""
+        budget: largest number of tokens in a batch.
+
+    Attributes:
+        waiting: samples in the open round."""
 
     def __init__(self, ranks: int, budget: int) -> None:
         self.ranks, self.budget = ranks, budget
         self.round = 0
         self._open()
 
-    @property
-    def waiting(self) -> int:
-        """Count the samples in the open round."""
-        return self._waiting
+    def add(self, sample: Any, tokens: int) -> list[Round]:
+        """Add one sample; return the round that it completed, if any. Costs a search among the ranks, a round's end aside.
 
-    def add(self, sample: Any, tokens: int) -> Iterator[Round]:
-        """Add one sample; return the round that it completed, if any. Costs a search among the ranks, a
-        round's end aside.
-
-        The sample is taken when this returns, whether or not the iterator is used. Raises PatchError if ``tokens`` is
-        not positive; the sample was not taken then, and everything else is as before."""
+        Raises PatchError if ``tokens`` is not positive; the sample was not taken then, and everything else is as before."""
         if tokens < 1:
             raise PatchError(
                 f"sample {sample!r:.80} has {tokens} tokens.", patch=ID, advice="Count prompt and response."
@@ -76,15 +71,15 @@ class Packer:
         gap, rank = divmod(self._gaps.pop(at), self.ranks)
         insort(self._gaps, (gap - tokens) * self.ranks + rank)
         self._rows[rank].append((tokens, sample))
-        self._waiting += 1
-        return iter(done)
+        self.waiting += 1
+        return done
 
     def flush(self) -> Round | None:
         """Return the open round as it is, or None when it is empty. Ranks without a sample get a filler."""
-        return self._close() if self._waiting else None
+        return self._close() if self.waiting else None
 
     def _open(self) -> None:
-        self._waiting = 0
+        self.waiting = 0
         self._rows: list[list[tuple[int, Any]]] = [[] for _ in range(self.ranks)]
         # Tokens of room times ranks, plus the rank, ascending: plain numbers are found and moved fastest.
         self._gaps = [self.budget * self.ranks + rank for rank in range(self.ranks)]
@@ -92,14 +87,13 @@ class Packer:
     def _close(self) -> Round:
         rows = self._balanced()
         shortest = min((row for row in rows if row), key=lambda row: sum(tokens for tokens, _ in row))
-        batches = tuple(self._batch(rank, row or shortest[:1], not row) for rank, row in enumerate(rows))
+        full = [tuple(zip(*(row or shortest[:1]))) for row in rows]
+        batches = tuple(
+            Batch(self.round, rank, of, sum(n), not rows[rank]) for rank, (n, of) in enumerate(full)
+        )
         self.round += 1
         self._open()
         return batches
-
-    def _batch(self, rank: int, row: list[tuple[int, Any]], filler: bool) -> Batch:
-        samples = tuple(sample for _, sample in row)
-        return Batch(self.round, rank, samples, sum(tokens for tokens, _ in row), filler)
 
     def _balanced(self) -> list[list[tuple[int, Any]]]:
         """Divide the round's samples anew: the longest first, each to the emptiest rank; those over the budget stay alone."""

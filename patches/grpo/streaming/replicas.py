@@ -25,6 +25,8 @@ SLOWER = 10.0
 DEVICES = 60.0
 """Seconds within which Ray must have the devices of a lost server back."""
 
+_NONE = "none was started: one needs more devices than rollout.nnodes times n_gpus_per_node"
+
 
 class Replicas:
     """Send weights to the servers that live, and start others in place of the dead.
@@ -42,7 +44,7 @@ class Replicas:
         self.manager, self.sync = manager, sync
         self._replace = self._left = replace
         self._starting: list[tuple[str, Future[Any]]] = []
-        self._lost = ""  # why the servers were lost that the last look found dead
+        self._lost = _NONE  # why the servers were lost that the last look found dead
         self._slowest: float | None = None
         self._asked = time.monotonic()
 
@@ -106,7 +108,7 @@ class Replicas:
             self._starting
         )
         raise PatchError(
-            f"lost the last rollout server: {self._lost}{starting}.",
+            f"has no rollout server: {self._lost}{starting}.",
             patch=ID,
             target="verl.checkpoint_engine.base:CheckpointEngineManager.update_weights",
             advice="Look at the servers' logs; the last checkpoint resumes the job.",

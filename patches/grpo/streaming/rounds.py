@@ -110,7 +110,7 @@ class Rounds:
         ]
         if (
             len(self.ranks) > self.packer.ranks
-        ):  # they share rows, and Ray may begin their calls in another order on each
+        ):  # they share rows; Ray may begin calls in another order on each
             import ray
 
             ray.get(self._running)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
+from itertools import accumulate
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,6 +22,8 @@ from flashpatch.patches._shared.context import holding
 CLIENT = "verl.workers.rollout.llm_server"
 KEY = "token_versions"
 """Key among a sample's extra fields: a list of ``[version, tokens]``, in the order of the generated tokens."""
+FIRST = "token_versions_from"
+"""Key among them: the number of the list's tokens that are of earlier turns."""
 _SHOWN = 4  # ages with a share of their own; older ones share the last
 
 patches = Patches(
@@ -59,32 +62,39 @@ async def generate_part(original, self, request_id: Any, **arguments: Any) -> An
     f"{CLIENT}:FullyAsyncLLMServerClient.generate", params="request_id", relies_on="final_output.extra_fields"
 )
 async def generate_whole(original, self, request_id: Any, **arguments: Any) -> Any:
-    """Add the list of versions and lengths to a response's extra fields, as "token_versions".
+    """Add the list of versions and lengths to a response's extra fields, as "token_versions", and where this turn begins.
 
     The client repeats what updates stop."""
     parts = _of_request.setdefault(str(request_id), Parts())
+    before = sum(tokens for _, tokens in parts)
     with holding(_parts, parts):
         output = await original(self, request_id=request_id, **arguments)
-    output.extra_fields[KEY] = parts
+    output.extra_fields |= {KEY: parts, FIRST: before}
     return output
 
 
-def ages(tag: Mapping[str, Any], extra: Mapping[str, Any] | None, step: int) -> Counter[int]:
-    """Count a sample's generated tokens by age.
+def ages(tag: Mapping[str, Any], extra: Mapping[str, Any] | None, step: int, tokens: int) -> Counter[int]:
+    """Count a sample's generated tokens by age: in the list of its request, those from its first turn's on.
 
     Args:
         tag: verl's tag of the sample, with the version of its first token; all tokens count as that old if nothing
             more is known.
         extra: the sample's extra fields, with the version of each part under `KEY`.
         step: number of the training step.
+        tokens: how many the sample has.
 
     Returns:
         empty if no version is known."""
-    parts = (extra or {}).get(KEY) or [[tag.get("min_global_steps"), tag.get("response_len", 1)]]
+    extra = extra or {}
+    parts = extra.get(KEY) or [[tag.get("min_global_steps"), tokens]]
+    ends = [*accumulate((length for _, length in parts), initial=0)]
+    first = max(
+        min(extra.get(FIRST, 0), ends[-1] - tokens), 0
+    )  # a loop may keep the last turn's fields for all
     found: Counter[int] = Counter()
-    for version, tokens in parts:
-        if version is not None:
-            found[max(step - 1 - version, 0)] += tokens
+    for (version, _), begin, end in zip(parts, ends, ends[1:]):
+        if version is not None and (here := min(end, first + tokens) - max(begin, first)) > 0:
+            found[max(step - 1 - version, 0)] += here
     return found
 
 

@@ -30,14 +30,13 @@ class StreamedStep:
         expected: samples of all rounds, about: each loss is divided by as many first, lest its sum overflows 16 bits.
 
     Attributes:
-        rounds: rounds that were added.
         scale: what their losses were divided by, a power of two, the same in all rounds and on all ranks.
         samples, tokens: counted in the loss's mask, of this rank until `finish`, of all afterwards."""
 
     def __init__(self, engine: Any, divisor: Divisor, before: Any = None, expected: int = 1) -> None:
         self.engine, self.divisor = engine, divisor
         self._before, self._expected = before, expected
-        self.rounds = self.samples = self.tokens = self.scale = 0
+        self.samples = self.tokens = self.scale = 0
 
     def add(self, data: Any, loss: Callable[..., Any]) -> Any:
         """Run forward and backward for this rank's share of a round.
@@ -68,9 +67,7 @@ class StreamedStep:
             }
             return mean * (number(round_, self.divisor.loss) / self._scale(round_)), sums
 
-        found = self.engine.forward_backward_batch(data, summed)
-        self.rounds += 1
-        return found
+        return self.engine.forward_backward_batch(data, summed)
 
     def finish(self) -> int:
         """Divide the gradients by the count over all ranks, after which the optimizer may step; return that count."""

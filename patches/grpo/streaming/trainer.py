@@ -32,7 +32,8 @@ from verl.workers.rollout.utils import update_prometheus_config
 from flashpatch import engine
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import having
-from flashpatch.patches.grpo.streaming import ID, MODE, groups, staleness
+from flashpatch.patches._shared.verl_config import STREAM
+from flashpatch.patches.grpo.streaming import ID, groups, staleness
 from flashpatch.patches.grpo.streaming.dispatch import Dispatcher
 from flashpatch.patches.grpo.streaming.replicas import Replicas
 from flashpatch.patches.grpo.streaming.rounds import Rounds
@@ -42,7 +43,7 @@ POLL = 0.05
 """Seconds between two looks for groups that have ended."""
 
 
-@register_trainer(MODE)
+@register_trainer(STREAM)
 class PPOTrainerStreamAsync(PPOTrainer):
     """Train on groups as they end.
 
@@ -180,12 +181,12 @@ class PPOTrainerStreamAsync(PPOTrainer):
     def _ages(self, batch: KVBatchMeta) -> list[Counter[int]]:
         """Count the tokens of each sample by age."""
         data = tq.kv_batch_get(
-            keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields", "response_mask"]
         )
         extras = [getattr(extra, "data", extra) for extra in data["extra_fields"]]
         return [
-            staleness.ages(tag, extra, self.global_steps)
-            for tag, extra in zip(batch.tags, extras, strict=True)
+            staleness.ages(tag, extra, self.global_steps, int((mask != 0).sum()))
+            for tag, extra, mask in zip(batch.tags, extras, data["response_mask"].unbind(), strict=True)
         ]
 
     def _young(self, batch: KVBatchMeta) -> tuple[KVBatchMeta, int]:

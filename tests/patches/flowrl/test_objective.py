@@ -116,10 +116,8 @@ def test_what_verl_logs_is_wide_and_zero_where_nothing_counts(monkeypatch, token
     def jagged(rows):
         return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
-    chosen = SimpleNamespace(
-        log_z="learned", reward="advantage", beta=15.0, length="mean", weight="clip", weight_cap=None
-    )
-    monkeypatch.setattr(loss.options, "current", lambda: chosen)
+    chosen = {name: option.default for name, option in loss.options.OPTIONS.items()}
+    monkeypatch.setattr(loss.options, "current", lambda: SimpleNamespace(**chosen))
     monkeypatch.setattr(loss.engine, "record_call", lambda patch: None)
     monkeypatch.setitem(POLICY_LOSS_REGISTRY, "flowrl", loss.trajectory_balance)
     one = torch.linspace(0.1, 3, 900).bfloat16()
@@ -128,11 +126,9 @@ def test_what_verl_logs_is_wide_and_zero_where_nothing_counts(monkeypatch, token
     fields |= dict(old_log_probs=-one, advantages=one)
     data = TensorDict({name: jagged([value]) for name, value in fields.items()}, batch_size=1)
     tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens, global_batch_size=1)
-    config = SimpleNamespace(
-        policy_loss={"loss_mode": "flowrl"}, global_batch_info={}, loss_scale_factor=None, use_kl_loss=True
-    )
-    vars(config).update(loss_agg_mode="token-mean", kl_loss_type="kl", kl_loss_coef=0.0, clip_ratio=0.2)
-    vars(config).update(clip_ratio_low=None, clip_ratio_high=None)
+    kl = dict(use_kl_loss=True, kl_loss_type="kl", kl_loss_coef=0.0, loss_agg_mode="token-mean")
+    clip = dict(clip_ratio=0.2, clip_ratio_low=None, clip_ratio_high=None, loss_scale_factor=None)
+    config = SimpleNamespace(policy_loss={"loss_mode": "flowrl"}, global_batch_info={}, **kl, **clip)
     logs = jagged([torch.cat([one[:1], -one, one[:1]])]).requires_grad_()
     output = {"log_probs": logs, loss.LOG_Z: torch.zeros(1, dtype=torch.bfloat16)}
     total, metrics = loss.ppo_loss(ppo_loss, config, output, data)

@@ -5,22 +5,6 @@ import pytest
 
 pytestmark = pytest.mark.verl
 
-STEP = """
-import sys, torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
-from torch.distributed.device_mesh import init_device_mesh
-from verl.models.transformers.monkey_patch import patch_forward_with_backends
-from verl.utils.fsdp_utils import apply_fsdp2
-torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-small = dict(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
-model = Qwen2ForCausalLM(Qwen2Config(**small, tie_word_embeddings=sys.argv[1] == "tied"))
-patch_forward_with_backends(model, use_fused_kernels=True, fused_kernels_backend="torch")
-apply_fsdp2(model, {"mesh": init_device_mesh("cpu", (1,))}, {})
-ids = torch.arange(8)[None]
-print("GOT", tuple(model(input_ids=ids, labels=ids, return_dict=True).log_probs.shape))
-"""
-
-
 LOGITS = """
 import sys, torch, transformers
 from verl.models.transformers.monkey_patch import apply_monkey_patch, patch_forward_with_backends
@@ -56,12 +40,6 @@ def test_a_model_is_asked_for_its_own_logits_and_refused_if_they_are_others(tmp_
     taken = [line.removeprefix("TAKEN ") for line in said if line.startswith("TAKEN")]
     assert taken == ["qwen2", "granite", "gemma2", "mixtral", "images"], grpo_lab.tail(done)
     assert len(said) == 9 and all("use_fused_kernels=False" in line for line in said if "REFUSED" in line)
-
-
-def test_the_option_takes_a_head_that_is_sharded(tmp_path):
-    config = "[grpo]\nlogprobs = true\n"
-    done = grpo_lab.python(STEP, tmp_path, arguments=["own"], FLASHPATCH="grpo", config=config)
-    assert "GOT (1, 8)" in done.stdout, grpo_lab.tail(done)
 
 
 RANKS = """

@@ -13,18 +13,12 @@ def reader(**settings):
     return lambda path, default=None: values.get(path, default)
 
 
-@pytest.mark.parametrize("mode", [None, "vanilla"])
+@pytest.mark.parametrize("mode", [None, "vanilla", "grpo_exact"])
 def test_the_loss_mode_is_set_where_the_user_chose_none(mode):
     get = reader(**{verl_config.LOSS: mode} if mode else {})
-    assert [(path, value) for path, value, _ in verl_config.adaptations(get, ON)] == [
-        (verl_config.LOSS, "grpo_exact")
-    ]
+    found = [(path, value) for path, value, _ in verl_config.adaptations(get, ON)]
+    assert found == [(verl_config.LOSS, "grpo_exact")] * (mode != "grpo_exact")
     assert not list(verl_config.refusals(get, ON))
-
-
-def test_a_configuration_that_names_it_is_left_unchanged():
-    get = reader(**{verl_config.LOSS: "grpo_exact"})
-    assert not list(verl_config.adaptations(get, ON)) and not list(verl_config.refusals(get, ON))
 
 
 def test_another_loss_is_refused_unless_ours_is_off():
@@ -46,8 +40,7 @@ def test_what_the_loss_or_the_clock_would_get_wrong_is_refused():
         (refusal,) = verl_config.refusals(dual, ON)
         assert refusal.startswith(f"{ACTOR}.clip_ratio_c={bound} (")
         assert not [*verl_config.refusals(dual, {**ON, "loss": False})]
-    slow = {**ON, "slow_after": 4.0}
-    shared = reader(**{"trainer.v1.trainer_mode": "colocate_async"})
+    slow, shared = {**ON, "slow_after": 4.0}, reader(**{verl_config.TRAINER_MODE: "colocate_async"})
     (refusal,) = verl_config.refusals(shared, slow)
     assert refusal.startswith("trainer.v1.trainer_mode=colocate_async") and "slow_after = 0" in refusal
     for get, options in ((shared, ON), (shared, {**slow, "resubmit": False}), (reader(), slow)):
@@ -91,8 +84,6 @@ def test_parts_that_are_not_used_are_logged():
         reader(**{"trainer.v1.trainer_mode": "stream_async"}), {**ON, "reference_every": 4}
     )
     assert "without actor_rollout_ref.actor.use_kl_loss" in reference
-    (sizes,) = verl_config.remarks(
-        reader(**{"trainer.v1.trainer_mode": "stream_async", f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4}),
-        unused,
-    )
+    sized = {verl_config.TRAINER_MODE: "stream_async", f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4}
+    (sizes,) = verl_config.remarks(reader(**sized), unused)
     assert "ppo_micro_batch_size_per_gpu=4 does nothing" in sizes and "ppo_max_token_len_per_gpu" in sizes

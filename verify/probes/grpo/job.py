@@ -136,7 +136,7 @@ def streamed(
             split = {"use_dynamic_bsz": False, "micro_batch_size_per_gpu": len(mine)}
             step.add(share(mine, len(mine), split), loss_function("grpo_exact", aggregation))
         step.finish()
-        return _whole(engine), step.rounds
+        return _whole(engine), len(rounds)
 
 
 def _whole(engine: Any) -> torch.Tensor:

@@ -130,15 +130,6 @@ def test_prompts_of_a_dead_worker_go_to_others_and_another_one_is_started():
     assert all({"e", "f"} & {*ray.get(worker.uids.remote())} for worker in dispatcher.workers)
 
 
-def test_the_last_worker_is_waited_for_when_it_is_started_again():
-    dispatcher = Dispatcher(Manager(1), replace=1)
-    dispatcher.generate_sequences(Prompts("ab"))
-    ray.kill(dispatcher.workers[0])
-    until(lambda: dispatcher.recover("ab"))
-    [worker] = dispatcher.workers
-    assert sorted(ray.get(worker.uids.remote())) == ["a", "b"]
-
-
 @pytest.mark.parametrize("ended", [pytest.param(True, marks=pytest.mark.full), False])
 def test_workers_are_started_again_while_groups_end(ended: bool):
     dispatcher = Dispatcher(Manager(1), replace=2)

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import verl_job
-from machine import limit
 from verl_job import STREAM, calls, end, live, metrics, said, start, trained
 
 pytestmark = pytest.mark.verl
@@ -30,25 +29,6 @@ def test_groups_are_trained_on_as_they_end(world, tmp_path):
     processes = live(tmp_path)
     for patch in ("grpo.verl.get_trainer_cls", "grpo.verl.generate_whole", "grpo.verl.generate_part"):
         assert calls(processes, patch) > 0, patch
-
-
-@pytest.mark.full
-def test_a_lost_server_and_a_lost_agent_worker_lose_no_sample(world, tmp_path):
-    extra = (
-        *"actor_rollout_ref.rollout.n_gpus_per_node=2 actor_rollout_ref.rollout.agent.num_workers=2".split(),
-        *"trainer.total_training_steps=5 data.max_response_length=64 actor_rollout_ref.rollout.max_model_len=128".split(),
-    )
-    job = start(world, tmp_path, *STREAM, *extra, FLASHPATCH="cpu,bf16,grpo")
-    try:
-        kill(job, tmp_path, after=1, name="ray::AgentLoopWorkerTQ")
-        kill(job, tmp_path, after=2, name="ray::vLLMHttpServer")
-        assert job.wait(limit(900)) == 0, said(tmp_path)[-8000:]
-    finally:
-        end(job)
-    log = said(tmp_path)
-    assert metrics(log, "training/global_step") == [1, 2, 3, 4, 5]
-    assert metrics(log, "actor/samples") == [32] * 5
-    assert "agent loop worker are dispatched again" in log and "is lost" in log
 
 
 @pytest.mark.full
@@ -85,9 +65,3 @@ def test_a_killed_job_goes_on_from_its_checkpoint(world, tmp_path):
 def wait(job, folder, step: int) -> None:
     """Wait until a step has ended."""
     verl_job.wait(job, folder, lambda: step in metrics(said(folder), "training/global_step"), 600)
-
-
-def kill(job, folder, after: int, name: str) -> None:
-    """SIGKILL one of the job's processes of this name when a step has ended."""
-    wait(job, folder, after)
-    verl_job.processes(job, name)[0].kill()

@@ -1,6 +1,8 @@
 """The reference becomes the policy in place, whatever it has computed before, and comes back from a checkpoint; so does a model
 that verl's `separate_async` puts back in place."""
 
+from types import SimpleNamespace
+
 import grpo_lab
 import pytest
 
@@ -123,31 +125,26 @@ def test_a_policy_that_is_still_being_offloaded_is_waited_for(monkeypatch):
 @pytest.mark.parametrize("held", [False, True])
 def test_a_checkpoint_that_holds_a_reference_says_that_there_is_one(tmp_path, monkeypatch, every, held):
     """With reference_every = 0 it was left out of the next checkpoint, and training went on against the initial model."""
+    import torch
     from omegaconf import OmegaConf
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
     from flashpatch.patches.grpo.streaming import reference, trainer
 
-    torch, calls = pytest.importorskip("torch"), []
     module, folder = torch.nn.Linear(2, 2), tmp_path / "global_step_4" / "actor" / "reference"
     if held:
         reference.save(module, folder, 0, 1)
         saved = module.weight.detach().clone()
         module.weight.data.zero_()
-
-    class Group:
-        def stream_load_reference(self, path):
-            return [reference.load(module, trainer.Path(path), 0, 1)]
-
-        def stream_save_reference(self, path):
-            calls.append(path)
-
+    calls, group = [], SimpleNamespace()
+    group.stream_load_reference = lambda path: [reference.load(module, trainer.Path(path), 0, 1)]
+    group.stream_save_reference = calls.append
     monkeypatch.setattr(trainer.engine, "options", lambda name: {"reference_every": every})
     monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda self: setattr(self, "global_steps", 4))
     monkeypatch.setattr(PPOTrainer, "_save_checkpoint", lambda self: None)
     job = object.__new__(trainer.PPOTrainerStreamAsync)
     job.config = OmegaConf.create({"trainer": {"resume_mode": "auto", "default_local_dir": str(tmp_path)}})
-    job.use_reference_policy, job.ref_policy_wg = True, Group()
+    job.use_reference_policy, job.ref_policy_wg = True, group
     job._load_checkpoint()
     job.global_steps = 5
     job._save_checkpoint()

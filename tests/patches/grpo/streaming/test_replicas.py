@@ -122,16 +122,22 @@ def test_a_server_that_dies_before_or_during_an_update_is_left_out():
     assert ray.get(balancer.names.remote()) == ["server-2"]
 
 
+def test_too_few_devices_for_one_server_are_named():
+    """Verl starts none then, without a word."""
+    with pytest.raises(PatchError, match="has no rollout server: none was started: .*n_gpus_per_node"):
+        _made(0)[0].update_weights(0)
+
+
 def test_the_last_servers_death_in_an_update_or_between_two_ends_the_job_by_name(monkeypatch):
     replicas, sync, _ = _made(1, die=(0,))
-    with pytest.raises(PatchError, match="lost the last rollout server"):
+    with pytest.raises(PatchError, match="has no rollout server: died"):
         replicas.update_weights(9)
     monkeypatch.setattr(replicas_module, "PING", 0.0)
     replicas, sync, _ = _made(2)
     for number in (1, 0):
         replicas.look()
         _kill(sync.replicas[number].server)
-    with pytest.raises(PatchError, match="lost the last rollout server"):
+    with pytest.raises(PatchError, match="has no rollout server: died"):
         replicas.look()
 
 
@@ -194,7 +200,7 @@ def test_the_last_server_that_cannot_be_started_again_ends_the_job_by_name():
 
     replicas, sync, _ = _replaced(1, fail, replace=1)
     _kill(sync.replicas[0].server)
-    with pytest.raises(PatchError, match=r"lost the last rollout server: died \(ActorDiedError\)\."):
+    with pytest.raises(PatchError, match=r"has no rollout server: died \(ActorDiedError\)\."):
         replicas.update_weights(1)
 
 

@@ -35,11 +35,7 @@ def test_a_job_that_fits_is_let_through_and_other_modes_are_left_alone():
         ("actor_rollout_ref.rollout.agent.agent_loop_manager_class", "a.Mine", "nothing asks it"),
         ("skip.rollout_tq.enable", True, "nothing asks it"),
         ("trainer.v1.separate_async.hybrid_rollout.enable_switch", True, "nothing asks it"),
-        (
-            "trainer.v1.stream_async",
-            {"parameter_sync_step": 4},
-            "trainer.v1.separate_async.num_warmup_batches",
-        ),
+        ("trainer.v1.stream_async", {"parameter_sync_step": 4}, "separate_async.num_warmup_batches"),
         ("trainer.critic_warmup", 2, "no critic"),
         ("algorithm.use_kl_in_reward", True, "use_kl_loss"),
         ("algorithm.rollout_correction.rollout_is_batch_normalize", True, "whole batch"),

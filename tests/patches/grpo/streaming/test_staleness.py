@@ -11,9 +11,22 @@ from flashpatch.patches.grpo.streaming.staleness import KEY, ages, histogram
 
 def test_each_token_has_the_age_of_its_part_and_without_parts_that_of_the_first():
     extra = {KEY: [[2, 5], [4, 1]]}
-    assert ages({"min_global_steps": 2}, extra, step=5) == Counter({2: 5, 0: 1})
-    assert ages({"min_global_steps": 2, "response_len": 6}, {}, step=5) == Counter({2: 6})
-    assert ages({"min_global_steps": None, "response_len": 6}, None, step=5) == Counter()
+    assert ages({"min_global_steps": 2}, extra, step=5, tokens=6) == Counter({2: 5, 0: 1})
+    assert ages({"min_global_steps": 2}, {}, step=5, tokens=6) == Counter({2: 6})
+    assert ages({"min_global_steps": None}, None, step=5, tokens=6) == Counter()
+
+
+def test_each_token_counts_once_if_a_loop_returns_several_outputs():
+    """All turns of a request share one list, and verl keeps that of the first turn, of the last, or of each."""
+    client = Client((3, 4), None, (3, 1), (4, 2), None, (5, 3))
+    first, second, third = (dict(turn(client, "outputs").extra_fields) for _ in range(3))
+
+    def found(extra, tokens):
+        return ages({}, extra, step=6, tokens=tokens)
+
+    assert [found(first, 4), found(second, 3), found(third, 3)] == [{2: 4}, {2: 1, 1: 2}, {0: 3}]
+    assert found(first, 10) == found(third, 10) == {2: 5, 1: 2, 0: 3}
+    assert found(first, 7) == {2: 5, 1: 2} and found(second, 6) == {2: 1, 1: 2, 0: 3}
 
 
 def test_the_histogram_weighs_by_tokens():
