@@ -79,6 +79,12 @@ def at_update(vllm_config: Any) -> str | None:
             "an encoder cache is shared through a connector (ec_transfer_config), which would keep embeddings of the old "
             "policy; unset ec_transfer_config"
         )
+    cache = vllm_config.cache_config
+    if getattr(cache, "calculate_kv_scales", False) and str(cache.cache_dtype).startswith("fp8"):
+        return (
+            "calculate_kv_scales computes the scales of the KV cache under the first policy, once; unset it, or open the engine on "
+            "a checkpoint that has the scales"
+        )
     if problem := _connector(getattr(vllm_config, "kv_transfer_config", None)):
         return problem
     offload = getattr(vllm_config, "offload_config", None)
