@@ -102,27 +102,19 @@ def flush(scheduler: Any) -> bool:
     hold parts of the cache; `idle` has checked that none does."""
     if not idle(scheduler):
         return False
-    from sglang.srt.managers.mm_utils import init_mm_embedding_cache
+    from sglang.srt.managers.mm_utils import init_mm_embedding_cache  # its module differs by version
 
-    embeddings = init_mm_embedding_cache.__globals__[
-        "embedding_cache"
-    ]  # where it is defined differs by version
-    if embeddings is not None:
+    if embeddings := init_mm_embedding_cache.__globals__["embedding_cache"]:  # None without images
         embeddings.clear()
     with having(scheduler, "waiting_queue", []):
         return bool(scheduler.flush_cache())
 
 
-ATTACH: Shared = {
-    "evidence": "optional",
-    "why": "A store that is attached brings KV back which no flush of an update has emptied.",
-}
-
-
 @patches.wrap(
     f"{SCHEDULER}.attach_hicache_storage_wrapped",
     relies_on="sglang.srt.managers.io_struct:AttachHiCacheStorageReqOutput",
-    **ATTACH,
+    evidence="optional",
+    why="A store that is attached brings KV back which no flush of an update has emptied.",
 )
 def attach_hicache_storage_wrapped(original, self, *args: Any, **kwargs: Any):
     """Refuse a storage backend for the hierarchical cache of an engine that takes updates."""

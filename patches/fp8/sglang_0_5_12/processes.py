@@ -27,9 +27,8 @@ def scheduler_init(original, self, *args: Any, **kwargs: Any):
     original(self, *args, **kwargs)
 
 
-patches.wrap(f"{SCHEDULER}.attach_hicache_storage_wrapped", **schedulers.ATTACH)(
-    schedulers.attach_hicache_storage_wrapped
-)
+_attach = schedulers.attach_hicache_storage_wrapped
+patches.wrap(f"{SCHEDULER}.{_attach.__name__}", evidence="optional", **as_newer(_attach))(_attach)
 
 
 def idle(scheduler: Any) -> bool:

@@ -28,14 +28,12 @@ _UNTRIED = "does not say what its reset empties, and was never run beside an upd
 
 #: vLLM's KV connectors: why an engine that has one cannot be updated; empty if its reset empties all that it keeps.
 CONNECTORS = {
-    **dict.fromkeys(("MultiConnector", "OffloadingConnector", "SimpleCPUOffloadConnector"), ""),
-    **dict.fromkeys(
-        ("NixlConnector", "NixlPullConnector", "NixlPushConnector", "MooncakeConnector"), _HANDS_ON
-    ),
-    **dict.fromkeys(("MoRIIOConnector", "P2pNcclConnector"), _HANDS_ON),
-    **dict.fromkeys(("ExampleConnector", "FlexKVConnectorV1", "HF3FSKVConnector"), _KEEPS),
-    **dict.fromkeys(("LMCacheConnectorV1", "LMCacheMPConnector", "MooncakeStoreConnector"), _KEEPS),
-    **dict.fromkeys(("DecodeBenchConnector", "ExampleHiddenStatesConnector", "HiSparseConnector"), _UNTRIED),
+    **dict.fromkeys("MultiConnector OffloadingConnector SimpleCPUOffloadConnector".split(), ""),
+    **dict.fromkeys("NixlConnector NixlPullConnector NixlPushConnector MooncakeConnector".split(), _HANDS_ON),
+    **dict.fromkeys("MoRIIOConnector P2pNcclConnector".split(), _HANDS_ON),
+    **dict.fromkeys("ExampleConnector FlexKVConnectorV1 HF3FSKVConnector".split(), _KEEPS),
+    **dict.fromkeys("LMCacheConnectorV1 LMCacheMPConnector MooncakeStoreConnector".split(), _KEEPS),
+    **dict.fromkeys("DecodeBenchConnector ExampleHiddenStatesConnector HiSparseConnector".split(), _UNTRIED),
 }
 
 #: Places in which OffloadingConnector keeps KV that its reset empties; the second one but for its secondary tiers.
@@ -78,6 +76,11 @@ def at_update(vllm_config: Any) -> str | None:
         return (
             "an encoder cache is shared through a connector (ec_transfer_config), which would keep embeddings of the old "
             "policy; unset ec_transfer_config"
+        )
+    cache = vllm_config.cache_config
+    if getattr(cache, "calculate_kv_scales", False) and str(cache.cache_dtype).startswith("fp8"):
+        return (
+            "calculate_kv_scales computes the scales of the KV cache under the first policy, once; unset it"
         )
     if problem := _connector(getattr(vllm_config, "kv_transfer_config", None)):
         return problem

@@ -81,6 +81,8 @@ def updates_refused(dense: str, experts: str) -> dict[str, str | None]:
     tiers = dict(spec_name="TieringOffloadingSpec", secondary_tiers=[dict(type="fs", root_dir="/nowhere")])
     elsewhere = handing_on("OffloadingConnector")
     elsewhere.kv_transfer_config.kv_connector = "Elsewhere"
+    scaled = config(kv_cache_dtype="fp8")
+    scaled.cache_config.calculate_kv_scales = True  # which vLLM 0.24 takes, and later ones ignore
     encoder = config()
     encoder.ec_transfer_config = ECTransferConfig(ec_connector="ECExampleConnector", ec_role="ec_both")
     found = {
@@ -92,6 +94,7 @@ def updates_refused(dense: str, experts: str) -> dict[str, str | None]:
         "unknown place": handing_on("OffloadingConnector", spec_name="Own", spec_module_path="own"),
         "store": handing_on("MooncakeStoreConnector"),
         "unknown": elsewhere,
+        "scaled": scaled,
         "encoder": encoder,
         "backend": backend,
         "experts": config(experts),
@@ -159,6 +162,7 @@ def test_engines_whose_policy_would_be_mixed_are_refused_by_name() -> None:
     assert "MooncakeStoreConnector (kv_transfer_config) keeps KV in a store" in found["store"]
     assert "Elsewhere (kv_transfer_config) does not say what its reset empties" in found["unknown"]
     assert "spec_name='Own'" in found["unknown place"]
+    assert "calculate_kv_scales computes the scales of the KV cache under the first policy" in found["scaled"]
     assert "ec_transfer_config" in found["encoder"]
     assert "flashinfer_moe_ep_cutedsl" in found["backend"]
     assert "data_parallel_size=2" in found["experts of two engines"]
