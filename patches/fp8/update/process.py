@@ -710,7 +710,8 @@ def compare(
                 continue
             else:
                 plan.come_or_go(value, f"{where}.{key}")
-            plan.assign(state, key, value)
+            if not key_table or value is not running.get(key):  # see `Plan.replaced`
+                plan.assign(state, key, value)
         if derived := [k for k, v in fresh.items() if v is not old.get(k, ABSENT)]:
             plan.derived.note(container, derived, key_table)
         for key in running.keys() & (old.keys() | last) - fresh.keys() - TABLES:
