@@ -741,7 +741,10 @@ def storage_identity(tensor: torch.Tensor) -> int | None:
 def _check_kind(name: str, tensor: Any) -> None:
     """Reject what loaders of dense tensors do not copy, before torch's operators do in words of their own."""
     if not isinstance(tensor, torch.Tensor):
-        found, advice = type(tensor).__name__, "Send torch tensors: torch.from_numpy(...) of an array."
+        found, advice = (
+            f"{type(tensor).__module__}.{type(tensor).__name__}",
+            "Send torch tensors: torch.from_numpy(...) of an array.",
+        )
     elif hasattr(tensor, "full_tensor"):
         found, advice = "DTensor", "Send full_tensor() of it, which every rank must call."
     elif tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested:
