@@ -99,20 +99,16 @@ def test_a_checkpoint_of_other_names_is_refused_in_one_sentence(tmp_path, monkey
 def test_a_checkpoint_with_a_refreshed_reference_is_refused_by_modes_that_would_drop_it(tmp_path):
     (tmp_path / "actor" / "reference").mkdir(parents=True)
     (tmp_path / "actor" / "model_world_size_1_rank_0.pt").touch()
-
-    def check(mode, **others):
-        trainer = {
-            "resume_mode": "resume_path",
-            "resume_from_path": str(tmp_path),
-            "v1": {"trainer_mode": mode},
-        }
-        config = omegaconf.OmegaConf.create({"trainer": trainer | others})
-        JobConfig(config, "grpo.verl.validate_config").refuse_checkpoint()
-
-    check("stream_async")
-    for mode, others in ("sync", {}), ("stream_async", {"use_v1": False}):
-        with pytest.raises(PatchError, match="cannot resume .* with trainer.v1.trainer_mode=.*reference"):
-            check(mode, **others)
+    refused = pytest.raises(PatchError, match="cannot resume .* with trainer.v1.trainer_mode=.*reference")
+    for mode, new, end in (
+        ("stream_async", True, nullcontext()),
+        ("sync", True, refused),
+        ("stream_async", False, refused),
+    ):
+        trainer = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path), "use_v1": new}
+        config = omegaconf.OmegaConf.create({"trainer": trainer | {"v1": {"trainer_mode": mode}}})
+        with end:
+            JobConfig(config, "grpo.verl.validate_config").refuse_checkpoint()
 
 
 def test_replicas_that_fsdp1_does_not_couple_are_refused_unless_the_name_fsdp_couples_them(monkeypatch):

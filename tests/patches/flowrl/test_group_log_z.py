@@ -23,21 +23,12 @@ def padded(rows):
     return torch.tensor([[*row, *[9.0] * (width - len(row))] for row in rows], dtype=torch.float64), mask
 
 
+LOGPS = st.lists(st.floats(-3, -0.01), min_size=1, max_size=5)
+ROWS = st.tuples(LOGPS, st.floats(-1, 1), st.floats(-2, 2), st.integers(0, 2))
+
+
 @settings(max_examples=60)
-@given(
-    st.lists(
-        st.tuples(
-            st.lists(st.floats(-3, -0.01), min_size=1, max_size=5),
-            st.floats(-1, 1),
-            st.floats(-2, 2),
-            st.integers(0, 2),
-        ),
-        min_size=1,
-        max_size=9,
-    ),
-    st.sampled_from(["mean", "sum"]),
-    st.floats(0.1, 20),
-)
+@given(st.lists(ROWS, min_size=1, max_size=9), st.sampled_from(["mean", "sum"]), st.floats(0.1, 20))
 def test_it_solves_its_equation(drawn, length, beta):
     """In each group the average of p_ref / p exp(k (beta r - z)) is 1, where k is the length or 1."""
     log_prob, mask = padded([row[0] for row in drawn])

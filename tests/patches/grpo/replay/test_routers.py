@@ -9,20 +9,9 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 from flashpatch.errors import PatchError
 from flashpatch.patches.grpo.replay.routers import Replay
 
-SMALL = dict(
-    vocab_size=32,
-    hidden_size=16,
-    intermediate_size=24,
-    num_hidden_layers=3,
-    num_attention_heads=2,
-    num_key_value_heads=2,
-    head_dim=8,
-    num_experts_per_tok=3,
-    max_position_embeddings=64,
-    pad_token_id=0,
-    bos_token_id=None,
-    eos_token_id=None,
-)
+SMALL = dict(vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=3, head_dim=8)
+SMALL |= dict(num_attention_heads=2, num_key_value_heads=2, num_experts_per_tok=3, max_position_embeddings=64)
+SMALL |= dict(pad_token_id=0, bos_token_id=None, eos_token_id=None)
 MLA = dict(kv_lora_rank=8, q_lora_rank=None, qk_rope_head_dim=4, qk_nope_head_dim=4, v_head_dim=8)
 GROUPS = dict(n_routed_experts=8, n_group=2, topk_group=1, first_k_dense_replace=1, moe_intermediate_size=12)
 MODELS = {

@@ -29,7 +29,6 @@ def test_a_job_that_fits_is_let_through_and_other_modes_are_left_alone():
     "path, value, reason",
     [
         ("algorithm.adv_estimator", "gae", "whole batch"),
-        ("algorithm.adv_estimator", "reinforce_plus_plus", "whole batch"),
         ("critic.enable", True, "values"),
         ("trainer.v1.sampler.custom_sampler.name", "Mine", "nothing asks it"),
         ("actor_rollout_ref.rollout.agent.agent_loop_manager_class", "a.Mine", "nothing asks it"),
