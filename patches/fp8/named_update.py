@@ -55,7 +55,9 @@ class update:
 
     async def _begin(self, later: bool) -> None:
         if _open.setdefault(self._key, self) is not self:
-            raise _not_taken("another flashpatch.update of this process is open, which both would mix")
+            raise PatchError(
+                "another flashpatch.update of this engine is open", patch=PATCH, advice="End it first."
+            )
         try:
             await self._say(BEGIN, later)
         except BaseException as error:

@@ -71,7 +71,8 @@ def finish(models: Sequence[ManagedModel], sender: str) -> None:
     Raises:
         PatchError: it is not one whole policy; or it has failed since, and its sender went on; or another sender has begun one."""
     if _of_another(models, sender):
-        raise update_error("another update began before the end of this one", "Send one update at a time.")
+        problem = "another update began before the end of this one, or after a call of it had failed"
+        raise update_error(problem, "Send one update at a time, and a whole one after an error.")
     lost = False
     for model in models:
         began, drafter = _versions.pop(model, None), model.adapter.role == "drafter"
@@ -101,5 +102,11 @@ def abandon(models: Sequence[ManagedModel], why: str, sender: str = "") -> None:
 def _of_another(models: Sequence[ManagedModel], sender: str) -> bool:
     """Whether another sender, or door, has begun an update of the policy since this sender's last one."""
     targets = [model for model in models if model.adapter.role == "target"] or models
-    begun = [(model, *_senders[model]) for model in targets if model in _senders]
-    return any([by != sender or (one.state == "open" and one.changes != number) for one, by, number in begun])
+    return any([_taken(one, sender) for one in targets if one in _senders])
+
+
+def _taken(model: ManagedModel, sender: str) -> bool:
+    by, number = _senders[model]
+    if model.state == "open":
+        return by != sender or model.changes != number
+    return by != sender or (model.version != _versions.get(model, model.version) and model.closed != number)

@@ -204,7 +204,7 @@ class ManagedModel:
     Attributes:
         state: see above.
         version: number of the last committed update.
-        changes: another number after every change of state.
+        changes: another number after every change of state; closed: that of the last update that became ready.
         error: why no request may be answered until a whole update has come; empty if one may.
         readings: what is asked about the tensors that come.
         wide: which weights it holds in float32.
@@ -226,7 +226,7 @@ class ManagedModel:
         self.wide = WideWeights(rounding)
         self.options = options
         self.version = 0
-        self.changes = 0
+        self.changes = self.closed = 0
         self.state = "loading"
         self.error = ""
         self.asleep = False
@@ -258,9 +258,11 @@ class ManagedModel:
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        super().__setattr__(name, value)
         if name == "state":
+            if (value, vars(self).get("state")) == ("ready", "open"):
+                super().__setattr__("closed", self.changes)
             super().__setattr__("changes", next(_changes))
+        super().__setattr__(name, value)
 
     def load(self, original: Callable[..., Any], weights: Iterable, **kwargs: Any) -> Any:
         """Stand in for ``model.load_weights(weights)``: one bucket of an update, or the first load."""

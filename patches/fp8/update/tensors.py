@@ -660,9 +660,8 @@ class NamedWeights:
         source: torch.Tensor,
         table: Mapping[int | None, list[PristineParam]],
         in_use: Container[int | None] = (),
-    ) -> bool | None:
-        """Return whether a loader fills ``param`` in with what it has written elsewhere before, in other memory; None if it writes no
-        tensor that came.
+    ) -> bool:
+        """Return whether a loader fills ``param`` in with what it has written elsewhere before, in other memory.
 
         Args:
             param: what is written to.
@@ -672,15 +671,15 @@ class NamedWeights:
         try:  # as `storage_identity`, without a call for each write
             identity = source.untyped_storage()._cdata
         except (RuntimeError, NotImplementedError):
-            return None
+            return False
         if identity in in_use or identity in table:
-            return param not in table.get(identity, ()) or None
+            return param not in table.get(identity, ())
         start = source.data_ptr()
         if (at := bisect_left(self._places, (start + 1,)) - 1) < 0:
-            return None
+            return False
         begin, number, end, storage = self._places[at]
         if start >= end or storage() is None:
-            return None
+            return False
         written = self._written.setdefault((number, start), [param])
         if any([one.storage is param.storage and one.offset == param.offset for one in written]):
             return False  # two names of one tensor, such as a tied head's

@@ -257,9 +257,8 @@ class Update:
 
         def on_write(param: tensors.PristineParam, view: torch.Tensor, source: torch.Tensor | None) -> None:
             layer = param.layer
-            filled = None if source is None else names.fills(param, source, self._table, self._in_use)
-            computed = names.over and filled is None
-            if (filled or computed) and view.numel() and param.name not in layer.came.filled:
+            filled = source is not None and names.fills(param, source, self._table, self._in_use)
+            if (filled or names.over) and view.numel() and param.name not in layer.came.filled:
                 self._refuse_overwriting(param, view)
             if layer.came.processed:
                 again = layer.came.unexpected
@@ -288,8 +287,8 @@ class Update:
         return tensors.WriteTracker(self._table, on_write, on_access, self._live_storages, self._accessible)
 
     def _refuse_overwriting(self, param: tensors.PristineParam, view: torch.Tensor) -> None:
-        """Refuse what a loader fills in, or computes when it has drawn all tensors of a call, over what an earlier call has brought:
-        it may be a head that this call had not."""
+        """Refuse what a loader fills in, or writes when it has drawn all tensors of a call, over what an earlier call has brought: it
+        may be a head that this call had not."""
         came = param.layer.came
         now = {param.coverage.box(part) for one, part, _ in came.later if one is param}
         opened = came.opened not in (0, self._call)

@@ -149,6 +149,23 @@ def test_another_door_takes_an_update_over_and_what_is_refused_does_not(atomic, 
         stated.finish([engine.managed], "first")
 
 
+@pytest.mark.parametrize("sent", [3, 99])
+def test_an_end_after_another_doors_whole_update_is_refused(sent, atomic):
+    """Its sender was told that its policy was in place."""
+    engine, b = toys.engine(atomic=atomic), toys.checkpoint(1)
+    stated.begin([engine.managed], "first")
+    engine.load(b[:sent])
+    engine.managed.begin()
+    engine.load(toys.checkpoint(2))
+    engine.managed.finish()
+    with pytest.raises(PatchError, match="another update began before the end"):
+        stated.finish([engine.managed], "first")
+    stated.begin([engine.managed], "first")
+    engine.load(b)
+    engine.managed.finish()  # a door that ends this sender's own
+    assert toys.same_answers(engine.model, toys.fresh("transposed", b))
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_an_end_is_of_its_own_senders_update(ended, atomic):
     """Its sender was told that its policy was in place, and it was not."""

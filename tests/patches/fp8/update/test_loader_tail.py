@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8 import stated
 
 EMBEDDING, HEAD = "embed.weight", "lm_head.weight"
 
@@ -90,17 +89,6 @@ def test_a_head_that_a_later_call_would_overwrite_is_refused(atomic, opened, kin
     with pytest.raises(PatchError, match=f"wrote another tensor over {HEAD}"):
         takes(engine, [[head], *([[one] for one in others] if single else [others])])
     assert takes(engine, [of(2, kind)])
-
-
-@pytest.mark.parametrize("last", [1, 2])
-@pytest.mark.parametrize("kind", [Passing, Drawing, GroupedDrawing])
-def test_a_tensor_that_comes_again_in_a_named_update_is_taken(atomic, kind, last):
-    """A loader that draws all tensors first was said to write another one over it."""
-    engine, sent, name = toys.Engine(kind(), of(0, kind), atomic=atomic), of(1, kind), "layers.0.down.weight"
-    with stated.update([engine.managed]):
-        for bucket in sent, [(name, dict(of(last, kind))[name])]:
-            engine.load(bucket)
-    assert toys.same_answers(engine.model, toys.fresh("transposed", list(dict([*sent, *bucket]).items())))
 
 
 @pytest.mark.parametrize("first", [toys.checkpoint(0), toys.checkpoint(0, tied=True), None])
