@@ -17,7 +17,6 @@ traces are made up (`bandit_traces.py` says how, and what a recorded file looks 
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -93,9 +92,7 @@ def fixed(trace: Trace) -> dict[Arm, float]:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = quick.parser(__doc__)
     parser.add_argument("--trace", nargs="+", default=[], metavar="FILE")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rules", default=",".join([OURS, *PUBLISHED]))

@@ -11,7 +11,6 @@ than that."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import multiprocessing
 import time
@@ -32,9 +31,7 @@ BUCKET = 64 << 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = quick.parser(__doc__)
     parser.add_argument("--weights", type=int, default=100, help="millions of them")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1, help="of each process")

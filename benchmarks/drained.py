@@ -10,7 +10,6 @@ and ``rest``, what all of them rest.
 
 from __future__ import annotations
 
-import argparse
 from statistics import fmean, median
 
 import longtail
@@ -29,9 +28,7 @@ def step(replicas: int, answers: int, seed: int) -> tuple[float, float, float]:
 
 def main() -> None:
     """Print a row for each fleet."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = quick.parser(__doc__)
     parser.add_argument("--answers", type=int, default=64, help="of each replica (default %(default)s)")
     parser.add_argument("--steps", type=int, default=200)
     given = quick.parse(parser, steps=10)

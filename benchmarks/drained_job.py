@@ -11,7 +11,6 @@ these per token of the longest answer. Last: the ratios, `drained` over `pauses`
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
@@ -90,9 +89,7 @@ def run(world: Path, steps: int) -> list[tuple[float, ...]]:
 
 def main() -> None:
     """Run the job, and print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = quick.parser(__doc__)
     parser.add_argument("world", type=Path, help="folder that examples/verl_cpu/make.py wrote")
     parser.add_argument("--steps", type=int, default=30)
     given = quick.parse(parser, steps=8)

@@ -51,9 +51,7 @@ SYNCED = {"audit": 5.6, "delta, 1% changed": 5.2}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = quick.parser(__doc__)
     parser.add_argument("--only", default="", help="beginnings of rows, as steps:fp8,update:7B int8")
     parser.add_argument("--batches", default="1,64,256")
     parser.add_argument("--steps", type=int, default=48)

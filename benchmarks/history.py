@@ -46,9 +46,7 @@ COUNTS = {"drafted": "vllm:spec_decode_num_draft_tokens", "accepted": "vllm:spec
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = quick.parser(__doc__)
     parser.add_argument("world", type=Path)
     parser.add_argument("--against", default="suffix,ngram", help="methods of vLLM (default %(default)s)")
     parser.add_argument("--batches", default="1,8,16")

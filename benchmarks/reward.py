@@ -22,7 +22,6 @@ FOLDER keeps each job's log and metrics; a job whose metrics are there is not ru
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -262,9 +261,7 @@ def compare(found: dict[Job, Found], names: list[str]) -> None:
 
 def main() -> None:
     """Run the jobs, and print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = quick.parser(__doc__)
     parser.add_argument("world", metavar="WORLD|moe")
     parser.add_argument("settings", nargs="*", help="verl's own, which win; before the options")
     parser.add_argument("--names", default="bf16,int8")

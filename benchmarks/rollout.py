@@ -48,9 +48,7 @@ HOPELESS, FEW = 8, 4
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = quick.parser(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--batches", default="1,4,8,16,32")

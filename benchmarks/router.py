@@ -21,7 +21,6 @@ their prompt. Aim: makespan within 10% of the bound with predicted lengths and e
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import itertools
 import logging
@@ -178,9 +177,7 @@ def compare(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = quick.parser(__doc__)
     parser.add_argument("--workers", type=int, default=16)
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--requests", type=int, nargs="+", default=[4096, 16_384, 65_536])

@@ -84,6 +84,8 @@ def clock() -> Iterator[list[float]]:
 @contextmanager
 def launches() -> Iterator[Launches]:
     """Count within, also where FlashPatch or vLLM takes torch's modes off."""
+    from flashpatch.patches.fp8.update.tensors import Unseen
+
     counted, off, thread = Launches(), dispatch._disable_current_modes, threading.get_ident()
 
     @contextmanager
@@ -98,12 +100,23 @@ def launches() -> Iterator[Launches]:
 
         return call
 
+    def unseen(self: Unseen) -> None:
+        enter(self)
+        counted.__enter__()
+
+    def seen_again(self: Unseen, *error: Any) -> None:
+        counted.__exit__(*error)
+        leave(self, *error)
+
     users = [one for one in list(sys.modules.values()) if vars(one).get("_disable_current_modes") is off]
     kept = [(owner, name, getattr(owner, name)) for owner, name in _SYNCHRONIZE]
     for module in users:
         module._disable_current_modes = still_counting
     for owner, name, original in kept:
         setattr(owner, name, waiting(original))
+    enter, leave = Unseen.__enter__, Unseen.__exit__
+    kept += [(Unseen, "__enter__", enter), (Unseen, "__exit__", leave)]
+    Unseen.__enter__, Unseen.__exit__ = unseen, seen_again
     try:
         with counted:
             yield counted

@@ -85,13 +85,16 @@ class JobConfig:
         """Raise PatchError if the job would resume a checkpoint with FlowRL's partition function and has none, the other way
         round, or has one of other layers, which its workers would find out one by one; or with a reference that it would drop."""
         file = saved_model(self.get)
-        if file is not None and (file.parent / "reference").exists() and not streams(self.get):
+        compares = any(map(self.get, ("actor_rollout_ref.actor.use_kl_loss", "algorithm.use_kl_in_reward")))
+        compares = (compares or engine.enabled("flowrl")) and not self.get("trainer.val_only")
+        if compares and file is not None and (file.parent / "reference").exists() and not streams(self.get):
             self.refuse(
                 [
-                    f"{TRAINER_MODE}={self.get(TRAINER_MODE)} (its reference was refreshed, and only {STREAM} loads it)"
+                    f"{TRAINER_MODE}={self.get(TRAINER_MODE)} (it has a reference of its own, which only {STREAM} loads)"
                 ],
                 f"cannot resume {file.parent} with",
-                f"Choose {TRAINER_MODE}={STREAM}, or move {file.parent / 'reference'} away to go on from the initial model's.",
+                f"Choose {TRAINER_MODE}={STREAM} and trainer.use_v1=True, or move {file.parent / 'reference'} away to go on "
+                "from the initial model's.",
             )
         if file is None or not is_zipfile(file):
             return

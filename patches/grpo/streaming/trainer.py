@@ -7,6 +7,8 @@ imports this."""
 
 from __future__ import annotations
 
+import logging
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -38,6 +40,8 @@ from flashpatch.patches.grpo.streaming.dispatch import Dispatcher
 from flashpatch.patches.grpo.streaming.replicas import Replicas
 from flashpatch.patches.grpo.streaming.rounds import Rounds
 from flashpatch.patches.grpo.streaming.worker import CORRECTION, StreamWorker
+
+logger = logging.getLogger("flashpatch.grpo")
 
 POLL = 0.05
 """Seconds between two looks for groups that have ended."""
@@ -259,20 +263,26 @@ class PPOTrainerStreamAsync(PPOTrainer):
 
     def _save_checkpoint(self) -> None:
         """Save what verl saves, and the reference if it is or was refreshed, within the actor's folder: verl deletes that in time."""
+        folder = self._reference_of(Path(self.config.trainer.default_local_dir))
         if self._refreshes() or self._loaded_reference:
-            step = Path(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
-            self.ref_policy_wg.stream_save_reference(str(step.absolute() / "actor" / "reference"))
+            self.ref_policy_wg.stream_save_reference(str(folder))
+        else:  # of another job, which this one writes over
+            shutil.rmtree(folder, ignore_errors=True)
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:
         """Load what verl loads, and the reference if the checkpoint holds one."""
         super()._load_checkpoint()
+        trainer = self.config.trainer
+        chosen = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
+        folder = self._reference_of(Path(trainer.default_local_dir), chosen)
         if self.global_steps and self.use_reference_policy:
-            trainer = self.config.trainer
-            chosen = trainer.resume_from_path if trainer.resume_mode == "resume_path" else None
-            step = Path(chosen or Path(trainer.default_local_dir, f"global_step_{self.global_steps}"))
-            found = self.ref_policy_wg.stream_load_reference(str(step.absolute() / "actor" / "reference"))
-            self._loaded_reference = any(found)
+            self._loaded_reference = any(self.ref_policy_wg.stream_load_reference(str(folder)))
+        elif self.global_steps and folder.exists():
+            logger.warning("%s is not loaded without use_kl_loss, and no later checkpoint holds it", folder)
+
+    def _reference_of(self, root: Path, step: str | None = None) -> Path:
+        return Path(step or root / f"global_step_{self.global_steps}").absolute() / "actor" / "reference"
 
     def _refreshes(self) -> bool:
         return self.use_reference_policy and engine.options("grpo")["reference_every"] > 0

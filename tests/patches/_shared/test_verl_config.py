@@ -100,13 +100,16 @@ def test_a_checkpoint_with_a_refreshed_reference_is_refused_by_modes_that_would_
     (tmp_path / "actor" / "reference").mkdir(parents=True)
     (tmp_path / "actor" / "model_world_size_1_rank_0.pt").touch()
     refused = pytest.raises(PatchError, match="cannot resume .* with trainer.v1.trainer_mode=.*reference")
-    for mode, new, end in (
-        ("stream_async", True, nullcontext()),
-        ("sync", True, refused),
-        ("stream_async", False, refused),
+    for mode, new, kl, validates, end in (
+        ("stream_async", True, True, False, nullcontext()),
+        ("sync", True, True, False, refused),
+        ("stream_async", False, True, False, refused),
+        ("sync", True, False, False, nullcontext()),  # nothing is compared with it
+        ("sync", True, True, True, nullcontext()),
     ):
         trainer = {"resume_mode": "resume_path", "resume_from_path": str(tmp_path), "use_v1": new}
-        config = omegaconf.OmegaConf.create({"trainer": trainer | {"v1": {"trainer_mode": mode}}})
+        trainer |= {"v1": {"trainer_mode": mode}, "val_only": validates}
+        config = omegaconf.OmegaConf.create({"trainer": trainer, "algorithm": {"use_kl_in_reward": kl}})
         with end:
             JobConfig(config, "grpo.verl.validate_config").refuse_checkpoint()
 
