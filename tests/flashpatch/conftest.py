@@ -135,9 +135,7 @@ class World:
         """Return `run` with these variables."""
         return functools.partial(self.run, **env)
 
-    def run(
-        self, code: str, *, fails: bool = False, anew: bool = False, **env: str
-    ) -> subprocess.CompletedProcess[str]:
+    def run(self, code: str, *, fails: bool = False, anew: bool = False, **env: str):
         """Run ``code`` in a process of its own, which must succeed unless it ``fails``; ``anew``: in a new interpreter."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("FLASHPATCH", "VLLM_"))}
         path = os.pathsep.join(filter(None, (str(self.site), kept.get("PYTHONPATH"))))

@@ -117,9 +117,7 @@ def saving(folder: Path) -> list[str]:
     return [*SAVED, f"trainer.default_local_dir={folder}/saved"]
 
 
-def compared(
-    first: Path, folder: Path, opened: str, capability: int, imported: Sequence[str] = ()
-) -> tuple[list[str], list[int]]:
+def compared(first: Path, folder: Path, opened: str, capability: int, imported: Sequence[str] = ()):
     """Compare what the engine held after each sync with an engine that opens the policy which the trainer saved.
 
     Returns:

@@ -3,7 +3,6 @@
 Functions that take an engine run in its process; those whose first argument is `worker` on each rank."""
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,7 @@ def drafters(at: dict[str, str], method: str) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def opened(
-    target: str, drafter: str | None, method: str, options: dict[str, Any], **kw: Any
-) -> Iterator[Any]:
+def opened(target: str, drafter: str | None, method: str, options: dict[str, Any], **kw: Any):
     """An engine without quantization, in which FlashPatch is on (``options`` not None) and a drafter speculates."""
     import flashpatch
     from flashpatch.verify.probes.eagle import tiny

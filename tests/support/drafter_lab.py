@@ -94,9 +94,7 @@ def publish(folder: Path, config, vocabulary: int | None = None, layer: str = "m
 
 
 @torch.no_grad()
-def capture(
-    target: torch.nn.Module, prompts: int, length: int = 24, seed: int = 0, version: int = 1
-) -> list[Sample]:
+def capture(target: torch.nn.Module, prompts: int, length: int = 24, seed: int = 0, version: int = 1):
     """Return greedy continuations of random prompts with their states; the last token's is not known."""
     generator = torch.Generator().manual_seed(seed)
     samples = []

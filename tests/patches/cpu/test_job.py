@@ -27,9 +27,7 @@ def test_two_steps_with_updated_fp8_rollouts_on_two_replicas_and_private_records
     assert loose(written) == []
 
 
-def check_two_steps(
-    output: str, processes: list[dict], bound: float, corrected: bool, replicas: int = 1
-) -> None:
+def check_two_steps(output: str, processes: list[dict], bound: float, corrected: bool, replicas: int = 1):
     """Check a job of two steps: rollouts follow the updates within ``bound``, and are corrected for or not."""
     check_steps(output, bound, corrected)
     roles = [role for process in processes for role in process["roles"]]

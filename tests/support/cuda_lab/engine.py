@@ -183,9 +183,7 @@ STEPS = {
 }
 
 
-def ask(
-    llm: vllm.LLM, prompts: list[list[int]] = PROMPTS, count: int = 4
-) -> list[tuple[list[int], list[float]]]:
+def ask(llm: vllm.LLM, prompts: list[list[int]] = PROMPTS, count: int = 4):
     """Return by prompt ``count`` greedy tokens and the log-probability of every token at each."""
     sampling = vllm.SamplingParams(
         temperature=0, max_tokens=count, ignore_eos=True, detokenize=False, logprobs=-1

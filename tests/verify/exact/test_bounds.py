@@ -56,9 +56,7 @@ def test_a_fault_of_that_size_is_named(tmp_path: Path, fault: str) -> None:
 
 
 @pytest.mark.parametrize("quantization", PRECISIONS)
-def test_an_adapter_beside_its_base_rounds_otherwise_than_one_merged_in(
-    tmp_path: Path, quantization: str
-) -> None:
+def test_an_adapter_beside_its_base_rounds_otherwise_than_one_merged_in(tmp_path: Path, quantization: str):
     """Its base has weights that the merged model rounded to bf16 once more, by as much for all tokens."""
     from transformers import AutoModelForCausalLM
 

@@ -24,9 +24,7 @@ def command(nodes: Nodes, *arguments: object, ledger: str = "reader") -> subproc
     return machine.run([BIN / str(arguments[0]), *map(str, arguments[1:])], 60, env=env, cwd=nodes.folder)
 
 
-def live(
-    nodes: Nodes, run: str, ledger: str = "reader", ray: bool = True
-) -> tuple[int, dict[int, dict[str, Any]]]:
+def live(nodes: Nodes, run: str, ledger: str = "reader", ray: bool = True):
     """Return the exit status of ``--live`` and the processes that it names, by pid."""
     where = ("--ray", nodes.address) if ray else ()
     done = command(nodes, "flashpatch-verify", "--live", *where, "--run", run, "--json", ledger=ledger)

@@ -36,9 +36,7 @@ def sharp(models: Path) -> tuple[str, str]:
     return target, eagles.drafter(models, target, "sharp", exact=True)
 
 
-def run(
-    folder: Path, sharp: tuple[str, str], asks: tuple[Any, ...] = (PLAIN, FILTERED), **more: Any
-) -> list[Any]:
+def run(folder: Path, sharp: tuple[str, str], asks: tuple[Any, ...] = (PLAIN, FILTERED), **more: Any):
     target, drafter = sharp
     asked = [["sampled", dict(one, prompt=PROMPT)] for one in asks]
     seen = lab.run(

@@ -1,6 +1,5 @@
 """vLLM's second model runner ("V2"), on a CPU: what it captures, and the number of drafts that each step verifies."""
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,9 +27,7 @@ NUMBERS = [2, 2, 0, 0, 3, 3, 1, 1]
 HOOKS = ("execute_model", "sample_tokens", "execute_model_v2", "sample_tokens_v2")
 
 
-def speculate(
-    at: str, target: str, asynchronous: bool, adapt: bool, method: str, model: str
-) -> dict[str, Any]:
+def speculate(at: str, target: str, asynchronous: bool, adapt: bool, method: str, model: str):
     """Speculate with another number of drafts every other step; then update the drafter, if one is named "exact".
 
     Per step, in the order of their outputs: the number that was chosen for the next one, and how many drafts each
@@ -86,9 +83,7 @@ def speculate(
 
 
 @pytest.fixture(scope="module")
-def run(
-    tmp_path_factory: pytest.TempPathFactory, models: Path
-) -> Callable[..., tuple[dict[str, Any], list[Sample]]]:
+def run(tmp_path_factory: pytest.TempPathFactory, models: Path):
     """What `speculate` found in an interpreter of its own, and the samples that were captured; run once each."""
     kept: dict[str, tuple[dict[str, Any], list[Sample]]] = {}
 

@@ -20,9 +20,7 @@ def begin(monkeypatch: pytest.MonkeyPatch) -> Any:
     def with_answers(answers: Iterator[Any], seconds: float = 60.0) -> list[Any]:
         calls = []
 
-        async def post(
-            adapter: Any, endpoint: str, payload: dict[str, Any], patch: str = ""
-        ) -> dict[str, Any]:
+        async def post(adapter: Any, endpoint: str, payload: dict[str, Any], patch: str = ""):
             calls.append((endpoint, payload))
             answer = next(answers)
             if isinstance(answer, Exception):

@@ -239,9 +239,7 @@ def test_what_a_drafter_has_from_its_target_is_compared_and_never_written(
 
 
 @pytest.mark.full
-def test_a_drafters_replaced_embedding_is_freed(
-    runner: scenario.Runner, at: dict[str, str], fresh: Any
-) -> None:
+def test_a_drafters_replaced_embedding_is_freed(runner: scenario.Runner, at: dict[str, str], fresh: Any):
     got = runner(memory, at)
     assert got["shared"] and got["replaced"] >= 2
     assert got["alive"] == []

@@ -191,9 +191,7 @@ def test_no_request_meets_a_block_of_another_policy(runner: scenario.Runner, fam
     assert got["off"] == [[tokens, 0] for tokens in said(want["first"])], "stock met blocks of before"
 
 
-def test_a_preempted_request_goes_on_under_the_new_policy_alone(
-    runner: scenario.Runner, ab: tuple[str, str]
-) -> None:
+def test_a_preempted_request_goes_on_under_the_new_policy_alone(runner: scenario.Runner, ab: tuple[str, str]):
     got = runner(preempted, *ab)
     assert got["before"] and all(got["before"].values()), "nothing was preempted"
     whole = [[*engines.PROMPTS[int(name)], *tokens] for name, tokens in got["before"].items()]

@@ -87,9 +87,7 @@ NVFP4 = pytest.param("nvfp4_per_token", marks=pytest.mark.vllm(least="0.27"))
 
 
 @pytest.mark.parametrize("scheme", ["int8_per_channel_weight_only", NVFP4])
-def test_a_scheme_that_quantizes_nothing_is_refused(
-    bf16: scenario.Runner, ab: tuple[str, str], scheme: str
-) -> None:
+def test_a_scheme_that_quantizes_nothing_is_refused(bf16: scenario.Runner, ab: tuple[str, str], scheme: str):
     error = bf16(unquantized, ab[0], scheme)
     assert error is not None and "PatchError" in error and scheme in error and "unquantized" in error
 

@@ -19,9 +19,7 @@ SWIFT = pytest.mark.trainer("swift")
 LEFT_OUT = "model.layers.1.mlp.down_proj.weight"
 
 
-def driven(
-    door: str, precision: str, leave_out: str = "", family: str = "qwen2", **kw: Any
-) -> dict[str, Any]:
+def driven(door: str, precision: str, leave_out: str = "", family: str = "qwen2", **kw: Any):
     """What `trainer_senders.drive` finds on a model A that is sent B; ``precision`` "" is stock."""
     a, b = (updates.checkpoint(family, seed) for seed in (0, 1))
     env = {**senders.PLUGINS, **({"FLASHPATCH": precision} if precision else {})}

@@ -233,9 +233,7 @@ def test_an_adapter_stays_as_long_as_a_request_names_it(
 
 
 @pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.full), 2])
-def test_an_adapter_is_whole_after_a_sleep(
-    runner: scenario.Runner, a: str, folders: list[str], level: int
-) -> None:
+def test_an_adapter_is_whole_after_a_sleep(runner: scenario.Runner, a: str, folders: list[str], level: int):
     before, *after = runner(slept, a, folders, level)
     for adapter, base, error in after:
         assert [adapter, base] == before

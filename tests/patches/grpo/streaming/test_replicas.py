@@ -75,9 +75,7 @@ class Replica:
 class Sync:
     """Stand for verl's checkpoint manager: an update fails as long as one of its replicas is dead."""
 
-    def __init__(
-        self, replicas: list[Replica], die: tuple[int, ...] = (), error: Exception | None = None
-    ) -> None:
+    def __init__(self, replicas: list[Replica], die: tuple[int, ...] = (), error: Exception | None = None):
         self.replicas, self.die, self.error = replicas, list(die), error
         self.updates: list[list[str]] = []
 
