@@ -35,12 +35,10 @@ class _Given:
         log_z: ``(batch,)``; 0 if the advantages have it already.
         ref_log_prob: ``(batch, tokens)``.
         metrics: verl's `Metric` by name; verl would average those that a loss function returns over
-            micro-batches of different sizes.
-        empty: no token of the whole mini-batch counts."""
+            micro-batches of different sizes."""
 
     log_z: Any
     ref_log_prob: Any
-    empty: bool
     metrics: dict[str, Any] = field(default_factory=dict)
 
 
@@ -78,10 +76,9 @@ def ppo_loss(original, config: Any, model_output: Any, data: Any, dp_group: Any 
             advice="Start the job through a trainer that calls verl.utils.config.validate_config.",
         )
     reference = data.select("ref_log_prob").to_padded_tensor()["ref_log_prob"]
-    empty = data["batch_num_tokens"] == 0
-    if empty:  # verl divides by it
+    if data["batch_num_tokens"] == 0:  # verl divides by it
         tu.assign_non_tensor(data, batch_num_tokens=1)
-    given = _Given(reference.new_zeros(len(reference)) if in_advantages else log_z, reference, empty)
+    given = _Given(reference.new_zeros(len(reference)) if in_advantages else log_z, reference)
     with holding(_given, given):
         loss, metrics = original(config, model_output, data, dp_group)
     return loss, {**metrics, **given.metrics}
@@ -214,7 +211,7 @@ def _metrics(
             )
         },
     }
-    uncounted, none = ~mask.bool().any(1), 0.0 if given.empty else float("inf")
+    uncounted, none = ~mask.bool().any(1), float("inf")  # the least of nothing: it changes no other's
     least = residual.masked_fill(uncounted, none).min()
     most = residual.masked_fill(uncounted, -none).max()
     return {

@@ -161,9 +161,9 @@ _NEVER_ASKED = (
 
 def _whole_batch(get: Get) -> Iterator[str]:
     """Yield what needs the whole batch before its first gradient, or another loss."""
-    for name, value in (get(f"trainer.v1.{STREAM}") or {}).items():
+    if settings := get(f"trainer.v1.{STREAM}"):
         yield (
-            f"trainer.v1.{STREAM}.{name}={value} (settings of this mode are those of separate_async: "
+            f"trainer.v1.{STREAM}={settings} (settings of this mode are those of separate_async: "
             "trainer.v1.separate_async.num_warmup_batches)"
         )
     yield from replaced_losses(get)
@@ -208,7 +208,10 @@ def _places(get: Get) -> Iterator[str]:
     for path in ("lora_rank", "lora.rank", "lora_adapter_path"):
         if get(f"actor_rollout_ref.model.{path}"):
             yield f"actor_rollout_ref.model.{path}={get(f'actor_rollout_ref.model.{path}')} (not supported here)"
-    if get("distillation.enabled"):
-        yield "distillation.enabled=True (not supported here)"
+    for path in ("distillation.enabled", "actor_rollout_ref.model.mtp.enable", f"{ROLLOUT}.disaggregation.enabled"):
+        if get(path):
+            yield f"{path}=True (not supported here)"
+    if get(f"{ROLLOUT}.full_determinism"):
+        yield f"{ROLLOUT}.full_determinism=True (groups are trained on in the order in which they end)"
     if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
         yield "reward.reward_model.enable_resource_pool=False (rollouts never pause for it; use True)"

@@ -28,17 +28,18 @@ def copy_policy(policy: Any, reference: Any) -> None:
         )
 
 
-def save(reference: Any, folder: Path, rank: int, world: int) -> None:
-    """Write this rank's shards of the reference to ``folder``."""
+def save(reference: Any, policy: Any, folder: Path, rank: int, world: int) -> None:
+    """Write this rank's shards of the reference to ``folder``, with the fingerprint of the policy's, saved beside it."""
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
-    torch.save({name: shard.cpu() for name, shard in _shards(reference).items()}, _file(folder, rank, world))
+    shards = {name: shard.cpu() for name, shard in _shards(reference).items()}
+    torch.save({"policy": _fingerprint(policy), "shards": shards}, _file(folder, rank, world))
 
 
-def load(reference: Any, folder: Path, rank: int, world: int) -> bool:
+def load(reference: Any, policy: Any, folder: Path, rank: int, world: int) -> bool:
     """Read this rank's shards of the reference from ``folder``; False if there is none: it stays the initial model, as it was then.
-    Raises PatchError if they were saved by another number of ranks, or of another model."""
+    Raises PatchError if they were saved by another number of ranks, of another model or beside another policy."""
     import torch
 
     if not folder.exists():
@@ -46,19 +47,28 @@ def load(reference: Any, folder: Path, rank: int, world: int) -> bool:
     file = _file(folder, rank, world)
     problem = f"{file} does not exist"
     if file.exists():
-        problem = _copy(torch.load(file, map_location="cpu", weights_only=True), reference)
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+        problem = "another job has written over the policy beside it"
+        if saved["policy"] == _fingerprint(policy):
+            problem = _copy(saved["shards"], reference)
     if problem:
         raise PatchError(
             f"cannot load the reference: {problem}.",
             patch=ID,
             target="verl.trainer.ppo.v1.trainer_base:PPOTrainer._load_checkpoint",
-            advice="Resume with as many trainer ranks as saved it.",
+            advice=f"Resume with as many trainer ranks as saved it, or move {folder} away to go on from the initial model's.",
         )
     return True
 
 
 def _file(folder: Path, rank: int, world: int) -> Path:
     return folder / f"rank_{rank}_of_{world}.pt"
+
+
+def _fingerprint(module: Any) -> list[tuple[int, int]]:
+    from flashpatch.patches._shared import fingerprint
+
+    return [fingerprint.of(shard) for shard in _shards(module).values()]
 
 
 def _shards(module: Any) -> dict[str, Any]:

@@ -57,7 +57,7 @@ CODE = """
         assert any("proj_z" in name for name, _ in policy.module.named_parameters())
         ref = job.engine_for(strategy, old, forward_only=True, **settings)
         saved = folder / str(number) / "actor" / "reference"
-        reference.save(ref.module, saved, rank, world)
+        reference.save(ref.module, policy.module, saved, rank, world)
         expect("at first", ref, old)
         expect("policy", policy, new)
         try:
@@ -71,19 +71,19 @@ CODE = """
             for at, path in enumerate((old, new)):
                 worker.restore_model_from_cpu(at)
                 expect("put back by verl", ref, path)
-            reference.load(ref.module, saved, rank, world)
+            reference.load(ref.module, policy.module, saved, rank, world)
             expect("loaded", ref, old)
             reference.copy_policy(policy.module, ref.module)
-            reference.save(ref.module, saved, rank, world)
-            reference.load(ref.module, saved, rank, world)
+            reference.save(ref.module, policy.module, saved, rank, world)
+            reference.load(ref.module, policy.module, saved, rank, world)
             expect("saved after a forward", ref, new)
             expect("policy afterwards", policy, new)
         except Exception as error:
             wrong.append(f"{strategy} {settings}: {str(error)[:200]}")
-    reference.load(ref.module, folder / "without" / "actor" / "reference", rank, world)
+    reference.load(ref.module, policy.module, folder / "without" / "actor" / "reference", rank, world)
     expect("left alone", ref, new)
     try:
-        reference.load(ref.module, saved, rank, world + 1)
+        reference.load(ref.module, policy.module, saved, rank, world + 1)
     except PatchError as error:
         assert "does not exist" in str(error) and "as many trainer ranks" in str(error)
     else:
@@ -131,13 +131,14 @@ def test_a_checkpoint_that_holds_a_reference_says_that_there_is_one(tmp_path, mo
 
     from flashpatch.patches.grpo.streaming import reference, trainer
 
-    module, folder = torch.nn.Linear(2, 2), tmp_path / "global_step_4" / "actor" / "reference"
+    module, policy = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    folder = tmp_path / "global_step_4" / "actor" / "reference"
     if held:
-        reference.save(module, folder, 0, 1)
+        reference.save(module, policy, folder, 0, 1)
         saved = module.weight.detach().clone()
         module.weight.data.zero_()
     calls, group = [], SimpleNamespace()
-    group.stream_load_reference = lambda path: [reference.load(module, trainer.Path(path), 0, 1)]
+    group.stream_load_reference = lambda path: [reference.load(module, policy, trainer.Path(path), 0, 1)]
     group.stream_save_reference = calls.append
     monkeypatch.setattr(trainer.engine, "options", lambda name: {"reference_every": every})
     monkeypatch.setattr(PPOTrainer, "_load_checkpoint", lambda self: setattr(self, "global_steps", 4))
@@ -153,3 +154,7 @@ def test_a_checkpoint_that_holds_a_reference_says_that_there_is_one(tmp_path, mo
     assert older.exists() == bool(held or every)
     assert not held or torch.equal(module.weight, saved)
     assert calls == [str(older)] * bool(held or every)
+    policy.bias.data += 1  # a job of another trainer mode wrote its policy over that of step 4
+    if held:
+        with pytest.raises(reference.PatchError, match="another job has written over the policy"):
+            job._load_checkpoint()
