@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import types
 import weakref
 from bisect import bisect_left, insort
@@ -51,7 +52,7 @@ class Coverage:
     _longest: int = 0  # of the first edges
 
     def __post_init__(self) -> None:
-        self.total = _volume([(0, size) for size in self.shape])
+        self.total = math.prod(self.shape)
         dims = zip(range(len(self.shape)), self.shape, self.stride)
         self._order = sorted(dims, key=lambda dim: -dim[2])
         self._dense = _last(self.shape, self.stride, 0) + 1 == self.total
@@ -189,11 +190,9 @@ def _last(shape, stride, offset: int) -> int:
     return offset + sum((size - 1) * step for size, step in zip(shape, stride))
 
 
-def _volume(box) -> int:
-    volume = 1
-    for first, end in box:
-        volume *= end - first
-    return volume
+@functools.lru_cache(1 << 10)  # layers are alike, and a hit is no call of Python
+def _volume(box: Box) -> int:
+    return math.prod([end - first for first, end in box])
 
 
 def _overlap(a: Box, b: Box) -> bool:

@@ -5,6 +5,7 @@ into a plan that the commit carries out (``atomic="model"``)."""
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -200,7 +201,7 @@ class Update:
         self._call += 1
         self._lost, self._whole, self._dropped = False, None, False
         if not self._shapes:  # it was opened on dummy weights
-            self._shapes = {name: _squeezed(shape) for name, shape in self._adapter.shapes().items()}
+            self._shapes = {name: _squeezed((*shape,)) for name, shape in self._adapter.shapes().items()}
         if self._watched is None:
             params = [param for layer in self._layers for param in layer.params]
             buffers = [param.live() for param in params if param.is_buffer and param.initial is None]
@@ -537,6 +538,7 @@ class Update:
         return update_error(problem, advice, type(self._model).__name__)
 
 
+@functools.lru_cache(1 << 10)  # a hit is no call of Python
 def _squeezed(shape: Sequence[int]) -> tuple[int, ...]:
     """Return a shape without dimensions of 1: a scale may come as [], [1] or [n, 1]."""
     return tuple([size for size in shape if size != 1])
