@@ -35,10 +35,11 @@ class Boundaries:
     Attributes:
         ends: a sender has named the end alone of an update: no request ends one of several calls.
         named: somebody has said where the open update begins, and will say where it ends.
+        failed: the update that was open last has failed.
         came: name -> number of the call that brought it last."""
 
     def __init__(self) -> None:
-        self.named = False
+        self.named = self.failed = False
         self.came: dict[str, int] = {}
         self.ends = False
         self._anchor: str | None = None  # outlives what is given up
@@ -55,7 +56,7 @@ class Boundaries:
 
     def begin(self, named: bool) -> None:
         """Open an update."""
-        self.named, self._repeats = named, True
+        self.named, self._repeats, self.failed = named, True, False
         self.came = {}
         self._alone, self._why = 0, ""
 
@@ -123,3 +124,4 @@ class Boundaries:
     def fail(self) -> None:
         """Note that the values in place are not those that came."""
         self._values.clear()
+        self.failed = True

@@ -547,6 +547,8 @@ class ManagedModel:
         by_name |= update.boundaries.named
         if self.state == "broken" and self.error:
             raise self._error(self.error, "Send a complete update.")
+        if self.state == "ready" and update.boundaries.failed:
+            raise self._error("the update had failed before its end", "Send a complete update.")
         if self.state != "open":
             return
         if isinstance(self.adapter.consensus, SingleRank) and update.empty:

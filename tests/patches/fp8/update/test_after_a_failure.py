@@ -47,3 +47,19 @@ def test_a_doubt_is_not_ended_by_a_part(atomic, failed):
         engine.load(weights[7:])
         engine.managed.finish(partial=True)
     assert engine.takes(toys.checkpoint(2))
+
+
+@pytest.mark.parametrize("sent", [0, 3])
+def test_an_end_after_a_failure_says_so(atomic, sent):
+    """A sender caught the error of its last bucket: under "model" the old policy stayed, and the end said nothing."""
+    engine, weights = toys.engine(atomic=atomic), toys.checkpoint(1)
+    engine.load(weights[:sent])
+    with pytest.raises(ConnectionError):
+        engine.load(toys.broken_off(weights[sent:], 2))
+    for _ in range(2):
+        with pytest.raises(PatchError, match="last update failed|had failed before its end"):
+            engine.managed.finish()
+    engine.load(weights)
+    engine.managed.finish()
+    engine.managed.finish()  # as vLLM's post-processing does, whoever has ended it
+    assert engine.managed.may_generate and toys.same_answers(engine.model, toys.fresh("transposed", weights))
