@@ -151,41 +151,42 @@ def stream_refusals(get: Get) -> Iterator[str]:
         yield from _places(get)
 
 
-_NEVER_ASKED = (
-    "trainer.v1.sampler.custom_sampler.name",
-    f"{ROLLOUT}.agent.agent_loop_manager_class",
-    "skip.rollout_tq.enable",
-    "trainer.v1.separate_async.hybrid_rollout.enable_switch",
-)
+_UNASKED, _ABSENT = "groups are taken as they end, so that nothing asks it", "not supported here"
+_REFUSED = {
+    "trainer.v1.sampler.custom_sampler.name": _UNASKED,
+    f"{ROLLOUT}.agent.agent_loop_manager_class": _UNASKED,
+    "skip.rollout_tq.enable": _UNASKED,
+    "trainer.v1.separate_async.hybrid_rollout.enable_switch": _UNASKED,
+    f"{ROLLOUT}.full_determinism": "groups are trained on in the order in which they end",
+    f"trainer.v1.{STREAM}": "settings of this mode are those of separate_async: trainer.v1.separate_async.num_warmup_batches",
+    "critic.enable": "values need the whole batch",
+    "trainer.critic_warmup": "there is no critic",
+    "algorithm.use_kl_in_reward": "use actor.use_kl_loss",
+    "algorithm.rollout_correction.rollout_is_batch_normalize": "a mean over the whole batch",
+    "actor_rollout_ref.model.lora_rank": _ABSENT,
+    "actor_rollout_ref.model.lora.rank": _ABSENT,
+    "actor_rollout_ref.model.lora_adapter_path": _ABSENT,
+    "actor_rollout_ref.model.mtp.enable": _ABSENT,
+    f"{ROLLOUT}.disaggregation.enabled": _ABSENT,
+    "distillation.enabled": _ABSENT,
+}
+"""Settings that the mode `STREAM` cannot train with, each with the reason."""
 
 
 def _whole_batch(get: Get) -> Iterator[str]:
     """Yield what needs the whole batch before its first gradient, or another loss."""
-    if settings := get(f"trainer.v1.{STREAM}"):
-        yield (
-            f"trainer.v1.{STREAM}={settings} (settings of this mode are those of separate_async: "
-            "trainer.v1.separate_async.num_warmup_batches)"
-        )
     yield from replaced_losses(get)
     estimator = get("algorithm.adv_estimator", "gae")
     if estimator not in GROUP_LOCAL:
         yield f"algorithm.adv_estimator={estimator} (advantages need the whole batch; use {', '.join(GROUP_LOCAL)})"
-    for path in _NEVER_ASKED:
+    for path, why in _REFUSED.items():
         if value := get(path):
-            yield f"{path}={value} (groups are taken as they end, so that nothing asks it)"
-    if get("critic.enable"):
-        yield "critic.enable=True (values need the whole batch)"
-    if get("trainer.critic_warmup", 0):
-        yield f"trainer.critic_warmup={get('trainer.critic_warmup')} (there is no critic)"
-    if get("algorithm.use_kl_in_reward"):
-        yield "algorithm.use_kl_in_reward=True (use actor.use_kl_loss)"
+            yield f"{path}={value} ({why})"
     if estimator == "opo" and get("algorithm.rollout_correction.rollout_rs"):
         yield (
             f"algorithm.adv_estimator=opo with rollout_rs={get('algorithm.rollout_correction.rollout_rs')} (its baseline weighs "
             "responses by the tokens that rejection leaves, known after the forward alone; use grpo or rloo, or no rollout_rs)"
         )
-    if get("algorithm.rollout_correction.rollout_is_batch_normalize"):
-        yield "algorithm.rollout_correction.rollout_is_batch_normalize=True (a mean over the whole batch)"
     epochs, batch = get(f"{ACTOR}.ppo_epochs", 1), get("data.train_batch_size")
     mini = get(f"{ACTOR}.ppo_mini_batch_size")
     if epochs != 1:
@@ -205,13 +206,5 @@ def _places(get: Get) -> Iterator[str]:
     strategy = get(f"{ACTOR}.strategy")
     if strategy not in (None, "fsdp", "fsdp2"):
         yield f"{ACTOR}.strategy={strategy} (use fsdp or fsdp2)"
-    for path in ("lora_rank", "lora.rank", "lora_adapter_path"):
-        if get(f"actor_rollout_ref.model.{path}"):
-            yield f"actor_rollout_ref.model.{path}={get(f'actor_rollout_ref.model.{path}')} (not supported here)"
-    for path in ("distillation.enabled", "actor_rollout_ref.model.mtp.enable", f"{ROLLOUT}.disaggregation.enabled"):
-        if get(path):
-            yield f"{path}=True (not supported here)"
-    if get(f"{ROLLOUT}.full_determinism"):
-        yield f"{ROLLOUT}.full_determinism=True (groups are trained on in the order in which they end)"
     if get("reward.reward_model.enable") and not get("reward.reward_model.enable_resource_pool"):
         yield "reward.reward_model.enable_resource_pool=False (rollouts never pause for it; use True)"
