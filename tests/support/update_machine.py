@@ -137,8 +137,10 @@ class Updates(RuleBasedStateMachine):
     @rule(
         fault=st.sampled_from([""] * 9 + ["raises", "shape", "unknown", "spoiled"]),
         asked=st.sets(st.integers(0, 4)),
+        caught=some,
     )
-    def next_call(self, fault, asked):
+    def next_call(self, fault, asked, caught):
+        """``caught``: a sender catches its error, and goes to its end."""
         sender = self.sender
         if sender is None or not sender.left:
             return
@@ -148,6 +150,9 @@ class Updates(RuleBasedStateMachine):
             items, fault = [(items[0][0], SPOILED), *items[1:]], ""
             self.sender.policy = dict(sender.policy)
         self.send(items, fault, asked)
+        if caught and self.toy.raised:
+            self.toy.finish()
+            self.check()
         self.ends()
 
     @rule(asked=orders)

@@ -19,8 +19,8 @@ What is doubt
   ends with an error, unless it brings everything, and nothing is answered until a whole update is committed.
 What fails
   values or shapes that cannot be, a sender that raises, an end before all has come, two values for one tensor. The call
-  ends with an error. "layer" answers nothing until a whole update is committed, "model" goes on with the old policy. A
-  sender stops at its first error.
+  ends with an error, and so does an end of which nothing has come since. "layer" answers nothing until a whole update is
+  committed, "model" goes on with the old policy.
 Everything
   each name of the first load. A buffer that no first load has shown (dummy weights): once committed, it belongs to every
   update; left out by a named one, it does not; until then an update without a name waits for it."""
@@ -55,7 +55,7 @@ class Spec:
         self.anchor = None  # None before a call has brought a part
         self.ends = False  # a sender has named an end alone
         self.just = {}  # tensor -> number, if the last thing was a commit without begin and end
-        self.asleep = self.discarded = self.doubt = self.failed = False
+        self.asleep = self.discarded = self.doubt = self.failed = self.lost = False
         self.touched = (
             False  # layers of an update that was dropped may be in place ("layer"), or it was in doubt
         )
@@ -100,7 +100,7 @@ class Spec:
         if self.hopeless:
             return ERROR
         self._drop()
-        self.open, self._cut = "named", False
+        self.open, self._cut, self.lost = "named", False, False
         return NONE
 
     def load(self, items, raises=False):
@@ -109,7 +109,7 @@ class Spec:
         if self.hopeless:
             return ERROR
         self.calls += 1
-        self.open = self.open or "unnamed"
+        self.open, self.lost = self.open or "unnamed", False
         twice = len({name for name, _ in items}) < len(
             items
         )  # within a call: the last counts, or it is refused
@@ -151,8 +151,11 @@ class Spec:
         self._commit, self._effect = None, not (self.asleep and self.open)
         if not self._effect:
             return ERROR
-        if self.open is None:
+        if self.open != "named":
             self.anchor = None
+            self.ends |= len({call for _, call in self.came.values()}) > 1
+        if self.open is None and self.lost:
+            return ERROR
         refused = self.answers == REFUSED and self.open is None
         if not self.came:
             sound = not (self.discarded or self.doubt or self.failed or self.touched)
@@ -185,7 +188,7 @@ class Spec:
         """The weights are gone (sleep at level 2)."""
         self.just = {}
         self._drop()
-        self.discarded = True
+        self.discarded, self.lost = True, False
 
     # -- how they end --------------------------------------------------------------------------------------
 
@@ -216,9 +219,6 @@ class Spec:
             self.served |= dict.fromkeys(self.unseen, None)  # as the model was made
             self.unseen = set()
         self.version += 1
-        if by == "end":
-            self.anchor = None
-            self.ends |= not self.in_one_call
         self.just = dict(brought) if by in ("request", "one call") else {}
         self.open, self.came = None, {}
         self.discarded = self.doubt = self.failed = self.touched = False
@@ -228,7 +228,7 @@ class Spec:
         self.touched |= self._doubtful and self.cannot_be()  # one of both has ended the call
         self.doubt |= self._doubtful and not self.cannot_be()
         self.failed |= self.atomic == "layer"
-        self.open, self.came = None, {}
+        self.open, self.came, self.lost = None, {}, True
 
     def _drop(self):
         self.touched |= bool(self.came) and self.atomic == "layer"
