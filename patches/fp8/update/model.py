@@ -622,7 +622,8 @@ class ManagedModel:
         doubted = update.doubted
         update.note_mixture()
         self.named_failed |= update.boundaries.named
-        update.boundaries.keep_anchor()
+        if names is not None:  # at a commit it is known, or somebody has named the end
+            update.boundaries.keep_anchor()
         update.boundaries.fail()
         update.drop()
         at = f" at {names.current}" if names is not None and names.current else ""
