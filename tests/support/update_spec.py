@@ -15,8 +15,8 @@ What is nothing
   a name that comes again with the value it brought, but for the anchor; after a commit, a call that begins with another
   name than the anchor and brings only what was just committed, or tensors of two names that hold it already; a session that brings nothing.
 What is doubt
-  a name that comes again, in another call, with another value; another name than the anchor at the beginning. That call
-  ends with an error, unless it brings everything, and nothing is answered until a whole update is committed.
+  a name that comes again, in another call, with another value; another name than the anchor at the beginning; while there
+  is no anchor, what comes behind a session that failed and was not ended: it may be its rest. That call ends with an error, unless it brings everything, and nothing is answered until a whole update is committed.
 What fails
   values or shapes that cannot be, a sender that raises, an end before all has come, two values for one tensor. The call
   ends with an error, and so does an end of which nothing has come since. "layer" answers nothing until a whole update is
@@ -55,7 +55,7 @@ class Spec:
         self.anchor = None  # None before a call has brought a part
         self.ends = False  # a sender has named an end alone
         self.just = {}  # tensor -> number, if the last thing was a commit without begin and end
-        self.asleep = self.discarded = self.doubt = self.failed = self.lost = False
+        self.asleep = self.discarded = self.doubt = self.failed = self.lost = self.rest = False
         self.touched = (
             False  # layers of an update that was dropped may be in place ("layer"), or it was in doubt
         )
@@ -100,7 +100,7 @@ class Spec:
         if self.hopeless:
             return ERROR
         self._drop()
-        self.open, self._cut, self.lost = "named", False, False
+        self.open, self._cut, self.lost, self.rest = "named", False, False, False
         return NONE
 
     def load(self, items, raises=False):
@@ -109,7 +109,7 @@ class Spec:
         if self.hopeless:
             return ERROR
         self.calls += 1
-        self.open, self.lost = self.open or "unnamed", False
+        self.open, self.lost, self._ends = self.open or "unnamed", False, False
         twice = len({name for name, _ in items}) < len(
             items
         )  # within a call: the last counts, or it is refused
@@ -129,7 +129,7 @@ class Spec:
     def _arrive(self, items):
         """Take what comes without a name; return why it is in doubt."""
         doubt, names = "", [name for name, _ in items]
-        anchor = self.anchor or next(iter([*self.came, *names]), None)
+        anchor = self.anchor or next(iter([*self.came, *(names if not self.rest else "")]), None)
         if not self.came and names[:1] not in ([], [anchor]):
             tied = {owner: self.served.get(owner) for name, owner in self.owner.items() if name != owner}
             held = tied | self.just
@@ -154,6 +154,7 @@ class Spec:
         if self.open != "named":
             self.anchor = None
             self.ends |= len({call for _, call in self.came.values()}) > 1
+        self.rest, self._ends = False, True
         if self.open is None and self.lost:
             return ERROR
         refused = self.answers == REFUSED and self.open is None
@@ -186,7 +187,7 @@ class Spec:
 
     def discard(self):
         """The weights are gone (sleep at level 2)."""
-        self.just = {}
+        self.just, self.rest = {}, self.rest or self.open == "named"
         self._drop()
         self.discarded, self.lost = True, False
 
@@ -221,10 +222,10 @@ class Spec:
         self.version += 1
         self.just = dict(brought) if by in ("request", "one call") else {}
         self.open, self.came = None, {}
-        self.discarded = self.doubt = self.failed = self.touched = False
+        self.discarded = self.doubt = self.failed = self.touched = self.rest = False
 
     def _fail(self):
-        self.just = {}
+        self.just, self.rest = {}, self.rest or (self.open == "named" and not self._ends)
         self.touched |= self._doubtful and self.cannot_be()  # one of both has ended the call
         self.doubt |= self._doubtful and not self.cannot_be()
         self.failed |= self.atomic == "layer"

@@ -36,10 +36,11 @@ class Boundaries:
         ends: a sender has named the end alone of an update: no request ends one of several calls.
         named: somebody has said where the open update begins, and will say where it ends.
         failed: the update that was open last has failed.
+        rest: so has one whose begin was named, and its end was not said yet: what comes may be the rest of it.
         came: name -> number of the call that brought it last."""
 
     def __init__(self) -> None:
-        self.named = self.failed = False
+        self.named = self.failed = self.rest = False
         self.came: dict[str, int] = {}
         self.ends = False
         self._anchor: str | None = None  # outlives what is given up
@@ -57,6 +58,7 @@ class Boundaries:
     def begin(self, named: bool) -> None:
         """Open an update."""
         self.named, self._repeats, self.failed = named, True, False
+        self.rest &= not named
         self.came = {}
         self._alone, self._why = 0, ""
 
@@ -71,9 +73,10 @@ class Boundaries:
             self.came[name] = call
             return Step.TAKE
         step, same = Step.TAKE, values is not None and self._values.get(name) == values
-        anchor = self._anchor or next(iter(self.came), name)
+        anchor = self._anchor or next(iter(self.came), "" if self.rest else name)
         if not self.came and name != anchor:
-            self._alone, self._why = call, f"{name} came first, where earlier updates began with {anchor}"
+            before = f"where earlier updates began with {anchor}" if anchor else "and an update that was named has failed"
+            self._alone, self._why = call, f"{name} came first, {before}"
         if self.came.get(name, call) != call:
             if name != anchor and same:
                 return Step.SKIP
@@ -88,7 +91,7 @@ class Boundaries:
 
     def keep_anchor(self) -> None:
         """Note that a call was taken that does not bring everything: the next ones belong behind its first name."""
-        if not (self.named or self.ends):
+        if not (self.named or self.ends or self._alone):
             self._anchor = self._anchor or next(iter(self.came), None)
 
     @property
@@ -108,6 +111,7 @@ class Boundaries:
 
     def commit(self, by_name: bool) -> None:
         """Note that the open update is committed; ``by_name``: its sender has said that it ends."""
+        self.named = self.rest = False
         if by_name:
             self._values.clear()
             return
@@ -117,11 +121,12 @@ class Boundaries:
         """Note that somebody says where updates end, if their begin is not named: no name has to tell where one begins.
 
         ``is_open``: one is, which may have taken several calls."""
+        self.rest = False
         if not (is_open and self.named):
             self.ends |= is_open and len({*self.came.values()}) > 1
             self._anchor = None
 
-    def fail(self) -> None:
-        """Note that the values in place are not those that came."""
+    def fail(self, before_end: bool = False) -> None:
+        """Note that the values in place are not those that came; ``before_end``: of an update that is open."""
         self._values.clear()
-        self.failed = True
+        self.failed, self.rest = True, self.rest or (before_end and self.named)

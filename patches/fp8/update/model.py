@@ -210,7 +210,6 @@ class ManagedModel:
         wide: which weights it holds in float32.
         turns: keep steps and updates apart.
         inside_load: ``model.load_weights`` is running.
-        named_failed: an update that was opened by name has failed, and its sender may go on.
         asleep: the engine has taken the memory of the weights away for now: no update begins, none is committed."""
 
     def __init__(
@@ -235,7 +234,6 @@ class ManagedModel:
         self.inside_load = False
         self._constants: list[weakref.ref[torch.Tensor]] = []
         self._left_out = False  # whether the sender of the open update allows layers to be left out
-        self.named_failed = False
         self._model = model
         install_part_loads(model, self)
         self._hooks = ModelHooks(model, adapter.deferred)
@@ -320,7 +318,6 @@ class ManagedModel:
             PatchError: this model, or this engine as it is now, cannot be updated."""
         with self._alone():
             self._begin(named=True)
-            self.named_failed = False
 
     def finish(self, partial: bool | None = None) -> None:
         """End an update by name: commit it; nothing if none is open.
@@ -337,11 +334,17 @@ class ManagedModel:
         """Return whether the open update has brought a tensor of this name."""
         return self.state == "open" and name in self._update.boundaries.came
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the update that was open last has failed."""
+        return self._update.boundaries.failed
+
     def abandon(self, why: str) -> None:
         """Give up the open update as after an error in it; nothing if none is open, or one into which nothing has come."""
         with suppress(PatchError), self._alone(asleep=True):
             if self.state == "open" and not self._close_if_empty():
                 self._fail(self._error(why, "Send a complete update."), None)
+            self._update.boundaries.rest = False
 
     def close_if_empty(self) -> bool:
         """Close an open update that has written nothing; return whether there was one."""
@@ -363,7 +366,7 @@ class ManagedModel:
 
     def mark_discarded(self, preserved: Collection[str] = (), by: str = "sleep level 2") -> None:
         """Refuse generation until a complete update: the weights are gone, but for layers whose parameters are ``preserved``."""
-        self._update.boundaries.fail()
+        self._update.boundaries.fail(self.state == "open")
         self._update.drop()
         self._update.discarded = True
         named = self._model.named_parameters() if preserved else ()
@@ -571,7 +574,7 @@ class ManagedModel:
         update.discarded = update.mixed = False
         update.preserve(())
         self.version = self.adapter.consensus.update or self.version + 1
-        self.error, self.state, self.named_failed = "", "ready", False
+        self.error, self.state = "", "ready"
         self._events.committed(self.version)
 
     def _close_if_empty(self) -> bool:
@@ -591,7 +594,7 @@ class ManagedModel:
 
     def _missing(self, partial: bool | None, by_name: bool) -> list[str]:
         partial = (self._left_out or self.options["partial"]) if partial is None else partial
-        failed = self.error or self.named_failed  # only a whole update ends that
+        failed = self.error or self._update.boundaries.rest  # only a whole update ends that
         return self._update.missing(partial and not failed, by_name)
 
     @contextmanager
@@ -621,10 +624,9 @@ class ManagedModel:
         known_to_all, update.verdict = error is update.verdict, None
         doubted = update.doubted
         update.note_mixture()
-        self.named_failed |= update.boundaries.named
         if names is not None:  # at a commit it is known, or somebody has named the end
             update.boundaries.keep_anchor()
-        update.boundaries.fail()
+        update.boundaries.fail(names is not None)
         update.drop()
         at = f" at {names.current}" if names is not None and names.current else ""
         said = f"{type(error).__name__}: {error}".removesuffix(": ") + at

@@ -4,6 +4,7 @@ import fp8_toys as toys
 import pytest
 
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8 import stated
 
 BIAS = "layers.1.norm.bias"
 
@@ -43,8 +44,10 @@ def test_a_doubt_is_not_ended_by_a_part(atomic, failed):
     else:
         engine.load(weights[:1])
         engine.managed.begin()  # gives up what nobody had named
-    with pytest.raises(PatchError, match=r"did not come"):
+    with pytest.raises(PatchError, match="did not come|was named has failed"):
         engine.load(weights[7:])
+        engine.managed.finish(partial=True)
+    with pytest.raises(PatchError, match="failed"):
         engine.managed.finish(partial=True)
     assert engine.takes(toys.checkpoint(2))
 
@@ -63,3 +66,24 @@ def test_an_end_after_a_failure_says_so(atomic, sent):
     engine.managed.finish()
     engine.managed.finish()  # as vLLM's post-processing does, whoever has ended it
     assert engine.managed.may_generate and toys.same_answers(engine.model, toys.fresh("transposed", weights))
+
+
+@pytest.mark.parametrize("slept", [True, False])
+def test_the_rest_of_a_failed_session_is_no_beginning(atomic, slept):
+    """Its first name became that with which unnamed updates begin, and their ordinary sender was refused for ever."""
+    engine, first, second = toys.engine(atomic=atomic), toys.checkpoint(1)[::-1], toys.checkpoint(2)
+    with pytest.raises(PatchError), stated.update([engine.managed], "a"):
+        engine.load(first[:2])
+        if slept:
+            engine.managed.mark_discarded()
+        else:
+            with pytest.raises(ConnectionError):
+                engine.load(toys.broken_off(first[2:4], 1))
+        for bucket in (first[4:6], first[6:]):
+            with pytest.raises(PatchError, match="was named has failed|nothing to fall back to"):
+                engine.load(bucket)
+    if not (slept and atomic == "model"):
+        for bucket in (second[:5], second[5:]):
+            engine.load(bucket)
+        engine.managed.before_request()
+        assert engine.managed.may_generate and toys.same_answers(engine.model, toys.fresh("transposed", second))
