@@ -316,6 +316,8 @@ class ManagedModel:
 
         Raises:
             PatchError: this model, or this engine as it is now, cannot be updated."""
+        with suppress(Exception):  # told as the error of its update
+            self.after_call()
         with self._alone():
             self._begin(named=True)
 

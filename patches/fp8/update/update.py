@@ -395,6 +395,9 @@ class Update:
 
     def _process(self, layer: Layer) -> None:
         plan = self._plan(layer)
+        if layer.lent:  # it is compared at the end, and may come again
+            layer.came.plan = plan
+            return
         layer.released_in = self._call
         self._in_use.update([one.untyped_storage()._cdata for one, _, _ in plan.copies()])
         self._preserved.discard(layer)

@@ -27,6 +27,15 @@ def test_a_session_that_is_whole_and_not_ended_is_told(caplog):
     assert ["has not ended it" in record.message for record in caplog.records] == [True]
 
 
+def test_a_whole_call_is_committed_before_another_update_begins(atomic):
+    """It was given up, where nobody had asked for the policy between the two."""
+    engine = toys.engine(atomic=atomic)
+    engine.load(toys.checkpoint(1))
+    with stated.update([engine.managed]):
+        pass
+    assert engine.managed.may_generate and toys.same_answers(engine.model, toys.fresh("transposed", toys.checkpoint(1)))
+
+
 def steps(boundaries, call, *items):
     return [boundaries.arrive(name, call, value) for name, value in items]
 
@@ -60,7 +69,7 @@ def test_what_fails_without_a_call_of_its_sender_lets_nobody_answer(monkeypatch)
     assert not engine.managed.may_generate
     monkeypatch.undo()
     assert engine.takes(weights)
-    engine.load(toys.checkpoint(2))
+    engine.load(toys.checkpoint(2)[:2])
     engine.managed.begin()
     engine.managed.finish()
     assert not engine.managed.may_generate and "given up" in engine.managed.policy().why_refused()

@@ -51,6 +51,22 @@ def test_what_a_drafter_shares_is_never_written(how, atomic):
 
 
 @pytest.mark.parametrize("how", ["tensors", "modules"])
+def test_what_a_drafter_shares_may_come_twice_in_a_call(how, atomic):
+    """DeepSeek's MTP block has an embedding of its own beside the model's, and vLLM's loader writes both into one."""
+    target, drafter = engines(how, atomic)
+    for last, fits in ((6, False), (0, True)):
+        again = [one for one in toys.checkpoint(last) if one[0] == SHARED[0]]
+        drafter.managed.begin()
+        drafter.load([*policy(own=6, shared=0), *again])
+        if fits:
+            drafter.managed.finish()
+        else:
+            with pytest.raises(PatchError, match=r"embed\.weight.* other values than the policy"):
+                drafter.managed.finish()
+    assert drafter.managed.may_generate and is_at(drafter, 6, 0) and is_at(target, 0, 0)
+
+
+@pytest.mark.parametrize("how", ["tensors", "modules"])
 def test_one_sender_of_both(how, atomic):
     """The policy is committed first; what it brings is what the drafter's sender may bring too."""
     target, drafter = engines(how, atomic)
