@@ -149,7 +149,9 @@ def saved_model(get: Get) -> Path | None:
     chosen = get("trainer.resume_from_path") if mode == "resume_path" else None
     if mode == "auto" and folder and (latest := Path(folder, "latest_checkpointed_iteration.txt")).exists():
         chosen = Path(folder, f"global_step_{latest.read_text().strip()}")
-    return next(iter(Path(chosen, "actor").glob("model_world_size_*_rank_0.pt")), None) if chosen else None
+    ranks = get("trainer.nnodes", 1) * get("trainer.n_gpus_per_node", 1)
+    file = Path(chosen or "", "actor", f"model_world_size_{ranks}_rank_0.pt")  # others are of an older job
+    return file if chosen and file.exists() else None
 
 
 def replaced_losses(get: Get) -> Iterator[str]:

@@ -65,7 +65,7 @@ def save_checkpoint(original, self, local_path: str | None, *args: Any, **kwargs
     taken: dict[str, Any] = {}
     with holding(_left_out, taken):
         result = original(self, local_path, *args, **kwargs)
-    if taken:
+    if self.rank == 0 and self.should_save_hf_model:
         keep(taken, Path(local_path) / "huggingface")
     return result
 
@@ -79,16 +79,18 @@ def merge_and_save(original, self, *args: Any, **kwargs: Any) -> Any:
     taken: dict[str, Any] = {}
     with holding(_left_out, taken):
         result = original(self, *args, **kwargs)
-    if taken and self.config.operation == "merge":
+    if self.config.operation == "merge":
         keep(taken, Path(self.config.target_dir))
     return result
 
 
 def keep(weights: dict[str, Any], model: Path) -> None:
-    """Write the partition function as ``model/flowrl/proj_z.safetensors``, which only
-    `flashpatch.patches.flowrl.actor.attach` loads."""
+    """Write the partition function as ``model/flowrl/proj_z.safetensors``, which only `flashpatch.patches.flowrl.actor.attach`
+    loads; without ``weights`` take away that of a model which was written over."""
     from safetensors.torch import save_file
 
-    (model / FOLDER).mkdir(parents=True, exist_ok=True)
-    own = {name.rpartition(f"{HEAD}.")[2]: tensor.contiguous() for name, tensor in weights.items()}
-    save_file(own, model / FOLDER / FILE)
+    file = model / FOLDER / FILE
+    if not weights:
+        return file.unlink(missing_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name.rpartition(f"{HEAD}.")[2]: tensor.contiguous() for name, tensor in weights.items()}, file)

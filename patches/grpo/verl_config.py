@@ -131,11 +131,8 @@ def remarks(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
         for name in ("reference_every", "max_staleness"):
             if options[name]:
                 yield f"grpo's option {name} does nothing in trainer mode {mode}: {STREAM} uses it"
-    else:
-        if options["reference_every"] and not get(f"{ACTOR}.use_kl_loss"):
-            yield f"grpo's option reference_every does nothing: without {ACTOR}.use_kl_loss there is no reference"
-        if size := get(f"{ACTOR}.ppo_micro_batch_size_per_gpu"):
-            yield f"{ACTOR}.ppo_micro_batch_size_per_gpu={size} does nothing: ppo_max_token_len_per_gpu bounds rounds"
+    elif options["reference_every"] and not get(f"{ACTOR}.use_kl_loss"):
+        yield f"grpo's option reference_every does nothing: without {ACTOR}.use_kl_loss there is no reference"
     if options["router"] and get(f"{ROLLOUT}.router_config_path"):
         yield "the token router is not used: the configuration has a router_config_path"
 

@@ -77,6 +77,14 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")), eos_token="a")
 
 
+def test_an_export_without_a_partition_function_takes_an_older_ones_away(tmp_path):
+    from flashpatch.patches.flowrl import checkpoint
+
+    for weights in ({"proj_z.net.0.weight": torch.ones(1)}, {}, {}):
+        checkpoint.keep(weights, tmp_path)
+        assert [one.name for one in tmp_path.rglob("*.safetensors")] == ["proj_z.safetensors"] * len(weights)
+
+
 @pytest.mark.parametrize("kind, ranks", MARKED)
 def test_resuming_equals_going_on(done, kind, ranks):
     whole, rest = (flow_lab.result(done[ranks], f"{kind}-{part}", ranks) for part in ("whole", "rest"))

@@ -84,6 +84,3 @@ def test_parts_that_are_not_used_are_logged():
         reader(**{"trainer.v1.trainer_mode": "stream_async"}), {**ON, "reference_every": 4}
     )
     assert "without actor_rollout_ref.actor.use_kl_loss" in reference
-    sized = {verl_config.TRAINER_MODE: "stream_async", f"{ACTOR}.ppo_micro_batch_size_per_gpu": 4}
-    (sizes,) = verl_config.remarks(reader(**sized), unused)
-    assert "ppo_micro_batch_size_per_gpu=4 does nothing" in sizes and "ppo_max_token_len_per_gpu" in sizes
