@@ -16,6 +16,7 @@ from typing import Any
 from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8.vllm import unsupported
 
 CORE = "vllm.v1.engine.core:EngineCore"
 _STEP = "fp8.vllm.engine_core_step"
@@ -207,14 +208,24 @@ def adopt(core: Any, key: PrefixKey | None) -> None:
 
 def _empty(core: Any) -> None:
     """Empty the prefix cache and what a KV connector holds."""
+    go_on(core)
     running = bool(core.scheduler.running)
     if not core.scheduler.reset_prefix_cache(reset_running_requests=running, reset_connector=True):
         raise PatchError(
             "the prefix cache of the old policy, or what its KV connector holds, could not be reset",
             patch=_STEP,
-            advice="Finish all requests; a KV connector that cannot be reset cannot be used with weight updates.",
+            advice="Finish all requests, and send them again once the connector's copies have ended; one that cannot be reset "
+            "cannot be used with weight updates.",
         )
     _check_reset(core.scheduler.connector)
+
+
+def go_on(core: Any) -> None:
+    """Run a step of no request, if there is none: a KV connector ends its copies, and a reset, in steps alone."""
+    idle = core.scheduler.connector is not None and not core.scheduler.has_unfinished_requests()
+    if idle and not (core.batch_queue or unsupported.spans_engines(core.vllm_config)):
+        step = core.scheduler.schedule()
+        core.scheduler.update_from_output(step, core.model_executor.execute_model(step))
 
 
 def _check_reset(connector: Any) -> None:

@@ -117,6 +117,7 @@ def engine_core_step(original, self):
                 gate.answered = gate.version
                 ledger.note(steps=1, answered=gate.version)
             return result
+        caches.go_on(self)
         return outputs, gate.keep_lock_step(self)
 
 

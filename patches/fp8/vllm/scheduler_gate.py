@@ -146,9 +146,9 @@ class SchedulerGate:
         try:
             with self.door.held_open():
                 self._adopt(core, version, adapters, by_call=not before_step)
-        except (PatchError, RuntimeError) as error:
+        except Exception as error:  # a KV connector's own, perhaps
             self._stale = True
-            return str(error)
+            return str(error) or type(error).__name__
         return None
 
     def _follow_drafter(self, version: int, problem: str) -> None:
