@@ -20,12 +20,11 @@ class CaptureWindow:
 
     Attributes:
         first: first position of the window that is kept.
-        length: positions seen, from the request's beginning.
         last: the last window that was seen, -1 if none was."""
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.first = self.length = 0
+        self.first = 0
         self.last, self._drawn = -1, 0  # drawn: windows that were seen
 
     def advance(self, positions: Sequence[int]) -> bool:
@@ -34,7 +33,6 @@ class CaptureWindow:
         Positions may come again, as those of rejected drafts and of preempted requests do. Windows of which nothing was
         computed, as their prefix was in the cache, do not count."""
         moved = False
-        self.length = max(self.length, max(positions) + 1)
         for window in sorted({position // self.size for position in positions}):
             if window > self.last:
                 self.last = window

@@ -89,14 +89,11 @@ class HostBuffers:
                 self.versions[places_of(request.pages)] = -1
         offsets = positions - numpy.array([one.window.first for one in requests], dtype=numpy.int64)[owners]
         inside = (offsets >= 0) & (offsets < size)
-        lengths, behind = numpy.zeros((2, len(requests)), dtype=numpy.int64)
-        numpy.maximum.at(lengths, owners, positions + 1)
+        behind = numpy.zeros(len(requests), dtype=numpy.int64)
         numpy.maximum.at(behind, owners[inside], offsets[inside] + 1)
         # the last token is never an input
         pages = numpy.where(behind > 0, -(-numpy.minimum(behind + 1, size) // PAGE), 0)
-        for request, length, count in zip(requests, lengths.tolist(), pages.tolist(), strict=True):
-            if length > request.window.length:
-                request.window.length = length
+        for request, count in zip(requests, pages.tolist(), strict=True):
             if count > len(request.pages):
                 self._extend(request, count - len(request.pages))
         counts = numpy.array([len(request.pages) for request in requests], dtype=numpy.int64)

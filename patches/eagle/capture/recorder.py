@@ -37,7 +37,6 @@ logger = logging.getLogger("flashpatch.eagle")
 _BATCH = 32  # steps that are stored at once
 _BATCH_BYTES = 64 << 20  # of their states, from which on no more are waited for
 _BATCH_SECONDS = 1.0  # that a step, or the end of a request, may wait for others
-_LENGTHS = (512, 2048, 8192, 32768)  # positions, by which lost requests are counted
 _MAX_WAITING = 256  # steps; then the requests in the next one are given up
 
 
@@ -60,8 +59,7 @@ class Recorder:
     Attributes:
         version: of the policy that is running now, set by the engine's side.
         counts: ``rows``, ``requests`` (offered), ``skipped`` (by rate or budget), ``lost`` (given up: no memory, too
-            many waiting steps, error), of which ``lost_to_512`` and so on up to a length of so many positions, ``empty``
-            (nothing seen), ``mismatched`` (rows masked because another token had been the input)."""
+            many waiting steps, error), ``empty`` (nothing seen), ``mismatched`` (rows masked because another token had been the input)."""
 
     def __init__(
         self,
@@ -200,10 +198,7 @@ class Recorder:
     def _give_up(self, request: Request, why: str) -> None:
         if not request.lost:
             request.lost = why
-            length = request.window.length
-            reached = next((f"to_{most}" for most in _LENGTHS if length <= most), f"above_{_LENGTHS[-1]}")
             self.counts["lost"] += 1
-            self.counts[f"lost_{reached}"] += 1
 
     def _fault(self, error: Exception) -> None:
         if not self.problem:

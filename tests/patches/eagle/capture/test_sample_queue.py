@@ -51,37 +51,22 @@ def test_without_a_reader_the_queue_keeps_the_newest_and_its_bound(tmp_path, bou
     assert writer.counts["written"] == 20 and writer.counts["evicted"] == 20 - len(kept)
 
 
-def test_far_from_full_few_samples_need_a_look_and_the_bound_holds_all_the_same(tmp_path, monkeypatch):
+def test_few_of_the_writes_list_the_queue_and_its_bound_holds(tmp_path, monkeypatch):
+    """Nobody reads while a batch is generated, so that is how a job runs: 300 writes to a queue of 256 that is full."""
     looks, most, scan = [], 0, os.scandir
-    monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or scan(path))
-    writer = SampleWriter(tmp_path, slots=64, waiting=200)
-    for seed in range(150):
-        writer.offer(sample(seed=seed))
-        if seed == 19:
-            _eventually(lambda: writer.counts["written"] == 20)
-            assert 0 < len(looks) < 10
-        most = max(most, len(os.listdir(tmp_path)))
-    writer.close()
-    kept = len(SampleReader(tmp_path).waiting())
-    assert most <= 64 + 1 and 64 - 8 <= kept <= 64, "one may be under way"
-    assert writer.counts["evicted"] == 150 - kept
-
-
-def test_a_full_queue_is_listed_by_few_of_the_writes(tmp_path, monkeypatch):
-    """Nobody reads while a batch is generated, so that is how a job runs: 300 writes to a queue of 256."""
-    looks, scan = [], os.scandir
     writer = SampleWriter(tmp_path, slots=256, waiting=1000)
-
-    def write(number):
+    monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or scan(path))
+    for number, expected in ((80, 10), (176, 256), (300, 220)):
+        looks.clear()
         for seed in range(number):
             writer.offer(sample(seed=seed))
+            most = max(most, len(os.listdir(tmp_path)))
         _eventually(lambda: writer.counts["written"] == writer.counts["offered"])
-
-    write(256)
-    monkeypatch.setattr(os, "scandir", lambda path: looks.append(path) or scan(path))
-    write(300)
+        assert 0 < len(looks) < expected
     writer.close()
-    assert len(looks) < 220 and 256 - 32 <= len(SampleReader(tmp_path).waiting()) <= 256
+    kept = len(SampleReader(tmp_path).waiting())
+    assert most <= 256 + 1 and 256 - 32 <= kept <= 256, "one may be under way"
+    assert writer.counts["evicted"] == 556 - kept
 
 
 def test_a_writer_that_cannot_keep_up_drops_and_gives_the_memory_back(tmp_path, monkeypatch):

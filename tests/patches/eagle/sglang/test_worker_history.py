@@ -60,15 +60,6 @@ def test_tokens_of_steps_without_drafts_are_no_acceptance(history: WorkerHistory
     assert history.drafts.drafts == before
 
 
-def test_a_better_drafter_keeps_its_drafts(history: WorkerHistory) -> None:
-    """All of its drafts are accepted, for long; then those of a prompt that was answered before are not replaced."""
-    for _ in range(200):
-        history.drafts.learn_rival(3, 3)
-    answered(history, [1, 2, 3])
-    assert history.propose([Request([1, 2, 3], ANSWER[:2])], 3) == [None]
-    assert history.rows == set()
-
-
 def test_what_history_drafted_says_nothing_about_the_drafter(history, monkeypatch):
     """Of a batch, only requests with the drafter's own drafts count for its acceptance."""
     worker = SimpleNamespace(_draft_worker=Request([], []))
