@@ -91,8 +91,6 @@ def refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
     if get(REPLAY) and get(f"{ROLLOUT}.name") == "sglang" and Version(version("sglang")) < FIRST_SGLANG:
         yield f"{REPLAY}=True (SGLang {version('sglang')}; its record of experts was found true from {FIRST_SGLANG} on)"
     yield from parted_replicas(get)
-    if options["resubmit"] and options["slow_after"] and _trainer_mode(get) == "colocate_async":
-        yield f"{TRAINER_MODE}=colocate_async (its servers are stopped while it trains, and look slow: slow_after = 0)"
     mode = get(LOSS, _DEFAULT)
     if not options["loss"]:
         if mode == MODE:

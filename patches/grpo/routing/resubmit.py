@@ -1,4 +1,4 @@
-"""Go on with a generation on another server, once, when its server died or does not answer; report its length."""
+"""Go on with a generation on another server, once, when its server died or cannot be reached; report its length."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ logger = logging.getLogger("flashpatch.grpo")
 
 CLIENT = "verl.workers.rollout.llm_server"
 REST = 30.0
-"""Seconds for which a slow server gets no new requests."""
+"""Seconds for which a server that Ray could not reach gets no new requests."""
 
 patches = Patches(
     "grpo",
     "verl>=0.9",
     evidence="fault",
-    why="When a rollout server dies, verl keeps sending requests to it, and the samples of each are lost; "
-    "when one hangs, so does the step.",
+    why="When a rollout server dies, verl keeps sending requests to it, and the samples of each are lost.",
     remove_when="verl takes dead servers out of its balancer and repeats their requests.",
 )
 
@@ -36,7 +35,6 @@ class _Attempt:
     def __init__(self, prompt_ids: Any = None) -> None:
         self.prompt_ids = prompt_ids
         self.server: str | None = None
-        self.placed = asyncio.Event()
         self.open = True
         self.released: tuple[str, str | None] | None = None
 
@@ -82,7 +80,6 @@ async def acquire_server(original, self, request_id: str, **extra: Any) -> tuple
         raise
     if attempt is not None:
         attempt.server = name
-        attempt.placed.set()
     return name, handle
 
 
@@ -120,8 +117,7 @@ def release_server(original, self, server_id: str, request_id: str | None = None
     ),
 )
 async def generate(original, self, request_id: str, **arguments: Any) -> Any:
-    """Repeat a request once on another server if the first one died, which is removed from the balancer, or with the option
-    slow_after did not answer in time.
+    """Repeat a request once on another server if the first one died, which is removed from the balancer, or cannot be reached.
 
     A result is delivered once, and the balancer is told how long the response is.
 
@@ -129,7 +125,6 @@ async def generate(original, self, request_id: str, **arguments: Any) -> Any:
         PatchError: the second server was lost as well; the first cause is attached.
         Exception: whatever else a server answers."""
     options = engine.options("grpo")
-    slow_after = options["slow_after"] if options["resubmit"] else 0.0
     servers: list[str | None] = []
     first: Exception | None = None
     while True:
@@ -137,7 +132,7 @@ async def generate(original, self, request_id: str, **arguments: Any) -> Any:
         reset = _attempt.set(attempt)
         output = None
         try:
-            output = await _within(slow_after, attempt, original(self, request_id, **arguments))
+            output = await original(self, request_id, **arguments)
             return output
         except Exception as error:
             attempt.close(self)
@@ -145,12 +140,12 @@ async def generate(original, self, request_id: str, **arguments: Any) -> Any:
             if why is None or attempt.server is None or not options["resubmit"]:
                 raise
             servers.append(attempt.server)
-            await _report(self, attempt.server, slow(error))
+            await _report(self, attempt.server, unreached(error))
             if first is not None:
                 raise PatchError(
                     f"request {request_id} got no answer from two servers: {', '.join(map(str, servers))}.",
                     **patches.at(generate),
-                    advice="Look at the servers' logs; slow_after = 0 waits for ever.",
+                    advice="Look at the servers' logs.",
                 ) from first
             first = error
             logger.warning(
@@ -163,28 +158,10 @@ async def generate(original, self, request_id: str, **arguments: Any) -> Any:
                 attempt.close(self, output)
 
 
-async def _within(timeout: float, attempt: _Attempt, generation: Any) -> Any:
-    """Wait for a generation, at most ``timeout`` seconds (0: any) from when it has a server. It is cancelled with the caller."""
-    task = asyncio.ensure_future(generation)
-    placed = asyncio.ensure_future(attempt.placed.wait())
-    try:
-        await asyncio.wait({task, placed}, return_when=asyncio.FIRST_COMPLETED)
-        await asyncio.wait({task}, timeout=timeout or None)
-        if not task.done():
-            raise TimeoutError
-        return task.result()
-    finally:
-        placed.cancel()
-        if not task.done():
-            task.cancel()
-
-
 def lost(error: BaseException) -> str | None:
     """Return why a server is lost, if the error means that; None for an error of the request itself."""
     from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
-    if isinstance(error, TimeoutError):
-        return "did not answer in time"
     if isinstance(error, ActorUnavailableError):
         return "cannot be reached"
     if isinstance(error, RayActorError):
@@ -194,19 +171,19 @@ def lost(error: BaseException) -> str | None:
     return None
 
 
-def slow(error: BaseException) -> bool:
-    """Whether a lost server may live: it did not answer in time, or cannot be reached for now."""
+def unreached(error: BaseException) -> bool:
+    """Whether a lost server may live: Ray cannot reach it for now."""
     from ray.exceptions import ActorUnavailableError
 
-    return isinstance(error, TimeoutError | ActorUnavailableError)
+    return isinstance(error, ActorUnavailableError)
 
 
-async def _report(client: Any, server: str, slow: bool) -> None:
+async def _report(client: Any, server: str, may_live: bool) -> None:
     """Report a lost server to the balancer, grpo's or verl's own.
 
-    A dead server is removed; a slow one gets no new requests for a while, if the balancer can."""
+    A dead server is removed; one that may live gets no new requests for a while, if the balancer can."""
     balancer = client._load_balancer
-    if not slow:
+    if not may_live:
         await balancer.remove_servers.remote([server])
     elif hasattr(balancer, "rest_server"):
         await balancer.rest_server.remote(server, REST)

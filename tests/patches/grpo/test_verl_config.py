@@ -5,7 +5,7 @@ import pytest
 from flashpatch.patches.grpo import verl_config
 
 ACTOR = "actor_rollout_ref.actor"
-ON = {"loss": True, "logprobs": False, "router": True, "resubmit": True, "slow_after": 0.0}
+ON = {"loss": True, "logprobs": False, "router": True, "resubmit": True}
 
 
 def reader(**settings):
@@ -34,17 +34,12 @@ def test_another_loss_is_refused_unless_ours_is_off():
 
 
 def test_what_the_loss_or_the_clock_would_get_wrong_is_refused():
-    """Verl's own loss asserts a dual clip above 1; colocate_async stops its servers while it trains."""
+    """Verl's own loss asserts a dual clip above 1."""
     for bound in (1.0, 0.5):
         dual = reader(**{f"{ACTOR}.clip_ratio_c": bound})
         (refusal,) = verl_config.refusals(dual, ON)
         assert refusal.startswith(f"{ACTOR}.clip_ratio_c={bound} (")
         assert not [*verl_config.refusals(dual, {**ON, "loss": False})]
-    slow, shared = {**ON, "slow_after": 4.0}, reader(**{verl_config.TRAINER_MODE: "colocate_async"})
-    (refusal,) = verl_config.refusals(shared, slow)
-    assert refusal.startswith("trainer.v1.trainer_mode=colocate_async") and "slow_after = 0" in refusal
-    for get, options in ((shared, ON), (shared, {**slow, "resubmit": False}), (reader(), slow)):
-        assert not [*verl_config.refusals(get, options)]
 
 
 def test_recorded_experts_are_refused_where_the_streaming_trainer_would_ignore_them():
