@@ -132,6 +132,39 @@ def requantizing(a: str, b: str) -> tuple[str, bool]:
         return found, model_registry.get(engines.inner_model(llm)).may_generate
 
 
+def reranking(a: str, b: str, overrides: dict[str, Any]) -> tuple[list[str], list[list[float]]]:
+    """What updates raise on a reranker that vLLM makes of a causal model, and its scores before and after them."""
+    kw = dict(
+        runner="pooling", hf_overrides=dict(architectures=["Qwen3ForSequenceClassification"], **overrides)
+    )
+    with engines.open_llm(a, **kw) as llm:
+
+        def scores() -> list[float]:
+            asked = [{"prompt_token_ids": list(prompt)} for prompt in engines.PROMPTS]
+            found = llm.encode(asked, pooling_task="classify", use_tqdm=False)
+            return [value for one in found for value in one.outputs.data.float().flatten().tolist()]
+
+        before, parts = scores(), [list(models.weights(b))]
+        errors = [updates.error(lambda way=way: way(llm, parts)) for way in (updates.send, updates.sync)]
+        return errors, [before, scores()]
+
+
+RERANKERS = {
+    "from_2_way_softmax": dict(classifier_from_token=["t4", "t5"], is_original_qwen3_reranker=True),
+    "no_post_processing": dict(classifier_from_token=["t4", "t5", "t6"], method="no_post_processing"),
+}
+
+
+@pytest.mark.parametrize("method", RERANKERS)
+def test_a_reranker_made_of_a_causal_model_is_refused_by_name(method: str) -> None:
+    """Its loader makes a head, loads into it and deletes it."""
+    paths = [updates.checkpoint("qwen3", seed) for seed in (0, 1)]
+    errors, (before, after) = scenario.run(reranking, *paths, RERANKERS[method], env={"FLASHPATCH": "bf16"})
+    for error in errors:
+        assert "cannot be updated: vLLM makes its classifier of rows" in error, errors
+    assert before == after
+
+
 def test_a_checkpoint_that_vllm_quantizes_anew_is_refused_by_name() -> None:
     found, serves = scenario.run(
         requantizing, *(updates.checkpoint("qwen2", seed) for seed in (0, 1)), env={"FLASHPATCH": "bf16"}
