@@ -93,8 +93,8 @@ class JobConfig:
                     f"{TRAINER_MODE}={self.get(TRAINER_MODE)} (it has a reference of its own, which only {STREAM} loads)"
                 ],
                 f"cannot resume {file.parent} with",
-                f"Choose {TRAINER_MODE}={STREAM} and trainer.use_v1=True, or move {file.parent / 'reference'} away to go on "
-                "from the initial model's.",
+                f"Move {file.parent / 'reference'} away to go on from the initial model's, as where another job had written it, or "
+                f"choose {TRAINER_MODE}={STREAM} and trainer.use_v1=True.",
             )
         if file is None or not is_zipfile(file):
             return

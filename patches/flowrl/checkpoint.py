@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch.decorate import Patches
-from flashpatch.patches._shared.context import holding
+from flashpatch.patches._shared.context import having, holding
 from flashpatch.patches._shared.flow_names import FILE, FOLDER, HEAD, is_head, without_head
-from flashpatch.patches.flowrl.actor import IMPL
+from flashpatch.patches.flowrl.actor import IMPL, MODEL, fingerprint
 
 MANAGER = "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager"
 MERGER = "verl.model_merger.fsdp_model_merger:FSDPModelMerger"
@@ -65,8 +65,7 @@ def save_checkpoint(original, self, local_path: str | None, *args: Any, **kwargs
     taken: dict[str, Any] = {}
     with holding(_left_out, taken):
         result = original(self, local_path, *args, **kwargs)
-    if self.rank == 0 and self.should_save_hf_model:
-        keep(taken, Path(local_path) / "huggingface")
+    keep(taken, Path(local_path or "") / "huggingface")
     return result
 
 
@@ -75,22 +74,24 @@ def save_checkpoint(original, self, local_path: str | None, *args: Any, **kwargs
     relies_on=("self._load_and_merge_state_dicts", "self.save_hf_model_and_tokenizer"),
 )
 def merge_and_save(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Write proj_z into flowrl/proj_z.safetensors beside a merged model, from where the next actor loads it."""
-    taken: dict[str, Any] = {}
-    with holding(_left_out, taken):
-        result = original(self, *args, **kwargs)
-    if self.config.operation == "merge":
+    """Write proj_z into flowrl/proj_z.safetensors beside a merged model, from where the next actor loads it, before the folder is
+    uploaded."""
+    taken, save = {}, self.save_hf_model_and_tokenizer
+
+    def save_both(state: dict[str, Any]) -> None:
+        save(state)
         keep(taken, Path(self.config.target_dir))
-    return result
+
+    with holding(_left_out, taken), having(self, "save_hf_model_and_tokenizer", save_both):
+        return original(self, *args, **kwargs)
 
 
 def keep(weights: dict[str, Any], model: Path) -> None:
-    """Write the partition function as ``model/flowrl/proj_z.safetensors``, which only `flashpatch.patches.flowrl.actor.attach`
-    loads; without ``weights`` take away that of a model which was written over."""
+    """Write the partition function, if there is one, as ``model/flowrl/proj_z.safetensors``, with the fingerprint of the model
+    beside which only `flashpatch.patches.flowrl.actor.attach` loads it."""
     from safetensors.torch import save_file
 
-    file = model / FOLDER / FILE
-    if not weights:
-        return file.unlink(missing_ok=True)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name.rpartition(f"{HEAD}.")[2]: tensor.contiguous() for name, tensor in weights.items()}, file)
+    if weights:
+        (model / FOLDER).mkdir(parents=True, exist_ok=True)
+        own = {name.rpartition(f"{HEAD}.")[2]: tensor.contiguous() for name, tensor in weights.items()}
+        save_file(own, model / FOLDER / FILE, {MODEL: fingerprint(model)})

@@ -161,7 +161,7 @@ _REFUSED = {
     "actor_rollout_ref.model.lora_rank": _ABSENT,
     "actor_rollout_ref.model.lora.rank": _ABSENT,
     "actor_rollout_ref.model.lora_adapter_path": _ABSENT,
-    "actor_rollout_ref.model.mtp.enable": _ABSENT,
+    "actor_rollout_ref.model.mtp.enable_train": _ABSENT,
     f"{ROLLOUT}.disaggregation.enabled": _ABSENT,
     "distillation.enabled": _ABSENT,
 }

@@ -1,9 +1,9 @@
-"""verl's own client in front of rollout servers that are Ray actors, while servers are killed and stopped.
+"""verl's own client in front of rollout servers that are Ray actors, of which one is killed.
 
     python grpo_servers.py REQUESTS PHASES
 
-PHASES is a JSON list of [HARM, OPTIONS]: HARM is kill or chaos, OPTIONS those of grpo, or null for stock
-verl. Prints one JSON line per phase: how requests ended, and the balancer's last status."""
+PHASES is a JSON list of the options of grpo, or null for stock verl. Prints one JSON line per phase: how requests ended, and
+the balancer's last status."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ class Server:
         return SimpleNamespace(token_ids=[prompt_ids[0]] * sampling_params["max_tokens"], extra_fields={})
 
 
-async def phase(requests: int, harm: str, options: dict | None) -> None:
+async def phase(requests: int, options: dict | None) -> None:
     import flashpatch
 
     flashpatch.disable()
@@ -40,9 +40,8 @@ async def phase(requests: int, harm: str, options: dict | None) -> None:
     from verl.workers.rollout.llm_server import LLMServerClient
     from verl.workers.rollout.router import get_router_handle
 
-    from flashpatch.patches.grpo.routing import resubmit, router
+    from flashpatch.patches.grpo.routing import router
 
-    resubmit.REST = 1.0  # as long as a server here hangs
     router._slots.set(16)
     draw = random.Random(3)
     servers = {f"s{number}": Server.remote() for number in range(4)}
@@ -67,30 +66,10 @@ async def phase(requests: int, harm: str, options: dict | None) -> None:
                 ends[type(error).__name__] += 1
 
     async def villain() -> None:
-        for turn in range(1000):
-            if harm == "kill":  # by then requests are under way everywhere, and most are still to come
-                while ends.total() < requests // 6:
-                    await asyncio.sleep(0.01)
-            else:
-                await asyncio.sleep(draw.uniform(0.3, 1.2))
-            name = draw.choice(list(servers)[1:])
-            if harm == "kill":
-                os.kill(pids[name], signal.SIGKILL)
-                happened["kill"] += 1
-                return
-            elif draw.random() < 0.4:
-                os.kill(pids[name], signal.SIGSTOP)
-                happened["hang"] += 1
-                asyncio.get_running_loop().call_later(draw.uniform(0.5, 4), go_on, pids[name])
-            else:
-                os.kill(pids[name], signal.SIGCONT)
-                os.kill(pids[name], signal.SIGKILL)
-                happened["kill"] += 1
-                fresh = f"{name[:2]}-{turn}"
-                servers[fresh] = Server.remote()
-                pids[fresh] = await servers[fresh].pid.remote()
-                del servers[name], pids[name]
-                await balancer.add_servers.remote({fresh: servers[fresh]})
+        while ends.total() < requests // 6:  # requests are under way everywhere, and most are still to come
+            await asyncio.sleep(0.01)
+        os.kill(pids[draw.choice(list(servers)[1:])], signal.SIGKILL)
+        happened["kill"] += 1
 
     task = asyncio.create_task(villain())
     await asyncio.gather(*(one(number) for number in range(requests)))
@@ -105,19 +84,11 @@ async def phase(requests: int, harm: str, options: dict | None) -> None:
     print(
         json.dumps({"ends": ends, "happened": happened, "status": status, "token router": known}), flush=True
     )
-    for name, pid in pids.items():
-        go_on(pid)
-        ray.kill(servers[name])
-
-
-def go_on(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGCONT)
-    except ProcessLookupError:
-        pass
+    for server in servers.values():
+        ray.kill(server)
 
 
 if __name__ == "__main__":
     with ray_start.small():
-        for harm, options in json.loads(sys.argv[2]):
-            asyncio.run(phase(int(sys.argv[1]), harm, options))
+        for options in json.loads(sys.argv[2]):
+            asyncio.run(phase(int(sys.argv[1]), options))

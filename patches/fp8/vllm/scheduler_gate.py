@@ -148,7 +148,8 @@ class SchedulerGate:
                 self._adopt(core, version, adapters, by_call=not before_step)
         except Exception as error:  # a KV connector's own, perhaps
             self._stale = True
-            return str(error) or type(error).__name__
+            own = isinstance(error, PatchError)  # whose name a refusal begins with
+            return f"{error.problem}. {error.advice}" if own else str(error) or type(error).__name__
         return None
 
     def _follow_drafter(self, version: int, problem: str) -> None:

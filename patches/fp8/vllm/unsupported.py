@@ -66,13 +66,8 @@ def at_update(vllm_config: Any) -> str | None:
     if problem := spans_engines(vllm_config):
         return problem
     model = vllm_config.model_config
-    configs = model.hf_config, model.hf_config.get_text_config()
-    rows = [getattr(one, "classifier_from_token", None) for one in configs]
-    if model.convert_type == "classify" and any(rows):
-        return (
-            "vLLM makes its classifier of rows of the checkpoint's head, which it deletes (classifier_from_token); update a "
-            "checkpoint that has a classifier"
-        )
+    if model.convert_type == "classify" and getattr(model.hf_text_config, "classifier_from_token", None):
+        return "vLLM makes its classifier of the checkpoint's head (classifier_from_token); send one that has a classifier"
     kernel = getattr(vllm_config, "kernel_config", None)
     backend = str(getattr(kernel, "moe_backend", ""))
     if backend.startswith("flashinfer_moe_ep"):

@@ -48,8 +48,8 @@ def load(reference: Any, policy: Any, folder: Path, rank: int, world: int) -> bo
     problem = f"{file} does not exist"
     if file.exists():
         saved = torch.load(file, map_location="cpu", weights_only=True)
-        problem = "another job has written over the policy beside it"
-        if saved["policy"] == _fingerprint(policy):
+        problem = "it was not saved beside this policy"
+        if saved.get("policy") == _fingerprint(policy):
             problem = _copy(saved["shards"], reference)
     if problem:
         raise PatchError(

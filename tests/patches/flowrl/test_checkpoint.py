@@ -77,12 +77,22 @@ def tokenizer() -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, "a")), eos_token="a")
 
 
-def test_an_export_without_a_partition_function_takes_an_older_ones_away(tmp_path):
-    from flashpatch.patches.flowrl import checkpoint
+def test_a_partition_function_is_loaded_beside_its_own_model_alone(tmp_path):
+    """A job without the name flowrl writes its model over, and leaves what lay beside."""
+    from safetensors.torch import save_file
 
-    for weights in ({"proj_z.net.0.weight": torch.ones(1)}, {}, {}):
-        checkpoint.keep(weights, tmp_path)
-        assert [one.name for one in tmp_path.rglob("*.safetensors")] == ["proj_z.safetensors"] * len(weights)
+    from flashpatch.patches.flowrl import actor, checkpoint
+
+    head, file = torch.nn.Linear(2, 2), tmp_path / checkpoint.FOLDER / checkpoint.FILE
+    for value in (0.0, 1.0):
+        save_file({"w": torch.full((3,), value)}, tmp_path / "model.safetensors")
+        checkpoint.keep({f"proj_z.{name}": tensor + 1 for name, tensor in head.state_dict().items()}, tmp_path)
+        before = head.weight.clone()
+        actor._restore(head, file)
+        assert torch.equal(head.weight, before + 1)
+    save_file({"w": torch.zeros(3)}, tmp_path / "model.safetensors")
+    with pytest.raises(actor.PatchError, match="was not saved beside this model.*move the file away"):
+        actor._restore(head, file)
 
 
 @pytest.mark.parametrize("kind, ranks", MARKED)

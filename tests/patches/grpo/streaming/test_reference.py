@@ -156,5 +156,5 @@ def test_a_checkpoint_that_holds_a_reference_says_that_there_is_one(tmp_path, mo
     assert calls == [str(older)] * bool(held or every)
     policy.bias.data += 1  # a job of another trainer mode wrote its policy over that of step 4
     if held:
-        with pytest.raises(reference.PatchError, match="another job has written over the policy"):
+        with pytest.raises(reference.PatchError, match="was not saved beside this policy"):
             job._load_checkpoint()

@@ -36,7 +36,7 @@ def test_a_job_that_fits_is_let_through_and_other_modes_are_left_alone():
         ("trainer.v1.separate_async.hybrid_rollout.enable_switch", True, "nothing asks it"),
         ("trainer.v1.stream_async", {"parameter_sync_step": 4}, "separate_async.num_warmup_batches"),
         ("trainer.v1.stream_async", 1, "separate_async.num_warmup_batches"),
-        ("actor_rollout_ref.model.mtp.enable", True, "not supported"),
+        ("actor_rollout_ref.model.mtp.enable_train", True, "not supported"),
         ("actor_rollout_ref.rollout.disaggregation.enabled", True, "not supported"),
         ("actor_rollout_ref.rollout.full_determinism", True, "in which they end"),
         ("trainer.critic_warmup", 2, "no critic"),
