@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,11 @@ class JobConfig:
         )
         with open_dict(self.config):
             OmegaConf.update(self.config, path, value, force_add=True)
+
+
+def forbidden(get: Get, reasons: Mapping[str, str]) -> Iterator[str]:
+    """Yield each setting that is on, with the reason why it may not be."""
+    return (f"{path}={value} ({why})" for path, why in reasons.items() if (value := get(path)))
 
 
 def streams(get: Get) -> bool:

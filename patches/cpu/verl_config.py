@@ -8,7 +8,7 @@ from typing import Any
 
 from flashpatch import engine
 from flashpatch.decorate import Patches
-from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door, overridden
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door, forbidden, overridden
 
 ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE = f"{ROLLOUT}.checkpoint_engine"
@@ -26,6 +26,10 @@ GLOO, GLOO_MODULE = "gloo", "flashpatch.patches.cpu.checkpoint_engine"
 """The checkpoint engine for them, and the module that registers it with verl."""
 UPDATES = "fp8"
 """Name of the family that makes weight updates work; bf16 is another name of it."""
+NEVER_RUN = (
+    *(f"critic.model.{name}" for name in ADAPTERS),
+    *(f"async_training.{name}" for name in ("use_trainer_do_validate", "use_dynamic_resource_scheduling")),
+)
 _SLOTS = 32  # logical CPUs that verl's own actors request at least, whatever the machine has
 DEFAULT = 8
 """verl's default for each of `HELPERS`, whatever the machine has."""
@@ -93,9 +97,6 @@ def refusals(get: Get) -> Iterator[str]:
         path = f"{MODEL}.{name}"
         if get(path) and not get(f"{MODEL}.lora.merge") and gathered:
             yield f"{path}={get(path)} with {ACTOR}.strategy=fsdp on several ranks (verl sends memory that FSDP1 has freed; use fsdp2)"
-        path = f"critic.model.{name}"
-        if get(path):
-            yield f"{path}={get(path)} (a critic with adapters was never run without an accelerator)"
     path = f"{MODEL}.lora_adapter_path"
     if get(path) and get(f"{ROLLOUT}.name") == "sglang" and not get(f"{MODEL}.lora.merge"):
         yield f"{path}={get(path)} (never run on SGLang: add {MODEL}.lora.merge=True)"
@@ -109,14 +110,9 @@ def refusals(get: Get) -> Iterator[str]:
                 yield f"{path}={get(path)} with {ATTENTION}={get(ATTENTION)} (Ulysses runs with sdpa here)"
     if get(f"{ROLLOUT}.name") not in (None, "vllm", "sglang"):
         yield f"{ROLLOUT}.name={get(f'{ROLLOUT}.name')} (use vllm or sglang)"
-    if get(f"{ROLLOUT}.quantization"):
-        yield (
-            f"{ROLLOUT}.quantization={get(f'{ROLLOUT}.quantization')} (verl's kernels need an accelerator; "
-            "FLASHPATCH=cpu,fp8 quantizes with the engine's own)"
-        )
-    for name in ("use_trainer_do_validate", "use_dynamic_resource_scheduling"):
-        if get(f"async_training.{name}"):
-            yield f"async_training.{name}=True (never run without an accelerator)"
+    never = dict.fromkeys(NEVER_RUN, "never run without an accelerator")
+    own = "verl's kernels need an accelerator; FLASHPATCH=cpu,fp8 quantizes with the engine's own"
+    yield from forbidden(get, {f"{ROLLOUT}.quantization": own, **never})
     backend, module = get(f"{ENGINE}.backend", "naive"), get(f"{ENGINE}.custom_backend_module")
     if module:
         return  # a transfer of the user's own

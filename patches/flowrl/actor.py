@@ -127,10 +127,6 @@ def attach(engine: Any, module: Any) -> None:
     setattr(engine, _CAPTURE, Capture(module, chosen.detach_hidden))
 
 
-MODEL = "model"
-"""Key of a saved partition function's metadata: the fingerprint of the model that it was saved beside."""
-
-
 def fingerprint(model: Path) -> str:
     """Tell a model in a folder from others by the last 64 KiB of its files."""
     digest = sha256()
@@ -149,7 +145,7 @@ def _restore(head: Any, file: Path) -> None:
 
     try:
         with safe_open(file, "pt") as saved:
-            if (saved.metadata() or {}).get(MODEL) != fingerprint(file.parent.parent):
+            if (saved.metadata() or {}).get("model") != fingerprint(file.parent.parent):
                 raise RuntimeError("it was not saved beside this model")
         head.load_state_dict(load_file(file))
     except RuntimeError as error:

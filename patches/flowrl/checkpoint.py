@@ -9,7 +9,7 @@ from typing import Any
 from flashpatch.decorate import Patches
 from flashpatch.patches._shared.context import having, holding
 from flashpatch.patches._shared.flow_names import FILE, FOLDER, HEAD, is_head, without_head
-from flashpatch.patches.flowrl.actor import IMPL, MODEL, fingerprint
+from flashpatch.patches.flowrl.actor import IMPL, fingerprint
 
 MANAGER = "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager"
 MERGER = "verl.model_merger.fsdp_model_merger:FSDPModelMerger"
@@ -74,8 +74,7 @@ def save_checkpoint(original, self, local_path: str | None, *args: Any, **kwargs
     relies_on=("self._load_and_merge_state_dicts", "self.save_hf_model_and_tokenizer"),
 )
 def merge_and_save(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Write proj_z into flowrl/proj_z.safetensors beside a merged model, from where the next actor loads it, before the folder is
-    uploaded."""
+    """Write proj_z into flowrl/proj_z.safetensors beside a merged model, before it is uploaded; the next actor loads it."""
     taken, save = {}, self.save_hf_model_and_tokenizer
 
     def save_both(state: dict[str, Any]) -> None:
@@ -94,4 +93,4 @@ def keep(weights: dict[str, Any], model: Path) -> None:
     if weights:
         (model / FOLDER).mkdir(parents=True, exist_ok=True)
         own = {name.rpartition(f"{HEAD}.")[2]: tensor.contiguous() for name, tensor in weights.items()}
-        save_file(own, model / FOLDER / FILE, {MODEL: fingerprint(model)})
+        save_file(own, model / FOLDER / FILE, {"model": fingerprint(model)})

@@ -13,6 +13,7 @@ from flashpatch.patches._shared.verl_config import (
     Get,
     JobConfig,
     door,
+    forbidden,
     is_chosen,
     parted_replicas,
     replaced_losses,
@@ -87,8 +88,6 @@ def refusals(get: Get, overridden: Collection[str] = ()) -> Iterator[str]:
     for path, reason in reasons.items():
         if get(path) != REQUIRED[path] and is_chosen(get, path, DEFAULTS[path], overridden):
             yield f"{path}={get(path)} ({reason})"
-    if get("algorithm.use_kl_in_reward"):
-        yield "algorithm.use_kl_in_reward=True (FlowRL's loss has the reference already)"
     if get("algorithm.adv_estimator") in (None, "gae"):
         yield "algorithm.adv_estimator=gae (FlowRL needs one reward per response: grpo, for example)"
     yield from parted_replicas(get)
@@ -98,17 +97,14 @@ def refusals(get: Get, overridden: Collection[str] = ()) -> Iterator[str]:
     strategy = get(f"{ACTOR}.strategy")
     if strategy not in (None, "fsdp", "fsdp2"):
         yield f"{ACTOR}.strategy={strategy} (use fsdp or fsdp2)"
-    for part in (ACTOR, f"{ACTOR}.fsdp_config"):
-        if get(f"{part}.qat.enable"):
-            yield f"{part}.qat.enable=True (it quantizes the partition function)"
-    if get(f"{ACTOR}.use_prefix_grouper"):
-        yield f"{ACTOR}.use_prefix_grouper=True (it shares prompts between responses)"
+    never = dict.fromkeys((f"{ACTOR}.qat.enable", f"{ACTOR}.fsdp_config.qat.enable"), "it quantizes the partition function")
+    never["algorithm.use_kl_in_reward"] = "FlowRL's loss has the reference already"
+    yield from forbidden(get, never | {f"{ACTOR}.use_prefix_grouper": "it shares prompts between responses"})
 
 
 def learned_refusals(get: Get) -> Iterator[str]:
     """Yield the settings that lose a learned partition function."""
-    if get(LORA_ONLY):
-        yield f"{LORA_ONLY}=True (it leaves the partition function out of checkpoints; its optimizer state stays)"
+    yield from forbidden(get, {LORA_ONLY: "it leaves the partition function out of checkpoints; its optimizer state stays"})
 
 
 def group_refusals(get: Get) -> Iterator[str]:

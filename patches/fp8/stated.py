@@ -79,7 +79,7 @@ def finish(models: Sequence[ManagedModel], sender: str) -> None:
         failed = model.state != "open" and model.version == began
         try:
             if drafter and (began is None or failed or model.close_if_empty()):
-                lost |= failed and model.has_failed
+                lost |= failed and model.boundaries.failed
                 continue
             model.finish()
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 from flashpatch import engine, registry
 from flashpatch.arming.preflight import examine
 from flashpatch.decorate import Patches
-from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door, forbidden
 
 ROLE = "actor_rollout_ref"
 CARRIERS = ("naive", "nccl", "hccl", "nixl", "gloo")
@@ -83,11 +83,9 @@ def refusals(get: Get, mode: str) -> Iterator[str]:
         yield f"{ROLE}.actor.strategy={strategy} (the audit reads the shards of fsdp and fsdp2)"
     backend = get(f"{ROLE}.rollout.checkpoint_engine.backend")
     if backend not in (None, *CARRIERS):
-        path = f"{ROLE}.rollout.checkpoint_engine.backend"
-        yield f"{path}={backend} (it casts weights or sends differences)"
+        yield f"{ROLE}.rollout.checkpoint_engine.backend={backend} (it casts weights or sends differences)"
     if mode != "refuse":
         return
     if adapters and get(f"{ROLE}.model.lora.merge"):
         yield f"{ROLE}.model.{adapters[0]} with lora.merge=True (merged weights are in no shard)"
-    if get(f"{ROLE}.actor.fsdp_config.qat.enable", False):
-        yield f"{ROLE}.actor.fsdp_config.qat.enable=True (quantized weights are sent)"
+    yield from forbidden(get, {f"{ROLE}.actor.fsdp_config.qat.enable": "quantized weights are sent"})

@@ -18,6 +18,7 @@ from flashpatch.patches._shared.verl_config import (
     Get,
     JobConfig,
     door,
+    forbidden,
     parted_replicas,
     replaced_losses,
     streams,
@@ -174,9 +175,7 @@ def _whole_batch(get: Get) -> Iterator[str]:
     estimator = get("algorithm.adv_estimator", "gae")
     if estimator not in GROUP_LOCAL:
         yield f"algorithm.adv_estimator={estimator} (advantages need the whole batch; use {', '.join(GROUP_LOCAL)})"
-    for path, why in _REFUSED.items():
-        if value := get(path):
-            yield f"{path}={value} ({why})"
+    yield from forbidden(get, _REFUSED)
     if estimator == "opo" and get("algorithm.rollout_correction.rollout_rs"):
         yield (
             f"algorithm.adv_estimator=opo with rollout_rs={get('algorithm.rollout_correction.rollout_rs')} (its baseline weighs "

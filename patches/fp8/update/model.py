@@ -208,6 +208,7 @@ class ManagedModel:
         error: why no request may be answered until a whole update has come; empty if one may.
         readings: what is asked about the tensors that come.
         wide: which weights it holds in float32.
+        boundaries: which tensors make the open update.
         turns: keep steps and updates apart.
         inside_load: ``model.load_weights`` is running.
         asleep: the engine has taken the memory of the weights away for now: no update begins, none is committed."""
@@ -254,6 +255,7 @@ class ManagedModel:
         self._update = Update(
             model, self.layers, self._layer_state, adapter, options, self.readings, self.wide
         )
+        self.boundaries = self._update.boundaries
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "state":
@@ -335,11 +337,6 @@ class ManagedModel:
     def has_come(self, name: str) -> bool:
         """Return whether the open update has brought a tensor of this name."""
         return self.state == "open" and name in self._update.boundaries.came
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the update that was open last has failed."""
-        return self._update.boundaries.failed
 
     def abandon(self, why: str) -> None:
         """Give up the open update as after an error in it; nothing if none is open, or one into which nothing has come."""

@@ -9,7 +9,7 @@ from typing import Any
 from flashpatch import engine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared.verl_config import Get, JobConfig
+from flashpatch.patches._shared.verl_config import Get, JobConfig, forbidden
 
 ROLLOUT, ACTOR, MODEL = (f"actor_rollout_ref.{name}" for name in ("rollout", "actor", "model"))
 ADVICE = "Change these settings, or unset fp8's option lm_head."
@@ -72,11 +72,9 @@ def refusals(get: Get) -> Iterator[str]:
     strategy = get(f"{ACTOR}.strategy")
     if strategy not in ("fsdp", "fsdp2"):
         yield f"{ACTOR}.strategy={strategy} (only FSDP actors do)"
-    if get(f"{MODEL}.use_fused_kernels"):
-        yield f"{MODEL}.use_fused_kernels=True (they multiply by themselves, in the model's dtype)"
     engine_name = get(f"{ROLLOUT}.name", "vllm")
     if engine_name not in ("vllm", "sglang"):
         yield f"{ROLLOUT}.name={engine_name} (only vLLM and SGLang do)"
-    for path in ("lora_rank", "lora.rank"):
-        if get(f"{MODEL}.{path}"):
-            yield f"{MODEL}.{path}={get(f'{MODEL}.{path}')} (the engine's head is another class beside adapters)"
+    fused = {f"{MODEL}.use_fused_kernels": "they multiply by themselves, in the model's dtype"}
+    adapters = f"{MODEL}.lora_rank", f"{MODEL}.lora.rank"
+    yield from forbidden(get, fused | dict.fromkeys(adapters, "the engine's head is another class beside adapters"))

@@ -17,7 +17,7 @@ from packaging.version import Version
 from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door, forbidden
 from flashpatch.patches.fp8.precision import fleet
 from flashpatch.patches.fp8.verl import delta_sync, float32_head
 from flashpatch.patches.fp8.verl.correction import truncated_sampling
@@ -70,15 +70,13 @@ def validate_config_rollout(original, config: Any, *args: Any, **kwargs: Any) ->
 
 def refusals(get: Get) -> Iterator[str]:
     """Yield the settings that are not supported, each with the reason."""
-    if get(f"{ROLLOUT}.qat.enable"):
-        yield f"{ROLLOUT}.qat.enable=True (verl writes NVFP4 weights into the layers by itself, past the update)"
+    yield from forbidden(get, {f"{ROLLOUT}.qat.enable": "verl writes NVFP4 weights into the layers by itself, past the update"})
     if get(f"{ROLLOUT}.name") != "sglang":
         return
     size = get(f"{ROLLOUT}.data_parallel_size", 1)
     if size not in (None, 1):
         yield f"{ROLLOUT}.data_parallel_size={size} (one engine per replica takes tensors; use several replicas)"
-    if get(f"{ROLLOUT}.disaggregation.enabled"):
-        yield f"{ROLLOUT}.disaggregation.enabled=True (prefill and decode servers would be updated one by one)"
+    yield from forbidden(get, {f"{ROLLOUT}.disaggregation.enabled": "prefill and decode servers would be updated one by one"})
     backend = get(f"{ROLLOUT}.checkpoint_engine.backend")
     if backend == "delta_sharded":
         yield f"{ROLLOUT}.checkpoint_engine.backend={backend} (it writes past the model's loader)"

@@ -214,8 +214,7 @@ def _empty(core: Any) -> None:
         raise PatchError(
             "the prefix cache of the old policy, or what its KV connector holds, could not be reset",
             patch=_STEP,
-            advice="Finish all requests, and send them again once the connector's copies have ended; one that cannot be reset "
-            "cannot be used with weight updates.",
+            advice="Send requests again when the connector's copies have ended; one without a reset goes with no update.",
         )
     _check_reset(core.scheduler.connector)
 
