@@ -49,7 +49,10 @@ def part(models: Sequence[ManagedModel], sender: str, last: bool = False, name: 
         targets = [model for model in models if model.adapter.role == "target"]
         is_open = all(one.state == "open" and _senders.get(one) == (sender, one.changes) for one in targets)
         if not is_open or any(model.has_come(name) for model in targets):
+            failed = [model.boundaries for model in models if model.boundaries.failed]
             begin(models, sender)
+            for one in failed:  # what comes may be the rest of that
+                one.failed = one.rest = True
         yield
 
 

@@ -109,7 +109,7 @@ class Spec:
         if self.hopeless:
             return ERROR
         self.calls += 1
-        self.open, self.lost, self._ends = self.open or "unnamed", False, False
+        self.open, self._ends = self.open or "unnamed", False
         twice = len({name for name, _ in items}) < len(
             items
         )  # within a call: the last counts, or it is refused
@@ -155,7 +155,8 @@ class Spec:
             self.anchor = None
             self.ends |= len({call for _, call in self.came.values()}) > 1
         self.rest, self._ends = False, True
-        if self.open is None and self.lost:
+        if self.lost and not self.came:
+            self._effect, self.open = False, None
             return ERROR
         refused = self.answers == REFUSED and self.open is None
         if not self.came:
@@ -189,7 +190,7 @@ class Spec:
         """The weights are gone (sleep at level 2)."""
         self.just, self.rest = {}, self.rest or self.open == "named"
         self._drop()
-        self.discarded, self.lost = True, False
+        self.discarded = True
 
     # -- how they end --------------------------------------------------------------------------------------
 
@@ -222,7 +223,7 @@ class Spec:
         self.version += 1
         self.just = dict(brought) if by in ("request", "one call") else {}
         self.open, self.came = None, {}
-        self.discarded = self.doubt = self.failed = self.touched = self.rest = False
+        self.discarded = self.doubt = self.failed = self.touched = self.rest = self.lost = False
 
     def _fail(self):
         self.just, self.rest = {}, self.rest or (self.open == "named" and not self._ends)

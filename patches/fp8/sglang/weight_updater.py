@@ -112,6 +112,7 @@ def load_from_disk(owner: Any, config: Any, do: Callable[[], tuple[bool, str]]) 
         done, message = exception_as_answer(do)
     events.note(owner)
     if not done:
+        owner.abandon(message)
         config.model_path = path
         # asleep: an error of before says nothing of this call
         message = message if owner.asleep else owner.error or message

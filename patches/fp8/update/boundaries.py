@@ -16,8 +16,8 @@ import enum
 from collections.abc import Hashable
 
 _ADVICE = (
-    "so where this update begins cannot be told. Send all of it in one call, or from its first tensor on in the same order, or "
-    "name begin and end: `with flashpatch.update(engine):`, start_weight_update and finish_weight_update"
+    "so where this update begins cannot be told. Send all of it in one call, {}or name begin and end: "
+    "`with flashpatch.update(engine):`, start_weight_update and finish_weight_update"
 )
 
 
@@ -35,7 +35,7 @@ class Boundaries:
     Attributes:
         ends: a sender has named the end alone of an update: no request ends one of several calls.
         named: somebody has said where the open update begins, and will say where it ends.
-        failed: the update that was open last has failed.
+        failed: an update has failed since the last begin that was named, and none was committed.
         rest: so has one whose begin was named, and its end was not said yet: what comes may be the rest of it.
         came: name -> number of the call that brought it last."""
 
@@ -57,8 +57,8 @@ class Boundaries:
 
     def begin(self, named: bool) -> None:
         """Open an update."""
-        self.named, self._repeats, self.failed = named, True, False
-        self.rest &= not named
+        self.named, self._repeats = named, True
+        self.failed, self.rest = self.failed and not named, self.rest and not named
         self.came = {}
         self._alone, self._why = 0, ""
 
@@ -97,7 +97,8 @@ class Boundaries:
     @property
     def doubt(self) -> str:
         """Why what came is of no update, unless one call has brought all of it; empty if it may be."""
-        return "" if self.named or not self._alone else f"{self._why}, {_ADVICE}"
+        in_order = "or from its first tensor on in the same order, " if self._anchor else ""
+        return "" if self.named or not self._alone else f"{self._why}, {_ADVICE.format(in_order)}"
 
     @property
     def one_call(self) -> bool:
@@ -111,7 +112,7 @@ class Boundaries:
 
     def commit(self, by_name: bool) -> None:
         """Note that the open update is committed; ``by_name``: its sender has said that it ends."""
-        self.named = self.rest = False
+        self.named = self.failed = self.rest = False
         if by_name:
             self._values.clear()
             return
@@ -121,7 +122,7 @@ class Boundaries:
         """Note that somebody says where updates end, if their begin is not named: no name has to tell where one begins.
 
         ``is_open``: one is, which may have taken several calls."""
-        self.rest = False
+        self.rest &= is_open and self.named
         if not (is_open and self.named):
             self.ends |= is_open and len({*self.came.values()}) > 1
             self._anchor = None

@@ -318,8 +318,9 @@ class ManagedModel:
 
         Raises:
             PatchError: this model, or this engine as it is now, cannot be updated."""
-        with suppress(Exception):  # told as the error of its update
-            self.after_call()
+        if self._objection() is None:
+            with suppress(Exception):  # told as the error of its update
+                self.after_call()
         with self._alone():
             self._begin(named=True)
 
@@ -549,10 +550,8 @@ class ManagedModel:
         by_name |= update.boundaries.named
         if self.state == "broken" and self.error:
             raise self._error(self.error, "Send a complete update.")
-        if self.state == "ready" and update.boundaries.failed:
-            raise self._error("the update had failed before its end", "Send a complete update.")
         if self.state != "open":
-            return
+            return self._refuse_failed(by_name)
         if isinstance(self.adapter.consensus, SingleRank) and update.empty:
             nowhere = (
                 ()
@@ -560,6 +559,7 @@ class ManagedModel:
                 else update.boundaries.came
             )
             self._close()
+            self._refuse_failed(by_name)
             if nowhere and by_name:
                 what = f"nothing of what came has a place in the model: {listed([*nowhere])}"
                 raise self._error(what, "Send the names of the checkpoint.")
@@ -567,7 +567,8 @@ class ManagedModel:
         with self._failing(), torch.no_grad(), self._events.committing(), update.in_order():
             came = update.commit(self._missing(partial, by_name), self._hooks.run, by_name)
         if not came:
-            return self._close()
+            self._close()
+            return self._refuse_failed(by_name)
         update.boundaries.commit(by_name)
         update.drop()
         update.discarded = update.mixed = False
@@ -575,6 +576,10 @@ class ManagedModel:
         self.version = self.adapter.consensus.update or self.version + 1
         self.error, self.state = "", "ready"
         self._events.committed(self.version)
+
+    def _refuse_failed(self, by_name: bool) -> None:
+        if by_name and self.boundaries.failed:
+            raise self._error("the update had failed before its end", "Send a complete update.")
 
     def _close_if_empty(self) -> bool:
         empty = self.state == "open" and self._update.empty

@@ -16,7 +16,6 @@ from typing import Any
 from flashpatch import engine, ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches.fp8.vllm import unsupported
 
 CORE = "vllm.v1.engine.core:EngineCore"
 _STEP = "fp8.vllm.engine_core_step"
@@ -221,8 +220,9 @@ def _empty(core: Any) -> None:
 
 def go_on(core: Any) -> None:
     """Run a step of no request, if there is none: a KV connector ends its copies, and a reset, in steps alone."""
-    idle = core.scheduler.connector is not None and not core.scheduler.has_unfinished_requests()
-    if idle and not (core.batch_queue or unsupported.spans_engines(core.vllm_config)):
+    scheduler, engines = core.scheduler, core.vllm_config.parallel_config.data_parallel_size
+    held = core.batch_queue or scheduler.running or scheduler.waiting or getattr(scheduler, "skipped_waiting", ())
+    if scheduler.connector is not None and engines == 1 and not held:  # others would miss what the step gives
         step = core.scheduler.schedule()
         core.scheduler.update_from_output(step, core.model_executor.execute_model(step))
 

@@ -34,9 +34,13 @@ patches = Patches(
     why="Weights in the format of kernels are written into the live parameters, so a failure leaves two policies.",
 )
 def worker_reload_weights(original, self, *args: Any, **kwargs: Any):
-    """Refuse weights in the format of kernels; those in the checkpoint's format go on."""
+    """Refuse weights in the format of kernels; give an update up that fails."""
     _refuse_kernel_format(self, worker_reload_weights, kwargs.get("is_checkpoint_format", args[2:3]))
-    return original(self, *args, **kwargs)
+    try:
+        return original(self, *args, **kwargs)
+    except BaseException as error:
+        stated.abandon(model_registry.all_models(self.model_runner), f"{type(error).__name__}: {error}")
+        raise
 
 
 @patches.wrap(

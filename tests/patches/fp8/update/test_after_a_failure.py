@@ -1,5 +1,7 @@
 """What a sender may do that goes on after one of its calls has failed, or sends a tensor again."""
 
+from contextlib import nullcontext
+
 import fp8_toys as toys
 import pytest
 
@@ -60,6 +62,7 @@ def test_an_end_after_a_failure_says_so(atomic, sent):
     with pytest.raises(ConnectionError):
         engine.load(toys.broken_off(weights[sent:], 2))
     for _ in range(2):
+        engine.load([])  # a bucket that brings nothing ends no failure
         with pytest.raises(PatchError, match="last update failed|had failed before its end"):
             engine.managed.finish()
     engine.load(weights)
@@ -87,3 +90,17 @@ def test_the_rest_of_a_failed_session_is_no_beginning(atomic, slept):
             engine.load(bucket)
         engine.managed.before_request()
         assert engine.managed.may_generate and toys.same_answers(engine.model, toys.fresh("transposed", second))
+
+
+def test_after_a_failed_part_only_a_whole_update_ends_it(atomic):
+    """The layers of its last part were taken beside the old ones, where layers may be left out."""
+    engine, weights = toys.engine(atomic=atomic, partial=True), toys.checkpoint(1)
+    for items, last, end in (
+        (weights[:5], False, nullcontext()),
+        (toys.broken_off(weights[5:7], 1), False, pytest.raises(ConnectionError)),
+        (weights[7:], True, pytest.raises(PatchError, match="did not come")),
+        (weights, True, nullcontext()),
+    ):
+        with end, stated.part([engine.managed], "a", last):
+            engine.load(items)
+    assert engine.managed.may_generate and toys.same_answers(engine.model, toys.fresh("transposed", weights))

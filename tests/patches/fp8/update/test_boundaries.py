@@ -5,6 +5,7 @@ from contextlib import nullcontext, suppress
 
 import fp8_toys as toys
 import pytest
+import torch
 from safetensors.torch import save_file
 
 from flashpatch.errors import PatchError
@@ -34,6 +35,19 @@ def test_a_whole_call_is_committed_before_another_update_begins(atomic):
     with stated.update([engine.managed]):
         pass
     assert engine.managed.may_generate and toys.same_answers(engine.model, toys.fresh("transposed", toys.checkpoint(1)))
+
+
+def test_the_anchor_that_comes_again_behind_all_layers_is_doubt(atomic):
+    """Its loader ignores it: the call was taken for one that brings nothing, and the old policy answered."""
+    engine, weights, table = toys.engine(atomic=atomic), toys.checkpoint(1), [("rope.inv_freq", torch.ones(4))]
+    loads = engine.model.load_weights
+
+    def known(items):
+        return loads((name, tensor) for name, tensor in items if name != table[0][0])
+
+    engine.managed.load(known, iter(table + weights[:7]))
+    with pytest.raises(PatchError, match="rope.inv_freq came again"):
+        engine.managed.load(known, iter(weights[7:] + table))
 
 
 def steps(boundaries, call, *items):
