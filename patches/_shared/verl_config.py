@@ -162,8 +162,9 @@ def saved_model(get: Get) -> Path | None:
 def replaced_losses(get: Get) -> Iterator[str]:
     """Yield the settings with which verl trains its actor by another loss than its loss_mode names, each with the reason; no
     others do, such as QAT, fsdp_turbo, delta_sharded, critics, or distillation beside the task's rewards."""
-    if get("algorithm.rollout_correction.bypass_mode"):
-        yield "algorithm.rollout_correction.bypass_mode=True (verl has a loss of its own for it)"
+    yield from forbidden(
+        get, {"algorithm.rollout_correction.bypass_mode": "verl has a loss of its own for it"}
+    )
     path = "distillation.distillation_loss.use_task_rewards"
     if get("distillation.enabled") and not get(path, True):
         yield f"{path}=False (verl drops the policy's loss for that of distillation)"

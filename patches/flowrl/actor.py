@@ -141,13 +141,12 @@ def _restore(head: Any, file: Path) -> None:
     if not file.exists():
         return
     from safetensors import safe_open
-    from safetensors.torch import load_file
 
     try:
         with safe_open(file, "pt") as saved:
             if (saved.metadata() or {}).get("model") != fingerprint(file.parent.parent):
                 raise RuntimeError("it was not saved beside this model")
-        head.load_state_dict(load_file(file))
+            head.load_state_dict({name: saved.get_tensor(name) for name in saved.keys()})
     except RuntimeError as error:
         raise PatchError(
             f"cannot take the partition function from {file}: {error}.",

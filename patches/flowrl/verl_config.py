@@ -97,14 +97,18 @@ def refusals(get: Get, overridden: Collection[str] = ()) -> Iterator[str]:
     strategy = get(f"{ACTOR}.strategy")
     if strategy not in (None, "fsdp", "fsdp2"):
         yield f"{ACTOR}.strategy={strategy} (use fsdp or fsdp2)"
-    never = dict.fromkeys((f"{ACTOR}.qat.enable", f"{ACTOR}.fsdp_config.qat.enable"), "it quantizes the partition function")
+    never = dict.fromkeys(
+        (f"{ACTOR}.qat.enable", f"{ACTOR}.fsdp_config.qat.enable"), "it quantizes the partition function"
+    )
     never["algorithm.use_kl_in_reward"] = "FlowRL's loss has the reference already"
     yield from forbidden(get, never | {f"{ACTOR}.use_prefix_grouper": "it shares prompts between responses"})
 
 
 def learned_refusals(get: Get) -> Iterator[str]:
     """Yield the settings that lose a learned partition function."""
-    yield from forbidden(get, {LORA_ONLY: "it leaves the partition function out of checkpoints; its optimizer state stays"})
+    yield from forbidden(
+        get, {LORA_ONLY: "it leaves the partition function out of checkpoints; its optimizer state stays"}
+    )
 
 
 def group_refusals(get: Get) -> Iterator[str]:

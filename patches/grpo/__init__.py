@@ -31,7 +31,9 @@ FAMILY = Family(
             True,
             "serve the waiting request with the longest predicted response first, after one probe per unseen prompt; false: first come, first served",
         ),
-        "resubmit": _switch(True, "repeat requests of a server that died, or that Ray cannot reach, on another one, once"),
+        "resubmit": _switch(
+            True, "repeat requests of a server that died, or that Ray cannot reach, on another one, once"
+        ),
         "reference_every": _number(
             0, "stream_async: make the current policy the reference every N steps; 0: never"
         ),

@@ -31,6 +31,7 @@ logger = logging.getLogger("flashpatch.grpo")
 ACTOR = "actor_rollout_ref.actor"
 LOSS = f"{ACTOR}.policy_loss.loss_mode"
 ROLLOUT = "actor_rollout_ref.rollout"
+ADAPTERS = ("lora_rank", "lora.rank", "lora_adapter_path")
 REPLAY = f"{ROLLOUT}.enable_rollout_routing_replay"
 FIRST_SGLANG = Version("0.5.23")
 _DEFAULT = "vanilla"  # verl's; the same whether the user wrote it or not
@@ -159,10 +160,7 @@ _REFUSED = {
     "trainer.critic_warmup": "there is no critic",
     "algorithm.use_kl_in_reward": "use actor.use_kl_loss",
     "algorithm.rollout_correction.rollout_is_batch_normalize": "a mean over the whole batch",
-    "actor_rollout_ref.model.lora_rank": _ABSENT,
-    "actor_rollout_ref.model.lora.rank": _ABSENT,
-    "actor_rollout_ref.model.lora_adapter_path": _ABSENT,
-    "actor_rollout_ref.model.mtp.enable_train": _ABSENT,
+    **{f"actor_rollout_ref.model.{name}": _ABSENT for name in (*ADAPTERS, "mtp.enable_train")},
     f"{ROLLOUT}.disaggregation.enabled": _ABSENT,
     "distillation.enabled": _ABSENT,
 }

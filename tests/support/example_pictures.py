@@ -29,9 +29,3 @@ def png_text(path: Path) -> dict[str, str]:
 
     with Image.open(path) as image:
         return image.text
-
-
-def lines(axes) -> dict[str, list[float]]:
-    """The named lines of axes, by name."""
-    found = [line for line in axes.get_lines() if not line.get_label().startswith("_")]
-    return {line.get_label(): [float(y) for y in line.get_ydata()] for line in found}

@@ -60,22 +60,3 @@ class Late(Forgetting):
         meta.requests += [request for step, request in self._due if step <= self._step]
         self._due = [(step, request) for step, request in self._due if step > self._step]
         return meta
-
-
-class Stepping(Forgetting):
-    """Go on in steps alone, as vLLM's offloading: a reset is done, and a copy ends, in the next ones; another reset asserts."""
-
-    copies = 0  # steps until the copies that are under way have ended
-
-    def __init__(self, *args: Any, **kw: Any) -> None:
-        super().__init__(*args, **kw)
-        self._flushes = False
-
-    def build_connector_meta(self, scheduler_output: Any) -> Any:
-        self._flushes, Stepping.copies = False, max(Stepping.copies - 1, 0)
-        return super().build_connector_meta(scheduler_output)
-
-    def reset_cache(self) -> bool | None:
-        assert not self._flushes
-        self._flushes = not Stepping.copies
-        return super().reset_cache() if self._flushes else False

@@ -313,7 +313,9 @@ class Updates(RuleBasedStateMachine):
         ):
             return
         known = spec.anchor
-        in_doubt = known not in (None, self.first) or spec.ends if door == "calls" else door == "end" and known
+        in_doubt = (
+            known not in (None, self.first) or spec.ends if door == "calls" else door == "end" and known
+        )
         in_doubt = in_doubt or (door in ("calls", "end") and spec.rest and not known)
         self.sender = self.waiting = None
         self.start(door, order, cuts, 0)

@@ -12,7 +12,7 @@ from flashpatch import engine, registry, user_directories
 from flashpatch.arming.preflight import examine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door
+from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door, forbidden
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.options import UNTIL_VERL
 from flashpatch.patches.eagle.train.settings import WorkerSettings
@@ -110,8 +110,7 @@ def refusals(get: Get, options: Mapping[str, Any], dialect: Dialect | None) -> I
         yield f"{ROLLOUT}.name={get(f'{ROLLOUT}.name')} (eagle's option drafter is for vllm and sglang)"
     else:
         yield from dialect.conflicts(get, options["drafter"])
-    if get("actor_rollout_ref.model.mtp.enable"):
-        yield "actor_rollout_ref.model.mtp.enable=True (verl's own drafter)"
+    yield from forbidden(get, {"actor_rollout_ref.model.mtp.enable": "verl's own drafter"})
     if options["drafter"] not in NEW and not (Path(options["drafter"]) / "config.json").exists():
         yield f"eagle's option drafter={options['drafter']} (no config.json there)"
 

@@ -75,7 +75,7 @@ class Boundaries:
         step, same = Step.TAKE, values is not None and self._values.get(name) == values
         anchor = self._anchor or next(iter(self.came), "" if self.rest else name)
         if not self.came and name != anchor:
-            before = f"where earlier updates began with {anchor}" if anchor else "and an update that was named has failed"
+            before = f"where earlier updates began with {anchor}" if anchor else "and a named one has failed"
             self._alone, self._why = call, f"{name} came first, {before}"
         if self.came.get(name, call) != call:
             if name != anchor and same:

@@ -347,8 +347,9 @@ class Update:
         logger.warning("%s came again: taking it as the start of a new update", name)
         self._adapter.consensus.begin()  # as a rank on which the last one had ended does
         self.note_mixture()
-        own = [one.came.processed == self._call == one.came.opened and not one.lent for one in self._layers]
-        self._news &= any(own)
+        self._news &= any(
+            [one.came.processed == self._call == one.came.opened and not one.lent for one in self._layers]
+        )
         for check in self._checks:
             check.forget_before(self._call)
         for layer in self._layers:

@@ -77,4 +77,6 @@ def refusals(get: Get) -> Iterator[str]:
         yield f"{ROLLOUT}.name={engine_name} (only vLLM and SGLang do)"
     fused = {f"{MODEL}.use_fused_kernels": "they multiply by themselves, in the model's dtype"}
     adapters = f"{MODEL}.lora_rank", f"{MODEL}.lora.rank"
-    yield from forbidden(get, fused | dict.fromkeys(adapters, "the engine's head is another class beside adapters"))
+    yield from forbidden(
+        get, fused | dict.fromkeys(adapters, "the engine's head is another class beside adapters")
+    )

@@ -70,13 +70,17 @@ def validate_config_rollout(original, config: Any, *args: Any, **kwargs: Any) ->
 
 def refusals(get: Get) -> Iterator[str]:
     """Yield the settings that are not supported, each with the reason."""
-    yield from forbidden(get, {f"{ROLLOUT}.qat.enable": "verl writes NVFP4 weights into the layers by itself, past the update"})
+    yield from forbidden(
+        get, {f"{ROLLOUT}.qat.enable": "verl writes NVFP4 weights into the layers by itself, past the update"}
+    )
     if get(f"{ROLLOUT}.name") != "sglang":
         return
     size = get(f"{ROLLOUT}.data_parallel_size", 1)
     if size not in (None, 1):
         yield f"{ROLLOUT}.data_parallel_size={size} (one engine per replica takes tensors; use several replicas)"
-    yield from forbidden(get, {f"{ROLLOUT}.disaggregation.enabled": "prefill and decode servers would be updated one by one"})
+    yield from forbidden(
+        get, {f"{ROLLOUT}.disaggregation.enabled": "prefill and decode servers would be updated one by one"}
+    )
     backend = get(f"{ROLLOUT}.checkpoint_engine.backend")
     if backend == "delta_sharded":
         yield f"{ROLLOUT}.checkpoint_engine.backend={backend} (it writes past the model's loader)"
@@ -100,11 +104,9 @@ def without_differences(get: Get) -> Iterator[str]:
     """Yield the settings with which no differences can be sent, each with the reason."""
     backend = get(f"{ROLLOUT}.checkpoint_engine.backend")
     reasons = {
-        None: "trainer and rollouts share their processes, and nothing travels",
-        "naive": "trainer and rollouts share their processes, and nothing travels",
+        **dict.fromkeys((None, "naive"), "trainer and rollouts share their processes, and nothing travels"),
         "delta_sharded": "it sends differences by a wire of its own, past the update's transaction",
-        "mooncake": "it casts whatever it carries",
-        "kimi_ckpt_engine": "it casts whatever it carries",
+        **dict.fromkeys(("mooncake", "kimi_ckpt_engine"), "it casts whatever it carries"),
     }
     if backend in reasons:
         yield f"{ROLLOUT}.checkpoint_engine.backend={backend} ({reasons[backend]})"

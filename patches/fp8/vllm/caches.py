@@ -207,7 +207,6 @@ def adopt(core: Any, key: PrefixKey | None) -> None:
 
 def _empty(core: Any) -> None:
     """Empty the prefix cache and what a KV connector holds."""
-    go_on(core)
     running = bool(core.scheduler.running)
     if not core.scheduler.reset_prefix_cache(reset_running_requests=running, reset_connector=True):
         raise PatchError(
@@ -216,15 +215,6 @@ def _empty(core: Any) -> None:
             advice="Send requests again when the connector's copies have ended; one without a reset goes with no update.",
         )
     _check_reset(core.scheduler.connector)
-
-
-def go_on(core: Any) -> None:
-    """Run a step of no request, if there is none: a KV connector ends its copies, and a reset, in steps alone."""
-    scheduler, engines = core.scheduler, core.vllm_config.parallel_config.data_parallel_size
-    held = core.batch_queue or scheduler.running or scheduler.waiting or getattr(scheduler, "skipped_waiting", ())
-    if scheduler.connector is not None and engines == 1 and not held:  # others would miss what the step gives
-        step = core.scheduler.schedule()
-        core.scheduler.update_from_output(step, core.model_executor.execute_model(step))
 
 
 def _check_reset(connector: Any) -> None:

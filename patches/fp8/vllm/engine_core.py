@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from flashpatch import api, engine, ledger
@@ -118,8 +117,6 @@ def engine_core_step(original, self):
                 gate.answered = gate.version
                 ledger.note(steps=1, answered=gate.version)
             return result
-        with suppress(Exception):  # the next check meets it again, and says so
-            caches.go_on(self)
         return outputs, gate.keep_lock_step(self)
 
 

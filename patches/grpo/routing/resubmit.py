@@ -18,6 +18,7 @@ logger = logging.getLogger("flashpatch.grpo")
 CLIENT = "verl.workers.rollout.llm_server"
 REST = 30.0
 """Seconds for which a server that Ray could not reach gets no new requests."""
+UNREACHED = "cannot be reached"
 
 patches = Patches(
     "grpo",
@@ -140,7 +141,7 @@ async def generate(original, self, request_id: str, **arguments: Any) -> Any:
             if why is None or attempt.server is None or not options["resubmit"]:
                 raise
             servers.append(attempt.server)
-            await _report(self, attempt.server, unreached(error))
+            await _report(self, attempt.server, why == UNREACHED)
             if first is not None:
                 raise PatchError(
                     f"request {request_id} got no answer from two servers: {', '.join(map(str, servers))}.",
@@ -163,19 +164,12 @@ def lost(error: BaseException) -> str | None:
     from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
     if isinstance(error, ActorUnavailableError):
-        return "cannot be reached"
+        return UNREACHED
     if isinstance(error, RayActorError):
         return f"died ({type(error).__name__})"
     if isinstance(error, RayTaskError) and "EngineDeadError" in type(error).__name__ + str(error.cause):
         return "has a dead engine"
     return None
-
-
-def unreached(error: BaseException) -> bool:
-    """Whether a lost server may live: Ray cannot reach it for now."""
-    from ray.exceptions import ActorUnavailableError
-
-    return isinstance(error, ActorUnavailableError)
 
 
 async def _report(client: Any, server: str, may_live: bool) -> None:

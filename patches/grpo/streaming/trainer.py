@@ -8,7 +8,6 @@ imports this."""
 from __future__ import annotations
 
 import logging
-import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -266,8 +265,6 @@ class PPOTrainerStreamAsync(PPOTrainer):
         folder = self._reference_of(Path(self.config.trainer.default_local_dir))
         if self._refreshes() or self._loaded_reference:
             self.ref_policy_wg.stream_save_reference(str(folder))
-        else:  # of another job, which this one writes over
-            shutil.rmtree(folder, ignore_errors=True)
         super()._save_checkpoint()
 
     def _load_checkpoint(self) -> None:

@@ -39,6 +39,7 @@ class StreamWorker(DetachActorWorker):
 
     _open: _OpenStep | None = None
     _asked = False
+    _policy = property(lambda self: _of_this_process["actor"].actor.engine.module)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
@@ -85,21 +86,17 @@ class StreamWorker(DetachActorWorker):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stream_refresh_reference(self) -> None:
         """Make the reference model what the policy is now."""
-        reference.copy_policy(_policy(), self.ref.engine.module)
+        reference.copy_policy(self._policy, self.ref.engine.module)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stream_save_reference(self, folder: str) -> None:
         """Write this rank's part of the reference model below ``folder``."""
-        reference.save(self.ref.engine.module, _policy(), Path(folder), self.rank, self.world_size)
+        reference.save(self.ref.engine.module, self._policy, Path(folder), self.rank, self.world_size)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def stream_load_reference(self, folder: str) -> bool:
         """Read this rank's part of the reference model from ``folder``; return whether there is one."""
-        return reference.load(self.ref.engine.module, _policy(), Path(folder), self.rank, self.world_size)
-
-
-def _policy() -> Any:
-    return _of_this_process["actor"].actor.engine.module
+        return reference.load(self.ref.engine.module, self._policy, Path(folder), self.rank, self.world_size)
 
 
 class _OpenStep:

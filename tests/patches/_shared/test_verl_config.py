@@ -75,11 +75,16 @@ def test_a_checkpoint_of_other_names_is_refused_in_one_sentence(tmp_path, monkey
         {"norm.weight": 1, **({"proj_z.net.4.weight": 1} if held else {})},
     )
     (tmp_path / "global_step_3" / "actor").mkdir(parents=True)
-    older = {"norm.weight": 1, **({} if held else {"proj_z.net.4.weight": 1})}  # of a job that this one wrote over
+    older = {
+        "norm.weight": 1,
+        **({} if held else {"proj_z.net.4.weight": 1}),
+    }  # of a job that this one wrote over
     for ranks, saved in (1, older), (2, names), (4, older):
         torch.save(saved, tmp_path / "global_step_3" / "actor" / f"model_world_size_{ranks}_rank_0.pt")
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("3")
-    trainer = dict(default_local_dir=str(tmp_path), resume_from_path=str(tmp_path / "global_step_3"), n_gpus_per_node=2)
+    trainer = dict(
+        default_local_dir=str(tmp_path), resume_from_path=str(tmp_path / "global_step_3"), n_gpus_per_node=2
+    )
     for mode in "auto", "resume_path", "disable":
         config = omegaconf.OmegaConf.create({"trainer": {**trainer, "resume_mode": mode}})
         for log_z, on in (None, False), ("group", False), ("learned", True):

@@ -86,7 +86,9 @@ def test_a_partition_function_is_loaded_beside_its_own_model_alone(tmp_path):
     head, file = torch.nn.Linear(2, 2), tmp_path / checkpoint.FOLDER / checkpoint.FILE
     for value in (0.0, 1.0):
         save_file({"w": torch.full((3,), value)}, tmp_path / "model.safetensors")
-        checkpoint.keep({f"proj_z.{name}": tensor + 1 for name, tensor in head.state_dict().items()}, tmp_path)
+        checkpoint.keep(
+            {f"proj_z.{name}": tensor + 1 for name, tensor in head.state_dict().items()}, tmp_path
+        )
         before = head.weight.clone()
         actor._restore(head, file)
         assert torch.equal(head.weight, before + 1)

@@ -34,12 +34,18 @@ def test_a_whole_call_is_committed_before_another_update_begins(atomic):
     engine.load(toys.checkpoint(1))
     with stated.update([engine.managed]):
         pass
-    assert engine.managed.may_generate and toys.same_answers(engine.model, toys.fresh("transposed", toys.checkpoint(1)))
+    assert engine.managed.may_generate and toys.same_answers(
+        engine.model, toys.fresh("transposed", toys.checkpoint(1))
+    )
 
 
 def test_the_anchor_that_comes_again_behind_all_layers_is_doubt(atomic):
     """Its loader ignores it: the call was taken for one that brings nothing, and the old policy answered."""
-    engine, weights, table = toys.engine(atomic=atomic), toys.checkpoint(1), [("rope.inv_freq", torch.ones(4))]
+    engine, weights, table = (
+        toys.engine(atomic=atomic),
+        toys.checkpoint(1),
+        [("rope.inv_freq", torch.ones(4))],
+    )
     loads = engine.model.load_weights
 
     def known(items):

@@ -1,9 +1,12 @@
 """What a drafter shares with the policy is the policy's: it need not come, is compared if it does, and is never written. D1 to D3."""
 
+from contextlib import nullcontext
+
 import fp8_toys as toys
 import pytest
 
 from flashpatch.errors import PatchError
+from flashpatch.patches.fp8 import stated
 
 SHARED = ("embed.weight", "lm_head.weight")
 
@@ -54,15 +57,13 @@ def test_what_a_drafter_shares_is_never_written(how, atomic):
 def test_what_a_drafter_shares_may_come_twice_in_a_call(how, atomic):
     """DeepSeek's MTP block has an embedding of its own beside the model's, and vLLM's loader writes both into one."""
     target, drafter = engines(how, atomic)
-    for last, fits in ((6, False), (0, True)):
+    for last, end in (
+        (6, pytest.raises(PatchError, match="other values than the policy")),
+        (0, nullcontext()),
+    ):
         again = [one for one in toys.checkpoint(last) if one[0] == SHARED[0]]
-        drafter.managed.begin()
-        drafter.load([*policy(own=6, shared=0), *again])
-        if fits:
-            drafter.managed.finish()
-        else:
-            with pytest.raises(PatchError, match=r"embed\.weight.* other values than the policy"):
-                drafter.managed.finish()
+        with end, stated.update([drafter.managed]):
+            drafter.load([*policy(own=6, shared=0), *again])
     assert drafter.managed.may_generate and is_at(drafter, 6, 0) and is_at(target, 0, 0)
 
 

@@ -95,27 +95,3 @@ def test_one_that_cannot_be_reset_is_refused_by_name(
 ) -> None:
     got = runner(recalled, *policies["paths"], connector, str(tmp_path / "kv"), **more)
     assert "PatchError" in got["error"] and says in got["error"]
-
-
-def stepped(a: str, b: str, folder: str) -> dict[str, Any]:
-    """Greedy tokens of B after vLLM's own reset and a reload, and of A after one that met copies; errors on the way."""
-    import kv_connectors
-
-    Path(folder).mkdir()
-    kw = dict(kv_transfer_config=kv_connectors.config("Stepping", Path(folder)), enable_prefix_caching=True)
-    with opened("bf16", a, block_size=32, **kw) as llm:
-        engines.greedy(llm)
-        llm.llm_engine.engine_core.engine_core.scheduler.reset_prefix_cache(reset_connector=True)  # as a pause does
-        llm.collective_rpc("reload_weights", kwargs={"weights_path": b})
-        found: dict[str, Any] = dict(b=engines.greedy(llm))
-        kv_connectors.Stepping.copies = 3
-        llm.collective_rpc("reload_weights", kwargs={"weights_path": a})
-        found["errors"] = [updates.error(lambda: engines.greedy(llm)) for _ in range(3)]
-        return found | dict(a=engines.greedy(llm))
-
-
-def test_one_that_goes_on_in_steps_alone_is_given_them(runner: scenario.Runner, policies: Any, tmp_path: Path) -> None:
-    """Its assertion ended the engine core; copies under way at a commit, where nobody calls for steps, all requests for ever."""
-    got = runner(stepped, *policies["paths"], str(tmp_path / "kv"))
-    assert got["b"] == policies["b"] and got["a"] == policies["a"]
-    assert "could not be reset" in got["errors"][0] and got["errors"][-1] is None, got["errors"]

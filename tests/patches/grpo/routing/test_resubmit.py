@@ -27,7 +27,7 @@ class Balancer:
 def told(error: Exception) -> list[tuple]:
     balancer = Balancer()
     client = SimpleNamespace(_load_balancer=balancer)
-    asyncio.run(resubmit._report(client, "a", resubmit.unreached(error)))
+    asyncio.run(resubmit._report(client, "a", resubmit.lost(error) == resubmit.UNREACHED))
     return balancer.told
 
 
