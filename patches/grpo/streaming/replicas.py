@@ -239,7 +239,7 @@ async def _stop_all(replicas: list[Any], stop_seconds: float) -> list[str | None
         try:
             await asyncio.wait_for(ask(replica), stop_seconds)
         except Exception as error:
-            why = resubmit.lost(error)
+            why = "did not answer in time" if isinstance(error, TimeoutError) else resubmit.lost(error)
             if why is None:
                 raise
             return why
