@@ -26,9 +26,7 @@ GLOO, GLOO_MODULE = "gloo", "flashpatch.patches.cpu.checkpoint_engine"
 """The checkpoint engine for them, and the module that registers it with verl."""
 UPDATES = "fp8"
 """Name of the family that makes weight updates work; bf16 is another name of it."""
-NEVER_RUN = [
-    f"async_training.{name}" for name in ("use_trainer_do_validate", "use_dynamic_resource_scheduling")
-]
+NEVER_RUN = ["async_training.use_trainer_do_validate", "async_training.use_dynamic_resource_scheduling"]
 NEVER_RUN += [f"critic.model.{name}" for name in ADAPTERS]
 _SLOTS = 32  # logical CPUs that verl's own actors request at least, whatever the machine has
 DEFAULT = 8

@@ -37,6 +37,7 @@ class Forgetting(Silent):
     def reset_cache(self) -> bool | None:
         Forgetting.resets += 1
         answer = self._kv_transfer_config.get_from_extra_config("answer", True)
+        assert answer != "error"
         if answer is not False:
             for kept in Path(self._storage_path).iterdir():
                 shutil.rmtree(kept)

@@ -148,8 +148,9 @@ class SchedulerGate:
                 self._adopt(core, version, adapters, by_call=not before_step)
         except Exception as error:  # a KV connector's own, perhaps
             self._stale = True
-            own = isinstance(error, PatchError)  # whose name a refusal begins with
-            return f"{error.problem}. {error.advice}" if own else str(error) or type(error).__name__
+            if isinstance(error, PatchError):  # with whose name a refusal begins
+                return f"{error.problem}. {error.advice}"
+            return f"what is cached of the old policy could not be reset: {type(error).__name__} {error}"
         return None
 
     def _follow_drafter(self, version: int, problem: str) -> None:

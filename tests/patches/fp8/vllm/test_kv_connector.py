@@ -87,6 +87,7 @@ def test_requests_that_keep_their_kv_are_refused_beside_a_connector(
     ("connector", "more", "says"),
     [
         ("Silent", {}, "Silent does not implement reset_cache()"),
+        ("Forgetting", dict(answer="error"), "could not be reset: AssertionError"),
         pytest.param("Forgetting", dict(answer=False), "could not be reset", marks=pytest.mark.full),
     ],
 )
