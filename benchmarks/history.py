@@ -122,7 +122,7 @@ def _serve(wanted: argparse.Namespace) -> None:
         import flashpatch
 
         history = wanted.engine == "history"
-        flashpatch.enable("eagle", strict=True, history=history, adapt=history, capture_rate=0.0)
+        flashpatch.enable("eagle", strict=True, history=history, adapt=history)
     from vllm import LLM, SamplingParams
 
     settings = dict(dtype="bfloat16", enforce_eager=True, max_model_len=512, max_num_seqs=64)

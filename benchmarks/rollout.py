@@ -145,7 +145,7 @@ def _serve(wanted: argparse.Namespace) -> None:
     import flashpatch
 
     for name in ENGINES[wanted.engine]:
-        options = dict(history=True, capture_rate=0.0) if name == "eagle" else {}
+        options = dict(history=True) if name == "eagle" else {}
         flashpatch.enable(name, strict=True, **options)
     from vllm import LLM, SamplingParams
 

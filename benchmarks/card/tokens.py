@@ -35,8 +35,8 @@ def measured(row: str, root: Path, _ours: bool) -> dict[str, dict[str, float]]:
         if not what.writes:
             SampleWriter.offer = lambda writer, sample, release: release()
         # Named arms: else vLLM's first runner keeps its full graphs, and one number of drafts.
-        options = {"arms": ARMS, "capture_rate": 0.0} if what.drafts else {"capture_budget": 0}
-        flashpatch.enable("eagle", strict=True, samples=str(root / f"samples-{row}"), **options)
+        captures = {"capture_budget": 0, "samples": str(root / f"samples-{row}")}
+        flashpatch.enable("eagle", strict=True, **({"arms": ARMS} if what.drafts else captures))
     llm, found = opened(root, what), {}
     for length, batches in BATCHES.items() if not what.drafts else [(SHORT, DRAFTED)]:
         count, rounds = (TOKENS[length], ROUNDS) if length == SHORT else (TOKENS[length], 1)

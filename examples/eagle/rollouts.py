@@ -45,9 +45,7 @@ class Engine:
 
         self.queue = out / f"queue-{arm}"
         shutil.rmtree(self.queue, ignore_errors=True)
-        flashpatch.enable(
-            "eagle", strict=True, capture_rate=float(arm == "co-trained"), samples=str(self.queue)
-        )
+        flashpatch.enable("eagle", strict=True, samples=str(self.queue) * (arm == "co-trained"))
         from vllm import LLM
 
         self.llm = LLM(

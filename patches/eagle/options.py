@@ -10,16 +10,15 @@ UNTIL_SGLANG = "SGLang hands out hidden states, chooses its configuration by wha
 UNTIL_VERL = "verl trains drafters between rollouts and brings them to its replicas."
 
 OPTIONS = {
-    "capture_rate": Option(
-        1.0,
-        "save the hidden states of this share of requests, once `samples` is given or a trainer has asked for them; 0: none",
-        kind=float,
-        least=0,
-        most=1,
+    "capture": Option(
+        "auto",
+        "under verl: train the drafter on states that the engine captures, or on those of the trainer's pass for old "
+        "log-probabilities; auto: the trainer's, which cost decoding nothing, where there are any",
+        choices=("auto", "engine", "trainer"),
     ),
     "capture_budget": Option(
         1 << 17,
-        "stop capturing after this many tokens per policy version, by default as many as fit into 1 GiB in bf16 with a "
+        "stop capturing after this many tokens per policy version and engine, by default as many as fit into 1 GiB in bf16 with a "
         "hidden size of 4096; 0: no limit",
         kind=int,
         least=0,
@@ -52,6 +51,10 @@ OPTIONS = {
         "remember so many tokens of earlier answers, the prompts asked last first; 0.4 KB of memory each, per engine",
         kind=int,
         least=1,
+    ),
+    "history_folder": Option(
+        "",
+        "keep earlier answers in this folder too, for a job that is resumed; not with tensor parallelism on SGLang; empty: in memory alone",
     ),
     "drafter": Option(
         "",

@@ -14,6 +14,7 @@ from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import holding
 from flashpatch.patches._shared.flow_names import FILE, FOLDER, HEAD, MODE, is_head
+from flashpatch.patches._shared.prompt_lengths import prompt_lengths
 from flashpatch.patches.flowrl import options
 from flashpatch.patches.flowrl.options import LOG_Z
 
@@ -239,16 +240,11 @@ def prepare_model_inputs(original, self, micro_batch: Any) -> Any:
 
 
 def locate(micro_batch: Any, model_inputs: Any, sharers: Any = None) -> Any:
-    """Return the `partition_function.Prompts` of a micro-batch, by the lengths that verl splits by
-    (``verl/workers/utils/padding.py: no_padding_2_padding``). ``sharers``: process group of the ranks that hold parts
-    of the packed row, or None."""
+    """Return the `partition_function.Prompts` of a micro-batch. ``sharers``: process group of the ranks that hold parts of
+    the packed row, or None."""
     from flashpatch.patches.flowrl.partition_function import Prompts
 
-    prompts, ids = micro_batch["prompts"], micro_batch["input_ids"]
-    if prompts.is_nested:
-        lengths = prompts.offsets().diff()
-    else:
-        lengths = micro_batch["attention_mask"][:, : prompts.shape[1]].sum(1)
+    lengths, ids = prompt_lengths(micro_batch), micro_batch["input_ids"]
     packed = model_inputs["attention_mask"] is None
     starts = ids.offsets()[:-1].to(lengths.device) if packed else None
     return Prompts(lengths.to(ids.device), starts if starts is None else starts.to(ids.device), sharers)

@@ -53,14 +53,16 @@ def check_published(world: Path, folder: Path, *extra: str, **more: Any) -> None
 
 
 def check_job(output: str, found: dict[int, dict[str, Any]], worker: int, engine: int) -> None:
-    """Acceptance rises; who captured, who took new drafters, who trained and who brought them over has a row of its own."""
+    """Acceptance rises; who captured, verl's actor, who drafts, who trained and who brought drafters over has a row of its own."""
     assert metrics(output, "training/global_step") == list(range(1, STEPS + 1))
     check_acceptance_rises(output)
     assert max(metrics(output, "training/rollout_probs_diff_max")) < 0.1  # at this temperature
-    assert found[worker]["eagle_capture"]["requests"] > 0 and found[engine]["eagle_drafter"]["version"] >= 2
+    captured = {pid: noted["eagle_capture"] for pid, noted in found.items() if "eagle_capture" in noted}
+    [actor] = (pid for pid in captured if captured[pid].get("requests"))
+    assert found[engine]["eagle_drafter"]["version"] >= 2
     [trainer] = [pid for pid, noted in found.items() if "eagle_training" in noted]
     [driving] = [pid for pid, noted in found.items() if "eagle_trainer" in noted]
-    assert len({worker, engine, trainer, driving}) == len({worker, engine}) + 2
+    assert len({actor, worker, engine, trainer, driving}) == len({worker, engine}) + 3
     assert found[trainer]["eagle_training"]["step"] > 0
 
 

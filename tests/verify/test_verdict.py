@@ -110,7 +110,7 @@ def test_a_step_that_has_not_ended_makes_nothing_due(ended, calls, alarm):
 def eagle(ended="returned", **notes):
     patches = {"eagle.vllm.schedule": entry("live", 9), "eagle.vllm.update_from_output": entry("live", 9)}
     one = row("engine-core", "driver", patches=patches, steps=9, **notes)
-    on = {"eagle": {"name": "eagle", "options": {"capture_rate": 0.0}}}
+    on = {"eagle": {"name": "eagle", "options": {}}}
     return judge(Run("r", [replace(one, on=on, ended=ended)]), registry.patches())
 
 

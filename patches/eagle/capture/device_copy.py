@@ -53,16 +53,17 @@ class Batch:
 
     Args:
         found: the request, or None, of each name in the step; lengths: rows of each.
+        most: rows that are captured of each, its last ones: what lies further back in a prompt teaches nothing.
 
     Attributes:
-        requests: those that are captured; lengths: rows of each; captured: of all.
+        requests: those that are captured; lengths: captured rows of each; captured: of all.
         first, behind: the rows of the step within which theirs lie."""
 
-    def __init__(self, found: Sequence[Request | None], lengths: Sequence[int]) -> None:
+    def __init__(self, found: Sequence[Request | None], lengths: Sequence[int], most: int) -> None:
         captured = {at: one for at, one in enumerate(found) if one is not None and not one.lost}
         self.requests, taken = [*captured.values()], numpy.array([*captured], dtype=numpy.int64)
         ends = numpy.cumsum(lengths, dtype=numpy.int64)[taken]
-        self.lengths = numpy.array(lengths, dtype=numpy.int64)[taken]
+        self.lengths = numpy.array(lengths, dtype=numpy.int64)[taken].clip(max=most)
         self.captured = int(self.lengths.sum())
         self._starts = ends - self.lengths
         self.first, self.behind = (int(self._starts[0]), int(ends[-1])) if captured else (0, 0)

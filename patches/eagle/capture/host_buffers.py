@@ -8,15 +8,12 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Sequence
 from itertools import chain
-from pathlib import Path
 
 import numpy
 import torch
 
 from flashpatch.patches.eagle.capture.device_copy import Request, Rows, Step
 
-_SHARE = 0.05  # of the host's available memory, for all rows
-_LEAST_TOKENS = 8192  # whatever memory there is
 PAGE = 128  # tokens
 
 
@@ -28,7 +25,7 @@ class HostBuffers:
         give_up: called with a request that finds no room, and why.
 
     Attributes:
-        tokens: the bound; 0 until the first rows come: then a share of the memory that is available.
+        tokens: the bound.
         ids: int64 [tokens], the token that was the input at each place.
         versions: int64 [tokens], version of the policy that computed the row, -1 if there is none."""
 
@@ -110,9 +107,6 @@ class HostBuffers:
         sizes = {
             name: (one.dtype, one.shape[1] * one.itemsize) for name, one in wide.items() if one is not None
         }
-        if not self.tokens:
-            of_a_row = sum(size for _, size in sizes.values())
-            self.tokens = max(_LEAST_TOKENS, int(_SHARE * available_bytes() / of_a_row))
         self.ids, self.versions = (numpy.empty(self.tokens, dtype=numpy.int64) for _ in range(2))
         found = {}
         for name, (dtype, size) in sizes.items():  # numpy would ask for huge pages, which take long to find
@@ -149,18 +143,3 @@ class HostBuffers:
 def places_of(pages: Sequence[int]) -> numpy.ndarray:
     """Return the places of all rows of pages, in their order."""
     return (numpy.array(pages, dtype=numpy.int64)[:, None] * PAGE + numpy.arange(PAGE)).ravel()
-
-
-def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the bytes that the kernel says are available, no more than the container's limit leaves; 0 if unknown."""
-    found = []
-    try:
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                found.append(int(line.split()[1]) * 1024)
-        limit, used = ((cgroup / name).read_text().strip() for name in ("memory.max", "memory.current"))
-        if limit != "max":
-            found.append(max(0, int(limit) - int(used)))
-    except (OSError, ValueError):  # another kernel, or no limit
-        pass
-    return min(found, default=0)

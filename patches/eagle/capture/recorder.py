@@ -26,7 +26,7 @@ import torch
 
 from flashpatch import ledger, user_directories
 from flashpatch.ledger import files
-from flashpatch.patches.eagle.capture.capture_window import DRAWS, CaptureWindow
+from flashpatch.patches.eagle.capture.capture_window import CaptureWindow
 from flashpatch.patches.eagle.capture.device_copy import Batch, DeviceCopy, Request, Step
 from flashpatch.patches.eagle.capture.host_buffers import PAGE, HostBuffers, places_of
 from flashpatch.patches.eagle.capture.sample import Sample
@@ -38,6 +38,7 @@ _BATCH = 32  # steps that are stored at once
 _BATCH_BYTES = 64 << 20  # of their states, from which on no more are waited for
 _BATCH_SECONDS = 1.0  # that a step, or the end of a request, may wait for others
 _MAX_WAITING = 256  # steps; then the requests in the next one are given up
+_TOKENS = 1 << 17  # that buffers hold, unless the budget is larger
 
 
 _Finished = list[tuple[Request, Sequence[int], int]]
@@ -49,39 +50,37 @@ class Recorder:
 
     Args:
         writer: of the sample queue.
-        rate: share of requests that are captured.
         budget: rows captured per policy version, from which on no step is captured; 0: any number.
-        tokens: capacity of all request buffers together; 0: a share of the host's available memory.
+        tokens: capacity of all request buffers together; if 0, the budget, and the option's default at least.
         window: most positions kept of a request.
         named: the user named the queue's directory for a reader of his own: captured from the start, and kept when the engine ends.
         report: called now and then, from the recorder's thread, with `counts`.
 
     Attributes:
         version: of the policy that is running now, set by the engine's side.
-        counts: ``rows``, ``requests`` (offered), ``skipped`` (by rate or budget), ``lost`` (given up: no memory, too
+        counts: ``rows``, ``requests`` (offered), ``skipped`` (by budget), ``lost`` (given up: no memory, too
             many waiting steps, error), ``empty`` (nothing seen), ``mismatched`` (rows masked because another token had been the input)."""
 
     def __init__(
         self,
         writer: SampleWriter,
-        rate: float = 1.0,
         budget: int = 0,
         tokens: int = 0,
         window: int = 512,
         named: bool = True,
         report: Callable[[Mapping[str, int]], None] | None = None,
     ) -> None:
-        self.writer, self.rate, self.budget, self.window = writer, rate, budget, window
+        self.writer, self.budget, self.window = writer, budget, window
         self.named, self.report = named, report
         self.version = 0
         self.counts: Counter[str] = Counter(rows=0, requests=0, skipped=0, lost=0, empty=0, mismatched=0)
         self.problem = ""
         self._running: dict[str, Request | None] = {}
         self._spent: Counter[int] = Counter()
-        self._batch = Batch((), ())  # of the last step
+        self._batch = Batch((), (), window)  # of the last step
         self._alike: Any = None  # what must be the same for it to serve again
         self._queue: queue.SimpleQueue[Step | _Finished | threading.Event | None] = queue.SimpleQueue()
-        self._buffers = HostBuffers(tokens, window, self._give_up)
+        self._buffers = HostBuffers(tokens or max(budget, _TOKENS), window, self._give_up)
         self._device_copy = DeviceCopy()
         self._thread: threading.Thread | None = None
         self._reported = 0.0
@@ -147,11 +146,10 @@ class Recorder:
         self._queue.put(passed)
         return passed.wait(timeout)
 
-    def stored(self) -> dict[str, Any]:
-        """Wait until what was noted is stored; return `counts`, and ``queue``, the directory of the samples.
-
-        Who asks reads it: from the first call on states are captured."""
-        self._is_read = True
+    def stored(self, reads: bool = True) -> dict[str, Any]:
+        """Wait until what was noted is stored; return `counts`, and ``queue``, the directory of the samples. States are
+        captured from when the first caller ``reads`` them."""
+        self._is_read |= reads
         self.flush()
         return {**self.counts, "queue": str(self.writer.directory)}
 
@@ -174,16 +172,15 @@ class Recorder:
                 running[name] if name in running else self._admit(name)
                 for name, _ in zip(names, lengths, strict=True)
             ]
-            self._batch, self._alike = Batch(found, lengths), alike
+            self._batch, self._alike = Batch(found, lengths, self.window), alike
         return self._batch
 
-    def _is_spent(self) -> bool:
-        return 0 < self.budget <= self._spent[self.version]
+    def _is_spent(self, share: float = 1.0) -> bool:
+        return 0 < share * self.budget <= self._spent[self.version]
 
     def _admit(self, name: str) -> Request | None:
-        request = None
-        if not self._is_spent() and DRAWS.random() < self.rate:
-            request = Request(name, CaptureWindow(self.window))
+        # the prompts of all leave half of the budget to answers
+        request = None if self._is_spent(0.5) else Request(name, CaptureWindow(self.window))
         self._running[name] = request
         if request is None:
             self.counts["skipped"] += 1
@@ -304,7 +301,6 @@ def make_recorder(options: Mapping[str, Any]) -> Recorder:
     directory = Path(user_directories.expand(named)) if named else beside
     return Recorder(
         SampleWriter(directory),
-        options["capture_rate"],
         options["capture_budget"],
         window=options["capture_window"],
         named=bool(named),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +27,7 @@ class Sample:
         known: bool [n], False where no state was seen: a prefix-cache hit, the last token of a request.
         response: bool [n], True for generated tokens.
         version: of the policy that computed every known state.
-        auxiliary: [n, k*H], the layers EAGLE-3 reads, side by side, or None.
-        file: where a trainer keeps it beyond its own life, or None; not part of what is saved."""
+        auxiliary: [n, k*H], the layers EAGLE-3 reads, side by side, or None."""
 
     request: str
     input_ids: torch.Tensor
@@ -38,7 +36,6 @@ class Sample:
     response: torch.Tensor
     version: int
     auxiliary: torch.Tensor | None = None
-    file: Path | None = None
 
     def __len__(self) -> int:
         return self.input_ids.shape[0]
@@ -47,12 +44,6 @@ class Sample:
     def bytes(self) -> int:
         """Size of the tensors."""
         return sum(tensor.nbytes for tensor in self._tensors().values())
-
-    def delete_file(self) -> None:
-        """Delete its `file`, if it has one. Never raises."""
-        if self.file is not None:
-            with contextlib.suppress(OSError):
-                self.file.unlink(missing_ok=True)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a safetensors file. Raises OSError, or what safetensors raises in its place."""

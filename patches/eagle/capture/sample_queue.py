@@ -20,7 +20,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -199,10 +198,6 @@ class SampleReader:
         found = map(self._read_sample, self.waiting())
         return list(islice((one for one in found if one is not None), limit))
 
-    def keep(self, file: Path, name: str) -> Path | None:
-        """Move the file of a sample elsewhere and return where it is, or None: what is still there is deleted."""
-        return None
-
     def waiting(self) -> list[str]:
         """Return the names of samples, oldest first; none, and a warning, if others may write to the directory."""
         try:
@@ -228,7 +223,6 @@ class SampleReader:
             return None
         try:
             sample = Sample.load(claimed)
-            sample = replace(sample, file=self.keep(claimed, name))
         except PatchError as error:
             self.counts["corrupt"] += 1
             logger.warning("%s", error)

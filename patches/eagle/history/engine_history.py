@@ -10,6 +10,7 @@ from typing import Any
 
 from flashpatch import ledger
 from flashpatch.patches.eagle.history.drafts import HistoryDrafts, Text
+from flashpatch.patches.eagle.history.history_file import HistoryFile
 
 logger = logging.getLogger("flashpatch.eagle")
 
@@ -21,15 +22,18 @@ class EngineHistory:
 
     Args:
         capacity: tokens that are remembered.
+        file: where answers are kept, or None.
 
     Attributes:
         drafts: what is drafted from.
         texts: by the engine's request."""
 
-    def __init__(self, capacity: int) -> None:
-        self.drafts = HistoryDrafts(capacity)
+    def __init__(self, capacity: int, file: HistoryFile | None = None) -> None:
+        self.drafts, self.file = HistoryDrafts(capacity), file
         self.texts: weakref.WeakKeyDictionary[Any, Text] = weakref.WeakKeyDictionary()
         self._noted, self._told = 0.0, False
+        for prompt, answer in file.load(capacity) if file is not None else ():
+            self.drafts.extend(self.drafts.begin(prompt), answer)
 
     def take_tokens(self, request: Any, prompt: Sequence[int], tokens: Sequence[int], start: int = 0) -> int:
         """Take up what a request has generated since the last call, ``tokens`` from position ``start`` on; return how
@@ -37,6 +41,8 @@ class EngineHistory:
         text = self.texts.get(request)
         if text is None:
             text = self.texts[request] = self.drafts.begin(prompt)
+            if self.file is not None:  # as the request goes, or with the engine
+                weakref.finalize(request, self.file.append, len(prompt), text.tokens)
         new = list(tokens[len(text.tokens) - start :])
         if new:
             self.drafts.extend(text, new)

@@ -5,14 +5,12 @@ moves it there; row ``j`` holds the state at the ``j``-th accepted input. Rows b
 rejected drafts: they are fed again by a later step or lie past the request's end, so that `Recorder` drops them, and
 no step waits to learn how many were accepted.
 
-Under EAGLE-3 the target hands its drafter inner layers side by side. SGLang 0.5.23 keeps the last hidden states beside
-them when its logits processor is told to, which `eagle_worker_v2_init` does before graphs are recorded. SGLang moves the
-inner layers of a tree to the front and leaves the last states at their nodes; `last_rows` takes those of the accepted path."""
+Under EAGLE-3 SGLang hands its drafter inner layers alone, without the last states that training needs: nothing is captured,
+and under verl the trainer's pass gives both."""
 
 from __future__ import annotations
 
 import logging
-import weakref
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
@@ -28,14 +26,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger("flashpatch.eagle")
 
 WORKER = "sglang.srt.speculative.eagle_worker_v2:EAGLEWorkerV2"
-_KEEP = "keep_last_hidden_states"
 _WHY = (
     "A drafter learns from the target's hidden states, which SGLang computes at every step and throws away."
 )
 
 _recorder: Recorder | None = None
 _made = False
-_keeping: list[weakref.ref[Any]] = []  # logits processors that were told to keep the last states
 
 
 patches = Patches("eagle", SGLANG, scope="worker", evidence="optional", remove_when=UNTIL_SGLANG)
@@ -60,78 +56,15 @@ def _make(worker: Any) -> Recorder | None:
 
     from flashpatch.patches.eagle.capture.recorder import make_recorder
 
-    options = engine.options("eagle")
     ledger.role("worker", tp=get_parallel().tp_rank)
-    if not options["capture_rate"] or get_parallel().tp_rank != 0:
+    if get_parallel().tp_rank != 0:
         return None
-    problem = ""
-    if not worker.speculative_algorithm.is_eagle():
-        problem = f"not under {worker.speculative_algorithm.name}"
-    elif worker.speculative_algorithm.is_eagle3():
-        problem = keep_last_states(worker._target_worker.model_runner.model)
-    if problem:
-        _note_off(problem)
+    algorithm = worker.speculative_algorithm
+    if not algorithm.is_eagle() or algorithm.is_eagle3():
+        logger.warning("hidden states are not captured under %s", algorithm.name)
+        ledger.note(eagle_capture_off=f"not under {algorithm.name}")
         return None
-    return make_recorder(options)
-
-
-def keep_last_states(model: Any) -> str:
-    """Make a target return its last hidden states beside the inner layers; return why it cannot, or ""."""
-    from sglang.srt.layers.logits_processor import LogitsProcessor
-
-    processors = [module for module in model.modules() if isinstance(module, LogitsProcessor)]
-    if not processors or not all(hasattr(one, _KEEP) for one in processors):
-        return "EAGLE-3 needs the last hidden states of the target, which SGLang keeps from 0.5.23 on"
-    for one in processors:
-        if not getattr(one, _KEEP):
-            setattr(one, _KEEP, True)
-            _keeping.append(weakref.ref(one))
-    return ""
-
-
-def _note_off(problem: str) -> None:
-    logger.warning("hidden states are not captured: %s", problem)
-    ledger.note(eagle_capture_off=problem)
-
-
-@patches.wrap(
-    f"{WORKER}.__init__",
-    relies_on=(
-        "self._target_worker",
-        "self.speculative_algorithm",
-        "sglang.srt.layers.logits_processor:LogitsProcessor",
-    ),
-    params="target_worker",
-    when="called=eagle.sglang.verify",
-    why="A drafter learns to give the target's last hidden states; under EAGLE-3 SGLang returns inner layers alone.",
-    upstream="SGLang keeps them for --enable-return-aux-hidden-states, which excludes speculation.",
-)
-def eagle_worker_v2_init(original, self, *args: Any, **kwargs: Any):
-    """Tell the target's logits processor to return last states and inner layers, before graphs are recorded."""
-    original(self, *args, **kwargs)
-    recorder_of(self)
-
-
-def captured_states(worker: Any, output: Any) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the last hidden states of a target's output, and under EAGLE-3 the inner layers; None if there are none.
-
-    Args:
-        output: SGLang's ``LogitsProcessorOutput``; None from a rank that is not the last of the pipeline.
-
-    Returns:
-        [rows, H] and [rows, layers * H]."""
-    global _recorder
-    if output is None or output.hidden_states is None:
-        return None, None
-    if not worker.speculative_algorithm.is_eagle3():
-        return output.hidden_states, None
-    if output.last_hidden_states is None:  # graphs recorded before, or a drafter that reads no inner layers
-        if _recorder is not None:
-            _recorder.close()
-            _recorder = None
-            _note_off("this EAGLE-3 target returns no last hidden states beside inner layers")
-        return None, None
-    return output.last_hidden_states, output.hidden_states
+    return make_recorder(engine.options("eagle"))
 
 
 def _end_capture(site: Site) -> None:
@@ -139,11 +72,6 @@ def _end_capture(site: Site) -> None:
     if _recorder is not None:
         _recorder.close()
     _recorder, _made = None, False
-    for one in _keeping:
-        processor = one()
-        if processor is not None:
-            setattr(processor, _KEEP, False)
-    _keeping.clear()
     site.unwrap()
 
 
@@ -156,7 +84,6 @@ def _end_capture(site: Site) -> None:
         "sglang.srt.runtime_context:get_parallel",
         f"{WORKER}.speculative_num_steps",
     ),
-    since={"0.5.21": ("sglang.srt.managers.utils:GenerationBatchResult.accept_index",)},
     when="called=eagle.sglang.on_verify_complete_cpu",  # an engine without speculation verifies nothing
     why=_WHY,
     undo=_end_capture,
@@ -169,17 +96,12 @@ def verify(original, self, batch: Any, *args: Any, **kwargs: Any):
     roots = batch.spec_info.draft_token.view(len(batch.reqs), -1)[:, :1]
     first = batch.seq_lens  # position of each root
     result = original(self, batch, *args, **kwargs)
-    last, inner = captured_states(self, result.logits_output)
-    if last is not None:
-        hidden, depth = last if inner is None else inner, self.speculative_num_steps + 1
+    hidden = states_of(result)
+    if hidden is not None:
+        depth = self.speculative_num_steps + 1
         ids, positions, rows = accepted_rows(roots, first, result.next_token_ids, hidden, depth)
-        layers = None
-        if inner is not None:
-            rows, layers = last_rows(result, last), [rows]
         names = [request.rid for request in batch.reqs]
-        recorder.step(
-            names, [ids.shape[1]] * len(names), ids.reshape(-1), positions.reshape(-1), rows, layers
-        )
+        recorder.step(names, [ids.shape[1]] * len(names), ids.reshape(-1), positions.reshape(-1), rows)
     return result
 
 
@@ -207,16 +129,9 @@ def accepted_rows(
     return ids, positions, rows.clone() if rows.data_ptr() == hidden.data_ptr() else rows
 
 
-def last_rows(result: Any, last: torch.Tensor) -> torch.Tensor:
-    """Return the last hidden states of the path that a verification accepted, as `accepted_rows` orders rows.
-
-    Args:
-        result: ``accept_index`` [requests, steps + 1] has the row of each accepted node, -1 behind them.
-        last: [requests * nodes, H], a row per node of the trees.
-
-    Returns:
-        [requests * (steps + 1), H], a copy."""
-    return last[result.accept_index.reshape(-1).long().clamp(min=0)]
+def states_of(result: Any) -> torch.Tensor | None:
+    """Return the hidden states [rows, H] of a target's forward; None from a rank that is not the last of the pipeline."""
+    return result.logits_output and result.logits_output.hidden_states
 
 
 @patches.wrap(
@@ -234,16 +149,10 @@ def forward_batch_generation(original, self, batch: Any, *args: Any, **kwargs: A
         return original(self, batch, *args, **kwargs)
     ids, lengths, starts = batch.input_ids, list(batch.extend_lens), list(batch.prefix_lens)
     result = original(self, batch, *args, **kwargs)
-    last, inner = captured_states(self, result.logits_output)
-    if last is not None:
-        recorder.step(
-            [request.rid for request in batch.reqs],
-            lengths,
-            ids,
-            positions_of(starts, lengths),
-            last,
-            [inner] if inner is not None else None,
-        )
+    hidden = states_of(result)
+    if hidden is not None:
+        names = [request.rid for request in batch.reqs]
+        recorder.step(names, lengths, ids, positions_of(starts, lengths), hidden)
     return result
 
 

@@ -122,15 +122,15 @@ def _read(manager: Any, path: Path) -> dict[str, torch.Tensor]:
     return checkpoint.load(path, Path(refit.own), refit.shared(), ID)
 
 
-def flush(manager: Any) -> dict[str, Any]:
+def flush(manager: Any, reads: bool = True) -> dict[str, Any]:
     """Wait until the captured states of finished requests are stored; return counts, and ``queue``, the directory of
-    the samples, unless this rank captures nothing; ``drafter`` (version), ``drafter_path`` and ``acceptance`` (tokens
+    the samples, which the caller ``reads``, unless this rank captures nothing; ``drafter`` (version), ``drafter_path`` and ``acceptance`` (tokens
     per step) if a model of its own drafts."""
     refit = drafter_refit.refit_of(manager)
     if refit is None:
         return {}
     recorder = capture.recorder_of(manager.draft_worker)
-    return {**(recorder.stored() if recorder is not None else {}), **refit.state()}
+    return {**(recorder.stored(reads) if recorder is not None else {}), **refit.state()}
 
 
 def save_embeddings(manager: Any, folder: str) -> int:

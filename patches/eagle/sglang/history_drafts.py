@@ -20,6 +20,7 @@ from flashpatch.decorate import Patches
 from flashpatch.patches._shared.context import having
 from flashpatch.patches.eagle.history.drafts import MAX_DRAFTS, Text
 from flashpatch.patches.eagle.history.engine_history import EngineHistory, say_off
+from flashpatch.patches.eagle.history.history_file import HistoryFile
 from flashpatch.patches.eagle.options import SGLANG, UNTIL_SGLANG
 
 _BESIDE = ("EAGLE", "EAGLE3", "NGRAM")  # speculative algorithms whose drafts are replaced
@@ -41,8 +42,8 @@ class WorkerHistory(EngineHistory):
         rows: requests of the last batch whose drafts are from history, by their place in it.
         steps: batches that were verified since the last call of `propose`."""
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
+    def __init__(self, capacity: int, file: HistoryFile | None = None) -> None:
+        super().__init__(capacity, file)
         self.rows: set[int] = set()
         self.steps = 1
         self._last: list[Any] = []  # requests of the last batch; those that are over have tokens not yet seen
@@ -90,8 +91,17 @@ def _history_of(drafter: Any, reason: str) -> WorkerHistory | None:
         if options["history"] and reason:
             say_off(reason)
         drafts = options["history"] and not reason
-        _histories[drafter] = WorkerHistory(options["history_tokens"]) if drafts else None
+        _histories[drafter] = WorkerHistory(options["history_tokens"], _file(drafter)) if drafts else None
     return _histories[drafter]
+
+
+def _file(drafter: Any) -> HistoryFile | None:
+    """Return where answers are kept: nowhere with tensor parallelism, whose ranks must draft alike and may not see one file."""
+    from sglang.srt.runtime_context import get_parallel
+
+    folder = engine.options("eagle")["history_folder"]
+    vocabulary = drafter.target_worker.model_config.vocab_size
+    return HistoryFile(folder, vocabulary) if folder and get_parallel().tp_size == 1 else None
 
 
 def _propose(

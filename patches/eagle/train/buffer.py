@@ -1,4 +1,4 @@
-"""Keep the newest samples over RL steps, bounded in number and bytes; the file of a sample that leaves is deleted."""
+"""Keep the newest samples over RL steps, bounded in number and bytes."""
 
 from __future__ import annotations
 
@@ -41,15 +41,14 @@ class Buffer:
         """Add a sample, unless it is of too old a policy or larger than the buffer."""
         if sample.version > self._newest:
             self._newest = sample.version
-            held, self._held = self._held, deque()
-            for one in held:
-                self._drop(one) if self._is_stale(one) else self._held.append(one)
+            self._held = deque(one for one in self._held if not self._is_stale(one))
+            self._size = sum(one.bytes for one in self._held)
+        if self._is_stale(sample) or sample.bytes > self.bytes:
+            return
         self._held.append(sample)
         self._size += sample.bytes
-        if self._is_stale(sample) or sample.bytes > self.bytes:
-            self._drop(self._held.pop())
         while len(self._held) > self.samples or self._size > self.bytes:
-            self._drop(self._held.popleft())
+            self._size -= self._held.popleft().bytes
 
     def draw(self, number: int) -> list[Sample]:
         """Return up to ``number`` different samples at random."""
@@ -57,7 +56,3 @@ class Buffer:
 
     def _is_stale(self, sample: Sample) -> bool:
         return bool(self.versions) and sample.version <= self._newest - self.versions
-
-    def _drop(self, sample: Sample) -> None:
-        self._size -= sample.bytes
-        sample.delete_file()

@@ -35,7 +35,7 @@ class Coordinator:
         settings: of the worker.
         start_limit: seconds until the worker must be ready.
         stop_limit: seconds until it must be idle after `stop`, or after its slice.
-        restarts: how often a dead worker is restarted from its last checkpoint, after 1, 2, 4 ... seconds.
+        restarts: how often a dead worker is restarted from its newest drafter, after 1, 2, 4 ... seconds.
             Counted anew after every slice that gave a drafter.
         environment: added to the worker's.
 

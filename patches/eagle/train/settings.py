@@ -46,7 +46,7 @@ class WorkerSettings(Recipe):
     Attributes:
         target: folder of the target's checkpoint (config and safetensors), for embeddings and head.
         queue: directory of captured samples.
-        folder: where checkpoints, drafters and the samples of the buffer are written.
+        folder: where drafters are written, and the newest is gone on from.
         engine: ``vllm`` or ``sglang``, whose format drafters get.
         drafter: folder of a drafter to continue from; "" for one from scratch.
         kind: ``eagle`` or ``eagle3``.
@@ -56,7 +56,6 @@ class WorkerSettings(Recipe):
         batch: positions of a step, over all its windows.
         samples, bytes, versions: see `buffer.Buffer`.
         least: samples in the buffer before training starts.
-        checkpoint: steps between checkpoints; 0 for none.
         seed: of the weights from scratch and of the draws.
         niceness: added to the process's, so that engines have priority.
         threads: of torch on the CPU; 0 for torch's default."""
@@ -75,7 +74,6 @@ class WorkerSettings(Recipe):
     bytes: int = 4 << 30
     versions: int = 2
     least: int = 8
-    checkpoint: int = 100
     seed: int = 0
     niceness: int = 5
     threads: int = 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -92,18 +91,3 @@ class Trainer:
     def weights(self) -> dict[str, Tensor]:
         """Return a copy of the weights on the CPU."""
         return {name: tensor.to("cpu", copy=True) for name, tensor in self.drafter.state_dict().items()}
-
-    def state(self) -> dict[str, Any]:
-        """Return all that a resumed run needs, for a checkpoint."""
-        optimizer = self.optimizer.state_dict()
-        return {
-            "model": self.drafter.state_dict(),
-            "optimizer": optimizer,
-            "count": [self.count, self.skipped],
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore a `state`."""
-        self.drafter.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.count, self.skipped = state["count"]

@@ -19,14 +19,12 @@ import torch
 from transformers import AutoConfig
 
 from flashpatch import ledger
-from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.capture.sample import Sample
+from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 from flashpatch.patches.eagle.train.buffer import Buffer
-from flashpatch.patches.eagle.train.checkpoint import Checkpoints
 from flashpatch.patches.eagle.train.drafter import make_drafter
-from flashpatch.patches.eagle.train.drafter_config import drafter_config
+from flashpatch.patches.eagle.train.drafter_config import drafter_config, kind_of
 from flashpatch.patches.eagle.train.export import load_weights, own_embedding, save_drafter
-from flashpatch.patches.eagle.train.kept_samples import FOLDER, KeptSamples
 from flashpatch.patches.eagle.train.pack import Pack, pack, windows
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
@@ -46,7 +44,7 @@ class Worker:
         commands: queue of commands.
 
     Attributes:
-        resumed: whether the trainer began from a checkpoint."""
+        resumed: whether the trainer goes on from a drafter that an earlier one wrote."""
 
     def __init__(
         self,
@@ -64,32 +62,31 @@ class Worker:
         if settings.drafter and settings.engine == "vllm":  # SGLang gives every drafter the target's
             first = TargetEmbeddings.load(settings.target)
             self._embedding = own_embedding(settings.drafter, settings.kind, first)
-        folder = Path(settings.folder)
-        self.checkpoints = Checkpoints(folder / settings.kind / "checkpoints")
-        self.reader = KeptSamples(settings.queue, folder / settings.kind / FOLDER)
+        self.reader = SampleReader(settings.queue)
         self.buffer = Buffer(settings.samples, settings.bytes, settings.versions, settings.seed)
         self._unsuitable = 0
         self.trainer = self._open_trainer()
-        for left in folder.glob(".drafter-*"):  # by a trainer that was killed while it wrote one
+        for left in Path(settings.folder).glob(
+            ".drafter-*"
+        ):  # by a trainer that was killed while it wrote one
             shutil.rmtree(left, ignore_errors=True)
-        for sample in self.reader.read_kept():
-            self._add(sample)
 
     def _open_trainer(self) -> Trainer:
-        """Return a trainer, from the last checkpoint that is whole or else as the settings say."""
-        settings = self.settings
-        while True:
-            drafter = make_drafter(self.config, settings.seed)
-            if settings.drafter:
-                load_weights(drafter, settings.drafter)
-            trainer = Trainer(drafter.to(self.device), self._load_target(settings.target), settings)
-            try:
-                self.resumed = self.checkpoints.resume(trainer)
-                return trainer
-            except PatchError as error:  # parts of it may be in this trainer
-                if not self.checkpoints.discard():
-                    raise
-                self._report({"event": "error", "command": "resume", "problem": str(error)})
+        """Return a trainer, from the newest drafter of its kind in its folder or else as the settings say. Raises PatchError
+        if that is another target's."""
+        settings, drafter = self.settings, make_drafter(self.config, self.settings.seed)
+        written = [number for number, one in self._written().items() if kind_of(one) == settings.kind]
+        self.resumed, newest = bool(written), max(written, default=0)
+        if self.resumed or settings.drafter:
+            load_weights(drafter, self._written()[newest] if self.resumed else settings.drafter)
+        trainer = Trainer(drafter.to(self.device), self._load_target(settings.target), settings)
+        trainer.count = newest
+        return trainer
+
+    def _written(self) -> dict[int, Path]:
+        """Return the drafters in the folder, by the number of steps after which they were written."""
+        steps = {one.name.partition("-")[2]: one for one in Path(self.settings.folder).glob("drafter-*")}
+        return {int(number): one for number, one in steps.items() if number.isdecimal()}
 
     def run(self) -> None:
         """Execute commands until one is to exit."""
@@ -99,7 +96,6 @@ class Worker:
             command = self._commands.get()
             try:
                 if command["command"] == "exit":
-                    self.checkpoints.settle()
                     self._report({"event": "bye", "step": self.trainer.count})
                     return
                 self._execute(command)
@@ -122,16 +118,13 @@ class Worker:
 
     def train(self, seconds: float) -> None:
         """Train until the time is over, or another command arrives, and write the drafter if it has learned."""
-        trainer, every = self.trainer, self.settings.checkpoint
         end, reported = time.monotonic() + seconds, 0.0
         found: dict[str, float] = {}
         while time.monotonic() < end and self._commands.empty():
             self._read_samples()
             rows = self._rows() if len(self.buffer) >= self.settings.least else []
             if rows:
-                found = trainer.step(rows)
-                if every and trainer.count % every == 0:
-                    self.checkpoints.save(trainer)
+                found = self.trainer.step(rows)
             else:
                 time.sleep(POLL_SECONDS)
             if time.monotonic() - reported > REPORT_SECONDS:
@@ -142,14 +135,10 @@ class Worker:
 
     def _read_samples(self) -> None:
         for sample in self.reader.read_samples(16):
-            self._add(sample)
-
-    def _add(self, sample: Sample) -> None:
-        if self._fits(sample):
-            self.buffer.add(sample)
-        else:
-            self._unsuitable += 1
-            sample.delete_file()
+            if self._fits(sample):
+                self.buffer.add(sample)
+            else:
+                self._unsuitable += 1
 
     def _fits(self, sample: Sample) -> bool:
         config = self.config
@@ -174,9 +163,8 @@ class Worker:
         return pack(found, settings.batch)
 
     def _write(self, found: Mapping[str, float]) -> None:
-        folder = Path(self.settings.folder)
         path = save_drafter(
-            folder / f"drafter-{self.trainer.count}",
+            Path(self.settings.folder) / f"drafter-{self.trainer.count}",
             self.trainer.weights(),
             self.config,
             self.settings.engine,
@@ -186,11 +174,9 @@ class Worker:
         )
         self._report({"event": "drafter", "folder": str(path), **self._figures(), **found})
         ledger.note(eagle_training={"drafter": str(path), **self._figures()})
-        steps = {one: one.name.partition("-")[2] for one in folder.glob("drafter-*")}
-        old = sorted((one for one in steps if steps[one].isdecimal()), key=lambda one: int(steps[one]))
-        for one in old[:-KEEP]:
-            if one != path:
-                shutil.rmtree(one, ignore_errors=True)
+        for _, old in sorted(self._written().items())[:-KEEP]:
+            if old != path:
+                shutil.rmtree(old, ignore_errors=True)
 
     def _figures(self) -> dict[str, Any]:
         return {
@@ -199,8 +185,6 @@ class Worker:
             "skipped": self.trainer.skipped,
             "samples": len(self.buffer),
             "unsuitable": self._unsuitable,
-            "checkpoints_failed": self.checkpoints.failed,
-            "checkpoint_problem": self.checkpoints.problem,
         }
 
     def _load_target(self, folder: str) -> TargetEmbeddings:

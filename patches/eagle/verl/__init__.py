@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from flashpatch.decorate import collected
-from flashpatch.patches.eagle.verl import cotraining, verl_config
+from flashpatch.patches.eagle.verl import cotraining, old_log_probs, verl_config
 
-PATCHES = collected(verl_config, cotraining)
+PATCHES = collected(verl_config, cotraining, old_log_probs)

@@ -40,7 +40,7 @@ class Job:
     """Train a drafter while replicas of one job have nothing to do.
 
     Args:
-        settings: of the training process, without ``queue``, which the replicas report.
+        settings: of the training process, without ``queue`` if that is the replicas', which report it.
         train_seconds: most seconds of a slice of training.
         every: train in every so many steps of the policy.
 
@@ -110,7 +110,8 @@ class Job:
             self._warn(f"{type(error).__name__}: {error}")
 
     def _exchange(self, call: Call, step: int | None) -> None:
-        counts = [first for answers in call(FLUSH, ()) for first in answers[:1] if first]
+        reads = "queue" not in self.settings
+        counts = [first for answers in call(FLUSH, (reads,)) for first in answers[:1] if first]
         if not self._start_trainer(counts):
             return
         self.coordinator.wait_idle(_WAIT_SECONDS)
@@ -132,6 +133,9 @@ class Job:
         if self.coordinator is not None:
             return True
         queues = sorted({str(one["queue"]) for one in counts if "queue" in one})
+        if "queue" in self.settings:
+            queues = [self.settings["queue"]]
+            shutil.rmtree(queues[0], ignore_errors=True)  # what an earlier job left unread
         if len(queues) != 1:
             self._warn(f"no drafter is trained: replicas capture to {', '.join(queues) or 'nowhere'}")
             return False

@@ -21,7 +21,8 @@ from flashpatch.patches.eagle.verl.speculation import ID, ROLLOUT, Dialect, Sgla
 
 logger = logging.getLogger("flashpatch.eagle")
 
-MODEL = "actor_rollout_ref.model.path"
+MODEL, ACTOR = "actor_rollout_ref.model.path", "actor_rollout_ref.actor"
+_OWN_LAYERS = "eagle_aux_hidden_state_layer_ids"
 OURS = "flashpatch"
 """Key of ``engine_kwargs`` under which the job's other processes find the settings."""
 IN_SGLANG = "eagle.sglang.verify"
@@ -91,10 +92,21 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> Any:
         from flashpatch.patches.eagle.train.export import check_round_trip
 
         check_round_trip(found.model, str(_path(job.get(MODEL))), found.method, dialect.engine)
+        without = list(no_states(job.get, options, found))
+        if options["capture"] == "trainer":
+            job.refuse(
+                without,
+                "eagle's option capture=trainer cannot run with",
+                "Change that, or leave the option out.",
+            )
+        if without:
+            source = f"states that the rollout engine captures ({'; '.join(without)})"
+        else:
+            source = "states of the trainer's pass for old log-probabilities"
         job.set(
             f"{ROLLOUT}.engine_kwargs.{OURS}",
-            {"eagle": json.dumps(training(job.get, options, dialect, found))},
-            "settings of the drafter's training",
+            {"eagle": json.dumps(training(job.get, options, dialect, found, from_trainer=not without))},
+            f"settings of the drafter's training, on {source}",
         )
     return original(config, *args, **kwargs)
 
@@ -141,8 +153,11 @@ def remarks(
             f"the rollout engine drafts with {found.method or 'nothing'}, which is not trained here; "
             "eagle's option drafter=new makes one that is"
         )
-    elif not Path(found.model).is_dir():
-        yield f"{found.model or 'its drafter'} is not a folder"
+    elif not (Path(found.model) / "config.json").exists():
+        yield f"{found.model or 'its drafter'} is not a folder with a config.json"
+    elif dialect.engine == "sglang" and found.method == "eagle3":
+        for why in no_states(get, options, found):
+            yield f"SGLang hands out no last states for EAGLE-3, and states are not the trainer's: {why}"
     if dialect is not None:
         yield from dialect.remarks(get, found)
     mode = get("trainer.v1.trainer_mode")
@@ -152,6 +167,23 @@ def remarks(
         yield "rollouts on devices of their own never pause"
     if not get(MODEL) or not _path(get(MODEL)).is_dir():
         yield f"{MODEL}={get(MODEL)} is not a folder"
+
+
+def no_states(get: Get, options: Mapping[str, Any], found: Speculation) -> Iterator[str]:
+    """Yield reasons why a drafter is not trained on states of the trainer's pass for old log-probabilities."""
+    if options["capture"] == "engine":
+        yield "eagle's option capture=engine"
+    if options["samples"]:
+        yield f"eagle's option samples={options['samples']} (what the engine captures, for a reader of yours)"
+    yield from forbidden(get, {"algorithm.rollout_correction.bypass_mode": "there is no such pass"})
+    if get(f"{ACTOR}.strategy") not in ("fsdp", "fsdp2"):
+        yield f"{ACTOR}.strategy={get(f'{ACTOR}.strategy')} (states are taken of FSDP actors alone)"
+    for path in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
+        if (get(f"{ACTOR}.{path}") or 1) > 1:
+            yield f"{ACTOR}.{path}={get(f'{ACTOR}.{path}')} (each rank has a part of a sequence)"
+    drafter = json.loads((Path(found.model) / "config.json").read_text())
+    if _OWN_LAYERS in {**drafter, **(drafter.get("eagle_config") or {})}:
+        yield f"{_OWN_LAYERS} of the drafter (engines count them differently)"
 
 
 def _drafter(get: Get, options: Mapping[str, Any], dialect: Dialect) -> Speculation:
@@ -188,15 +220,24 @@ def _write_new(target: Path, folder: Path, options: Mapping[str, Any], engine_na
     save_drafter(folder, weights, config, engine_name, embeddings, dtype=dtype)
 
 
-def training(get: Get, options: Mapping[str, Any], dialect: Dialect, found: Speculation) -> dict[str, Any]:
-    """Make what `settings` returns from verl's configuration. Raises PatchError if an entry of the option ``trainer``
-    is not one of its settings."""
+def training(
+    get: Get, options: Mapping[str, Any], dialect: Dialect, found: Speculation, from_trainer: bool = False
+) -> dict[str, Any]:
+    """Make what `settings` returns from verl's configuration, with a queue if states come from the trainer. Raises
+    PatchError if an entry of the option ``trainer`` is not one of its settings."""
     fixed = {"target": str(_path(get(MODEL))), "folder": str(_folder(get)), "drafter": found.model}
+    queue = str(_folder(get) / "samples") if from_trainer else ""
     made = WorkerSettings.of(
-        {**_trainer_settings(options), **fixed, "engine": dialect.engine, "kind": found.method, "queue": ""}
+        {
+            **_trainer_settings(options),
+            **fixed,
+            "engine": dialect.engine,
+            "kind": found.method,
+            "queue": queue,
+        }
     )
     return {
-        "settings": {name: value for name, value in vars(made).items() if name != "queue"},
+        "settings": {name: value for name, value in vars(made).items() if value or name != "queue"},
         "train_seconds": options["train_seconds"],
         "every": options["train_every"],
     }

@@ -96,13 +96,11 @@ def _make(runner: Any) -> Capture | None:
     if getattr(runner, "is_pooling_model", False):
         return None
     ledger.role("worker", tp=get_tp_group().rank_in_group)
-    options = engine.options("eagle")
     recorder = None
-    records = get_pp_group().is_last_rank and get_tp_group().rank_in_group == 0
-    if options["capture_rate"] and records:
+    if get_pp_group().is_last_rank and get_tp_group().rank_in_group == 0:
         from flashpatch.patches.eagle.capture.recorder import make_recorder
 
-        recorder = make_recorder(options)
+        recorder = make_recorder(engine.options("eagle"))
     return Capture(runner.get_model(), recorder)
 
 

@@ -124,12 +124,12 @@ def update_drafter(self, path: str, version: int) -> dict[str, Any]:
     return {"version": version, "tensors": tensors}
 
 
-def flush(self) -> dict[str, Any]:
+def flush(self, reads: bool = True) -> dict[str, Any]:
     """Worker method: wait until the captured states of finished requests are stored; return counts, and ``queue``, the
-    directory of the samples; empty from a rank that does not capture. To the first rank's answer the engine core adds
+    directory of the samples, which the caller ``reads``; empty from a rank that does not capture. To the first rank's answer the engine core adds
     ``drafter`` (version), ``drafter_path`` and ``acceptance`` if speculation is adapted."""
     found = capture.capture_of(self.model_runner)
-    return found.recorder.stored() if found is not None and found.recorder is not None else {}
+    return found.recorder.stored(reads) if found is not None and found.recorder is not None else {}
 
 
 def save_embeddings(self, folder: str) -> int:

@@ -18,6 +18,7 @@ from flashpatch.errors import PatchError
 from flashpatch.patches._shared.context import having
 from flashpatch.patches.eagle.history.drafts import MAX_DRAFTS, Text
 from flashpatch.patches.eagle.history.engine_history import EngineHistory, say_off
+from flashpatch.patches.eagle.history.history_file import HistoryFile
 from flashpatch.patches.eagle.options import UNTIL_VLLM
 
 
@@ -162,7 +163,11 @@ def attach(scheduler: Any) -> None:
     if reason := _unsuited(scheduler.vllm_config):
         say_off(reason)
     else:
-        _histories[scheduler] = SchedulerHistory(options["history_tokens"])
+        config, folder, file = scheduler.vllm_config, options["history_folder"], None
+        if folder:
+            rank = config.parallel_config.data_parallel_rank
+            file = HistoryFile(folder, config.model_config.get_vocab_size(), rank)
+        _histories[scheduler] = SchedulerHistory(options["history_tokens"], file)
 
 
 def _unsuited(config: Any) -> str:

@@ -57,10 +57,9 @@ patches = Patches("eagle", "vllm>=0.24", remove_when=UNTIL_VLLM)
 )
 def free_request(original, self, request: Any, *args: Any, **kwargs: Any):
     """Note tokens and prompt length of each request as it is freed."""
-    if engine.options("eagle")["capture_rate"]:
-        embedded = request.prompt_token_ids is None
-        tokens = None if embedded else (list(request.all_token_ids), request.num_prompt_tokens)
-        _finished.setdefault(self, {})[request.request_id] = tokens
+    embedded = request.prompt_token_ids is None
+    tokens = None if embedded else (list(request.all_token_ids), request.num_prompt_tokens)
+    _finished.setdefault(self, {})[request.request_id] = tokens
     return original(self, request, *args, **kwargs)
 
 

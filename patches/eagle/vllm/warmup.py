@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import queue
-import threading
 import time
 from collections.abc import Mapping
 from math import inf
@@ -30,18 +29,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 with a drafter; what prevents one raises PatchError."""
-    drafter, samples, training = (args.out / name for name in ("drafter", "samples", "training"))
+    drafter, samples = args.out / "drafter", args.out / "samples"
     if not 0 < args.seconds < inf:
         args.usage_error("--seconds must be positive and finite")
     if drafter.exists():
         args.usage_error(f"{drafter} exists; name another --out")
     if not (args.model / "config.json").exists():
         args.usage_error(f"{args.model} has no config.json")
-    captured = answer(args.model, read_prompts(args.data)[:512], samples, training, args.vllm)
+    captured = answer(args.model, read_prompts(args.data)[:512], samples, args.vllm)
     from flashpatch.patches.eagle.train.settings import WorkerSettings
     from flashpatch.patches.eagle.train.worker import Worker
 
-    where, events = (str(args.model), str(samples), str(training)), []
+    where, events = (str(args.model), str(samples), str(args.out / "training")), []
     settings = WorkerSettings(*where, engine=args.engine, rate=1e-3, least=min(8, captured))
     Worker(settings, events.append, queue.Queue()).train(args.seconds)
     made = next((event for event in events if event["event"] == "drafter"), None)
@@ -85,29 +84,22 @@ def ask(llm: Any, prompts: list[Any], sampling: Any) -> None:
         llm.generate(texts, sampling)
 
 
-def answer(model: Path, prompts: list[Any], samples: Path, training: Path, more: Mapping[str, Any]) -> int:
-    """Let vLLM answer prompts, and move what is captured to where a trainer looks first; return how many samples."""
+def answer(model: Path, prompts: list[Any], samples: Path, more: Mapping[str, Any]) -> int:
+    """Let vLLM answer prompts, and wait for what is captured; return how many samples."""
     import flashpatch
-    from flashpatch.patches.eagle.train.kept_samples import FOLDER, KeptSamples
+    from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 
     flashpatch.enable("eagle", strict=True, samples=str(samples.absolute()), history=False, capture_budget=0)
     from vllm import LLM, SamplingParams
 
     llm = LLM(str(model), **{"enable_prefix_caching": False, **more})  # a cached prompt would leave no states
-    reader, done = KeptSamples(str(samples), training / "eagle" / FOLDER), threading.Event()
-
-    def move() -> None:
-        while not done.wait(0.1):
-            reader.read_samples(16)
-
-    threading.Thread(target=move, name="flashpatch-samples", daemon=True).start()
     for asked, tokens in ((prompts, 512), (prompts[:1], 1)):  # a step reports what the one before ended
         ask(llm, asked, SamplingParams(temperature=1.0, max_tokens=tokens, detokenize=False))
     llm.collective_rpc("eagle_flush")
-    deadline = time.monotonic() + 60.0
-    while reader.counts["read"] < len(prompts) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    done.set()
-    if not reader.counts["read"]:
+    reader, before = SampleReader(samples), -1
+    while (written := len(reader.waiting())) != before:  # by a thread of the engine
+        before = written
+        time.sleep(1.0)
+    if not written:
         raise eagle_error("eagle-warmup", "no answer was captured.", "Look at vLLM's log.")
-    return reader.counts["read"]
+    return written

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from flashpatch.decorate import Patches
+from flashpatch.patches._shared.prompt_lengths import prompt_lengths
 from flashpatch.patches.grpo.replay import routers
 from flashpatch.patches.grpo.replay.routers import Replay, stop
 
@@ -134,13 +135,10 @@ def record(micro_batch: Any) -> tuple[Any, Any]:
 
 def _ends(micro_batch: Any) -> list[int]:
     """Return the position of the last token that is trained on, by sequence; 0 if there is none."""
-    prompts, mask = micro_batch["prompts"], micro_batch["loss_mask"]
-    if prompts.is_nested:
-        starts = prompts.offsets().diff().tolist()
-    else:
-        starts = micro_batch["attention_mask"][:, : prompts.shape[1]].sum(1).tolist()
     ends = []
-    for start, row in zip(starts, mask.unbind(), strict=True):
+    for start, row in zip(
+        prompt_lengths(micro_batch).tolist(), micro_batch["loss_mask"].unbind(), strict=True
+    ):
         trained = row.nonzero()
         ends.append(int(start + trained.max()) if len(trained) else 0)
     return ends

@@ -28,7 +28,7 @@ def main(mode: str, root: str, out: str, *arms: str) -> None:
     at, replayed = checkpoints(Path(root)), count_replays()
     # else vLLM's first runner keeps its full graphs, and one number
     named = ["disable", "1_1_2", "2_1_3", "3_1_4"]
-    flashpatch.enable("eagle", strict=True, samples=f"{out}-samples", capture_rate=0, arms=named)
+    flashpatch.enable("eagle", strict=True, arms=named)
     numbers = [int(arm) for arm in arms]
     if mode == "fresh":
         llm = opened(at["b"], at["exact"])

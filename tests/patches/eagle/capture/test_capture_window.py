@@ -2,11 +2,9 @@
 
 from collections import Counter
 
-import pytest
 import torch
 
 from flashpatch.patches.eagle.capture.capture_window import CaptureWindow
-from flashpatch.patches.eagle.capture.host_buffers import available_bytes
 from flashpatch.patches.eagle.capture.recorder import Recorder
 from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
 
@@ -64,29 +62,3 @@ def test_256_concurrent_requests_of_16k_tokens_all_leave_their_share(tmp_path):
         assert sample.response.tolist() == [position >= 1000 for position in range(first, first + 512)]
         tail += first >= LENGTH * 3 // 4
     assert 0.15 < tail / REQUESTS < 0.35, "the last quarter has about a quarter of the states"
-
-
-@pytest.mark.parametrize(
-    ("meminfo", "limit", "used", "wanted"),
-    [
-        ("MemTotal: 9 kB\nMemAvailable:    2048 kB\n", "max", "5", 2048 * 1024),
-        ("MemAvailable:    2048 kB\n", "1000", "400", 600),
-        ("MemAvailable:    1 kB\n", "1000000", "400", 1024),
-        ("MemAvailable:    2048 kB\n", None, None, 2048 * 1024),
-        ("", None, None, 0),
-    ],
-)
-def test_available_memory_knows_the_containers_limit(tmp_path, meminfo, limit, used, wanted):
-    (tmp_path / "meminfo").write_text(meminfo)
-    if limit is not None:
-        (tmp_path / "memory.max").write_text(f"{limit}\n")
-        (tmp_path / "memory.current").write_text(f"{used}\n")
-    assert available_bytes(tmp_path / "meminfo", tmp_path) == wanted
-
-
-def test_without_a_number_the_pool_is_sized_by_free_memory(tmp_path):
-    recorder = Recorder(SampleWriter(tmp_path))
-    positions = torch.arange(64)
-    recorder.step(["a"], [64], positions, positions, torch.zeros(64, WIDTH))
-    recorder.close()
-    assert recorder._buffers.tokens >= 8192

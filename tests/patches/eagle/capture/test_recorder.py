@@ -178,11 +178,8 @@ def test_states_are_captured_once_somebody_asks_and_their_files_go_with_the_engi
     assert not (tmp_path / "queue").exists()
 
 
-def test_rate_and_budget_choose_requests(tmp_path):
-    recorder = new_recorder(tmp_path, rate=0.25)
-    picked = [recorder._admit(str(number)) for number in range(1000)]
-    assert 180 < sum(one is not None for one in picked) < 320
-    recorder = new_recorder(tmp_path, budget=10)
+def test_the_budget_chooses_requests(tmp_path):
+    recorder = new_recorder(tmp_path, budget=20)
     for name in "abcd":
         capture(recorder, name)
     recorder.version = 1
@@ -205,6 +202,22 @@ def test_the_budget_holds_for_requests_that_run_and_what_was_captured_is_kept(tm
     recorder.finish({name: (tokens[number % 2], 1) for number, name in enumerate(names)})
     found = kept(recorder)
     assert [int(one.known.sum()) for one in found] == [6, 4] * 5 and recorder.counts["requests"] == 10
+
+
+def test_prompts_leave_half_of_the_budget_to_answers(tmp_path):
+    """A step's prompts come before any answer: 40 of 100 tokens would spend all of it, and teach nothing."""
+    recorder = new_recorder(tmp_path, budget=1000, window=32)
+    names, states = list(map(str, range(40))), torch.ones(400, WIDTH)
+    places = torch.arange(100)
+    for first in range(0, 40, 4):
+        recorder.step(names[first : first + 4], [100] * 4, 0 * places.repeat(4), places.repeat(4), states)
+    for at in range(100, 140):
+        recorder.step(names, [1] * 40, 0 * torch.arange(40), torch.full((40,), at), states)
+    recorder.finish({name: ([0] * 141, 100) for name in names})
+    found = kept(recorder)
+    assert len(found) == 16 and 1000 <= recorder.counts["rows"] < 1000 + 40  # to the end of a step
+    learned = [int((one.known[:-1] & one.known[1:] & one.response[1:]).sum()) for one in found]
+    assert sum(learned) > 0, learned
 
 
 def test_without_memory_requests_are_given_up_and_the_rest_goes_on(tmp_path):

@@ -94,30 +94,6 @@ def test_the_protocol_of_sglangs_adaptive_controller() -> None:
     assert chains.on_verify_complete([1, 0, 2, 1], 4) is None
 
 
-@pytest.mark.sglang(least="0.5.23")
-def test_a_target_keeps_its_last_states_beside_inner_layers_until_undone() -> None:
-    """On SGLang's own processor; stock returns inner layers alone."""
-    from sglang.srt.layers.logits_processor import LogitsProcessor
-
-    target = torch.nn.Module()
-    target.logits_processor = processor = LogitsProcessor.__new__(LogitsProcessor)
-    torch.nn.Module.__init__(processor)
-    processor.keep_last_hidden_states = False  # as SGLang's constructor leaves it
-    last, inner = torch.ones(3, 2), [torch.zeros(3, 2)] * 3
-    full = types.SimpleNamespace(capture_hidden_mode=types.SimpleNamespace(is_full=lambda: True))
-
-    def returned() -> torch.Tensor | None:
-        return processor._get_last_hidden_states_to_store(last, inner, full)
-
-    assert returned() is None
-    assert capture.keep_last_states(target) == ""
-    assert returned() is last
-    capture._end_capture(types.SimpleNamespace(unwrap=lambda: None))
-    assert returned() is None
-    del processor.keep_last_hidden_states  # before 0.5.23
-    assert "0.5.23" in capture.keep_last_states(target)
-
-
 def test_a_retracted_request_gives_its_rows_up(monkeypatch) -> None:
     """It may be aborted while it waits, and SGLang releases nothing then."""
     passed = []
@@ -128,24 +104,3 @@ def test_a_retracted_request_gives_its_rows_up(monkeypatch) -> None:
         )
         assert capture.release_kv_cache(lambda req, tree: tree, request, "tree") == "tree"
     assert passed == [{"one": ([], 2)}, {"one": ([1, 2, 3], 2)}]
-
-
-def test_last_states_are_taken_along_the_accepted_path_of_each_tree() -> None:
-    nodes, result = torch.arange(12.0)[:, None], types.SimpleNamespace()
-    result.accept_index = torch.tensor([[0, 3, 5], [6, 8, -1]], dtype=torch.int32)
-    assert capture.last_rows(result, nodes)[:5, 0].tolist() == [0, 3, 5, 6, 8]
-
-
-def test_a_target_without_last_states_is_said_to_be_off_and_never_half_captured(monkeypatch) -> None:
-    closed, noted = [], {}
-    monkeypatch.setattr(capture, "_recorder", types.SimpleNamespace(close=lambda: closed.append(1)))
-    monkeypatch.setattr(capture.ledger, "note", lambda **facts: noted.update(facts))
-    worker = types.SimpleNamespace(speculative_algorithm=types.SimpleNamespace(is_eagle3=lambda: True))
-    output = types.SimpleNamespace(hidden_states=torch.ones(2, 6), last_hidden_states=None)
-    for _ in range(2):
-        assert capture.captured_states(worker, output) == (None, None)
-    assert closed == [1] and capture.current_recorder() is None
-    assert "no last hidden states" in noted["eagle_capture_off"]
-    output.last_hidden_states = torch.ones(2, 2)
-    assert capture.captured_states(worker, output) == (output.last_hidden_states, output.hidden_states)
-    assert capture.captured_states(worker, None) == (None, None)

@@ -23,7 +23,7 @@ LARGE = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2,
 ENGINE = """
 import json, sys
 import flashpatch
-flashpatch.enable("eagle", strict=True, adapt=False, capture_rate=0.0, history=False)
+flashpatch.enable("eagle", strict=True, adapt=False, history=False)
 from vllm import LLM, SamplingParams
 target, method, drafter, trained, prompts, steps = *sys.argv[1:5], json.loads(sys.argv[5]), 2
 llm = LLM(

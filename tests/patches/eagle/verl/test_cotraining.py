@@ -125,6 +125,19 @@ def test_replicas_that_capture_to_different_places_are_not_trained_on(one, caplo
     assert one.coordinator is None and "/elsewhere" in caplog.text and not replicas.made(UPDATE)
 
 
+def test_states_of_the_trainer_need_no_replica_that_captures(one, tmp_path):
+    replicas, queue = Replicas(), tmp_path / "samples"
+    queue.mkdir()
+    (queue / "left").touch()
+    one.settings["queue"] = str(queue)
+    replicas.states = [{**state, "queue": f"/{place}"} for place, state in enumerate(replicas.states)]
+    one.policy_updated(replicas, 0)
+    assert one.coordinator.settings.queue == str(queue) and not queue.exists()
+    assert replicas.made(FLUSH) == [(False,)]
+    step(one, replicas, 1)
+    assert one.metrics["eagle/acceptance_length"] == 2.0 and len(replicas.made(UPDATE)) == 1
+
+
 def test_old_embeddings_are_cleared_away(one, tmp_path):
     def call(method, given):
         if method == SAVE_EMBEDDINGS:

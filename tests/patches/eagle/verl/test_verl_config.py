@@ -1,5 +1,7 @@
 """What the family makes of a recipe, read from the recipe alone."""
 
+import json
+
 import pytest
 
 from flashpatch.errors import PatchError
@@ -8,7 +10,8 @@ from flashpatch.patches.eagle.verl import speculation, verl_config
 from flashpatch.patches.eagle.verl.speculation import SGLANG, SPECULATIVE, Speculation
 
 OFF = {name: option.default for name, option in FAMILY.options.items()}
-NAME = "actor_rollout_ref.rollout.name"
+ROLLOUT_PATH, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+NAME = f"{ROLLOUT_PATH}.name"
 ROLLOUT = {NAME: "vllm"}
 SGLANGS = {NAME: "sglang"}
 
@@ -119,7 +122,8 @@ def test_sglangs_own_settings_are_read(algorithm, method):
 @pytest.mark.parametrize(("engine", "kind"), [("vllm", "eagle3"), ("sglang", "eagle3"), ("sglang", "eagle")])
 def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
     settings = {"actor_rollout_ref.model.path": str(tmp_path), "trainer.default_local_dir": "/saved"}
-    settings[NAME] = engine
+    settings |= {NAME: engine, f"{ACTOR}.strategy": "fsdp"}
+    (tmp_path / "config.json").write_text("{}")
     found, dialect = Speculation(kind, str(tmp_path)), speculation.of(reader(settings))
     assert not list(verl_config.remarks(reader(settings), OFF, dialect, found))
     options = {**OFF, "trainer": ["rate=1e-3", "least=4", "ttt_decay=0.5", "ttt_steps=3"]}
@@ -165,56 +169,94 @@ def test_a_trainers_setting_that_is_none_is_refused(text):
     assert "rate" in str(raised.value)
 
 
-class Job:
+class Job(verl_config.JobConfig):
     """A job's configuration, read from a mapping."""
 
     def __init__(self, settings):
-        self.get, self.set_to = reader(settings), {}
-        self.refuse = lambda problems, *texts: list(problems)
+        self.get, self.set_to, self.reasons, self.patch_id = reader(settings), {}, {}, verl_config.ID
 
     def set(self, path, value, why):
-        self.set_to[path] = value
+        self.set_to[path], self.reasons[path] = value, why
+
+
+@pytest.fixture
+def validated(tmp_path, monkeypatch):
+    """Return a function that validates a configuration, for a model of 7 layers, with options; it returns the job."""
+    pytest.importorskip("torch")
+    from flashpatch.verify.probes.eagle import tiny
+
+    target = str(tiny.target(tmp_path / "target", layers=7))
+
+    def validate(settings, **options):
+        where = {"actor_rollout_ref.model.path": target, "trainer.default_local_dir": str(tmp_path / "saved")}
+        job = Job({**ROLLOUT, f"{ACTOR}.strategy": "fsdp", **where, **settings})
+        monkeypatch.setattr(verl_config.JobConfig, "open", lambda config, patch: job)
+        monkeypatch.setattr(verl_config.engine, "options", lambda family: {**OFF, **options})
+        assert verl_config.validate_config(lambda config: "validated", None) == "validated"
+        return job
+
+    return validate
 
 
 @pytest.mark.parametrize("cotrain", [True, False])
-def test_a_drafter_that_cannot_be_trained_is_refused_by_name_before_the_job(tmp_path, monkeypatch, cotrain):
-    pytest.importorskip("torch")
+def test_a_drafter_that_cannot_be_trained_is_refused_by_name_before_the_job(validated, tmp_path, cotrain):
     from drafter_lab import make_target, publish
 
     target = make_target()
-    target.save_pretrained(tmp_path / "target")
+    target.save_pretrained(tmp_path / "other")
     odd = publish(tmp_path / "odd", target.config, 40, fc_norm=True)
-    job = Job({**ROLLOUT, "actor_rollout_ref.model.path": str(tmp_path / "target")})
-    monkeypatch.setattr(verl_config.JobConfig, "open", lambda config, patch: job)
-    given = {**OFF, "drafter": str(odd), "cotrain": cotrain}
-    monkeypatch.setattr(verl_config.engine, "options", lambda family: given)
+    model = {"actor_rollout_ref.model.path": str(tmp_path / "other")}
     if cotrain:
         with pytest.raises(PatchError, match="odd cannot be trained: fc_norm=True.*cotrain off"):
-            verl_config.validate_config(lambda config: "validated", None)
+            validated(model, drafter=str(odd))
     else:
-        assert verl_config.validate_config(lambda config: "validated", None) == "validated"
+        validated(model, drafter=str(odd), cotrain=False)
 
 
 @pytest.mark.parametrize(
     ("mode", "cotrain"), [("separate_async", True), ("stream_async", True), (None, False), (None, True)]
 )
 def test_a_drafter_from_scratch_that_nothing_trains_is_not_drafted_with(
-    tmp_path, monkeypatch, caplog, mode, cotrain
+    validated, tmp_path, caplog, mode, cotrain
 ):
     """Without pauses or co-training the engine is opened as without the family: a random drafter only costs time."""
-    pytest.importorskip("torch")
-    from flashpatch.verify.probes.eagle import tiny
-
-    settings = {
-        **ROLLOUT,
-        "actor_rollout_ref.model.path": str(tiny.target(tmp_path / "target", layers=7)),
-        "trainer.default_local_dir": str(tmp_path / "saved"),
-        "trainer.v1.trainer_mode": mode,
-    }
-    job, given = Job(settings), {"drafter": "new", "cotrain": cotrain}
-    monkeypatch.setattr(verl_config.JobConfig, "open", lambda config, patch: job)
-    monkeypatch.setattr(verl_config.engine, "options", lambda family: {**OFF, **given})
-    assert verl_config.validate_config(lambda config: "validated", None) == "validated"
+    job = validated({"trainer.v1.trainer_mode": mode}, drafter="new", cotrain=cotrain)
     trains = mode is None and cotrain
     assert (SPECULATIVE in job.set_to) == trains == (tmp_path / "saved").exists()
     assert ("eagle drafts nothing: drafter=new is random" in caplog.text) == (not trains)
+
+
+@pytest.mark.parametrize("kind", ["new", "new-eagle3"])
+@pytest.mark.parametrize(
+    ("settings", "options", "why"),
+    [
+        ({}, {}, ""),
+        ({}, {"capture": "engine"}, "capture=engine"),
+        ({}, {"samples": "/mine"}, "samples=/mine"),
+        ({"algorithm.rollout_correction.bypass_mode": True}, {}, "bypass_mode=True (there is no such pass)"),
+        ({f"{ACTOR}.strategy": "megatron"}, {}, "strategy=megatron"),
+        ({f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 2}, {}, "each rank has a part"),
+    ],
+)
+def test_states_are_the_trainers_where_it_computes_them_and_else_the_engines(
+    validated, tmp_path, settings, options, kind, why
+):
+    job = validated(settings, drafter=kind, **options)
+    key = f"{ROLLOUT_PATH}.engine_kwargs.flashpatch"
+    queue = json.loads(job.set_to[key]["eagle"])["settings"].get("queue", "")
+    assert queue == ("" if why else str(tmp_path / "saved" / "eagle" / "samples"))
+    assert (why or "states of the trainer's pass for old log-probabilities") in job.reasons[key]
+    if why and "capture" not in options:
+        with pytest.raises(PatchError, match="option capture=trainer cannot run with"):
+            validated(settings, drafter=kind, capture="trainer", **options)
+    if why and kind == "new-eagle3":  # SGLang hands out no states for it
+        assert not validated({**settings, NAME: "sglang"}, drafter=kind, **options).set_to
+
+
+def test_a_drafter_that_names_layers_of_its_own_is_trained_on_the_engines_states(tmp_path):
+    for name, entries in (("plain", {}), ("own", {"eagle_config": {verl_config._OWN_LAYERS: [1, 3, 4]}})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(entries))
+        settings = {f"{ACTOR}.strategy": "fsdp2"}
+        why = list(verl_config.no_states(reader(settings), OFF, Speculation("eagle3", str(tmp_path / name))))
+        assert len(why) == (name == "own") and all(verl_config._OWN_LAYERS in one for one in why)

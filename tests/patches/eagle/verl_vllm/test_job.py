@@ -45,7 +45,7 @@ def test_a_published_drafter_of_a_reduced_vocabulary_is_trained(verl_world, tmp_
 
 @pytest.mark.full
 def test_two_replicas_fill_one_queue_and_get_the_same_drafter(world, tmp_path):
-    said = job(world, tmp_path, *TWO_RANKS)
+    said = job(world, tmp_path, *TWO_RANKS, options='capture = "engine"')
     versions = metrics(said, "eagle/drafter_version")
     assert versions[-1] >= 1
     found = notes(tmp_path).values()

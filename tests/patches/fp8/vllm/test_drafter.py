@@ -145,7 +145,7 @@ def no_model(at: dict[str, str], method: str) -> dict[str, Any]:
     ngram = dict(method="ngram", num_speculative_tokens=3, prompt_lookup_min=1, prompt_lookup_max=2)
     speculative = dict(speculative_config=ngram) if method == "ngram" else {}
     if method == "history":
-        flashpatch.enable("eagle", history=True, capture_rate=0.0)
+        flashpatch.enable("eagle", history=True)
     with drafted.opened(at["a"], None, "", {}, **speculative) as llm:
         found: dict[str, Any] = dict(first=drafted.spoken(llm), again=drafted.spoken(llm))
         llm.collective_rpc(drafted.send, args=(at["b"], "target"))
