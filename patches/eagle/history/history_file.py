@@ -6,8 +6,6 @@ import logging
 import os
 from pathlib import Path
 
-import numpy
-
 from flashpatch import user_directories
 from flashpatch.ledger.files import make_private
 from flashpatch.patches._shared.atomic_file import replacing
@@ -33,6 +31,8 @@ class HistoryFile:
     def load(self, capacity: int) -> list[tuple[list[int], list[int]]]:
         """Return prompts and answers, the newest of at most ``capacity`` tokens, oldest first, and drop others from the
         file; nothing if it cannot be read or written. Never raises."""
+        import numpy
+
         try:
             make_private(str(self.path.parent))
             numbers = numpy.fromfile(self.path, "<i4") if self.path.exists() else numpy.empty(0, "<i4")
@@ -51,6 +51,8 @@ class HistoryFile:
 
     def append(self, prompt: int, tokens: list[int]) -> None:
         """Append an answer: all its tokens, the first ``prompt`` of which were asked. Never raises."""
+        import numpy
+
         try:
             if len(tokens) > prompt and not self._failed:
                 with self.path.open("ab") as file:
