@@ -21,7 +21,6 @@ from flashpatch import registry
 from flashpatch.contracts import contract, verdict_cache
 from flashpatch.patches.eagle.capture.sample_queue import SampleWriter
 from flashpatch.patches.eagle.drafter_refit.embeddings_and_head import save_embeddings_and_head
-from flashpatch.patches.eagle.train.kept_samples import KeptSamples
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +42,10 @@ def _verdicts(at: Path) -> None:
 
 
 def _samples(at: Path) -> None:
-    for folder in ("waiting", "read"):
-        writer = SampleWriter(at / folder)
-        writer.offer(sample(seed=1))
-        writer.close(60.0)
-    kept = KeptSamples(at / "read", at / "samples")
-    assert len(kept.read_samples(9)) == 1 and not kept.counts["unkept"]
+    writer = SampleWriter(at / "waiting")
+    writer.offer(sample(seed=1))
+    writer.close(60.0)
+    assert writer.counts["written"] == 1
 
 
 def _embeddings(at: Path) -> None:

@@ -73,7 +73,6 @@ def drafter(root: Path, of: str, name: str, exact: bool) -> str:
 
 #: Layers of `target3`, of which an EAGLE-3 drafter reads the states before the third, the middle and the last but two.
 LAYERS3 = 8
-INNER3 = (2, LAYERS3 // 2, LAYERS3 - 3)
 
 
 def target3(root: Path) -> Path:

@@ -1,4 +1,4 @@
-"""EAGLE-3 on a real SGLang engine: inner layers and last states against a forward, and drafters by path."""
+"""EAGLE-3 on a real SGLang engine: the target's answers, drafters by path, and nothing captured half."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 
 from flashpatch.patches.eagle.drafter_refit.commands import UPDATE
 
-pytestmark = pytest.mark.sglang(least="0.5.23")
+pytestmark = pytest.mark.sglang(least="0.5.20")
 
 lab = eagles.lab
 
@@ -50,28 +50,12 @@ def seen(models: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, .
     return found
 
 
-@pytest.mark.parametrize("shape", [1, 2], ids=["chain", "tree"])
-def test_inner_layers_and_last_states_are_those_of_a_forward(shape: int, models: Path, seen: Any) -> None:
-    from eagle_reference import check_samples, states
-
-    from flashpatch.patches.eagle.capture.sample_queue import SampleReader
-
-    target, one = eagles.target3(models), seen[shape]
-    first, again, *_ = one.steps
-    answers = {tuple(p): a for p, a in zip(PROMPTS + AGAIN, ids(first) + ids(again))}
-    samples = SampleReader(one.where / "queue").read_samples(10)[: len(answers)]
-    check_samples(target, samples, answers, len(SHARED), eagles.INNER3)
-    for sample in samples:
-        low, middle, high = states(target, sample.input_ids.tolist(), eagles.INNER3)[0].chunk(3, -1)
-        gaps = ((middle - low).abs().mean(), (high - middle).abs().mean())
-        assert min(gaps) > 0.01, "layers differ too little for a test"
-
-
 def test_tokens_are_the_targets_and_drafts_are_accepted(seen: Any) -> None:
     alone, *drafting = seen
     for one in drafting:
         assert [ids(step) for step in one.steps[:2]] == [ids(step) for step in alone.steps]
-        assert max(answer["accept"] for answer in one.steps[0]) > 1.5, "nothing is shown about accepted rows"
+        assert max(answer["accept"] for answer in one.steps[0]) > 1.5
+        assert not (one.where / "queue").exists()
 
 
 def test_another_eagle3_drafter_is_loaded_by_path(seen: Any) -> None:
