@@ -71,16 +71,12 @@ def drafter(root: Path, of: str, name: str, exact: bool) -> str:
     return str(save_drafter(place, weights, config, "sglang"))
 
 
-#: Layers of `target3`, of which an EAGLE-3 drafter reads the states before the third, the middle and the last but two.
-LAYERS3 = 8
-
-
 def target3(root: Path) -> Path:
     """Write a Llama of 32 tokens whose next token nearly always depends on the last one alone."""
     from flashpatch.verify.probes.eagle import tiny
 
     place = root / "target3"
-    return place if place.exists() else tiny.target(place, layers=LAYERS3, adds=0.004)
+    return place if place.exists() else tiny.target(place, layers=8, adds=0.004)
 
 
 def drafter3(root: Path, name: str, follows: bool) -> Path:

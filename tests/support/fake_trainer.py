@@ -27,8 +27,6 @@ if "deaf" in FAULTS:
 for line in sys.stdin:
     command = json.loads(line)
     if command["command"] == "exit":
-        if "stay" in FAULTS:
-            time.sleep(600)
         report(event="bye")
         break
     report(event="got", **command)

@@ -46,7 +46,9 @@ def test_an_engine_that_takes_anothers_place_drafts_what_it_had_answered(tmp_pat
         right += [guess.token for guess in text.index.predict(text.tokens, 8)] == tokens[2:10]
     assert right == 400
     answer(second, [5, 6], [7])
-    assert HistoryFile(str(tmp_path / "kept"), 1000).load(1 << 20)[-1] == ([5, 6], [7]), "behind what was torn"
+    assert HistoryFile(str(tmp_path / "kept"), 1000).load(1 << 20)[-1] == ([5, 6], [7]), (
+        "behind what was torn"
+    )
 
 
 def test_the_newest_stay_and_another_model_or_replica_has_its_own(tmp_path, monkeypatch):

@@ -144,24 +144,16 @@ def test_waiting_for_idleness_ends_in_time(run):
     assert one.wait_idle(0.3) is True
 
 
-def test_closing_ends_in_time_too(run):
-    one = run("stay")
-    one.start()
-    polled(one, lambda: one.state == "idle")
-    began = time.monotonic()
-    one.close(0.3)
-    assert time.monotonic() - began < HANGS and one.counts["killed"] == 1
-
-
-def test_commands_to_a_worker_that_does_not_read_are_dropped_at_once(run):
+def test_a_worker_that_does_not_read_is_waited_for_by_no_command_and_closed_in_time(run):
     one = run("deaf")
     one.start()
     polled(one, lambda: one.state == "idle")
     began = time.monotonic()
     for _ in range(3000):  # more than a pipe holds
         one.order(target="/some/drafter-with-a-long-name")
-    assert time.monotonic() - began < HANGS
     assert one.counts["undelivered"] > 1
+    one.close(0.3)
+    assert time.monotonic() - began < HANGS and one.counts["killed"] == 1
 
 
 def test_an_error_of_the_worker_is_reported_and_it_goes_on(run):

@@ -95,28 +95,6 @@ def test_the_first_step_is_what_it_was_whatever_follows(kind):
     )
 
 
-def test_memory_of_a_step_grows_with_the_row_and_not_with_its_square():
-    target = make_target()
-    drafter, embeddings = make_drafter(drafter_config(target.config, "eagle3")), embeddings_of(target)
-
-    def kept(length, steps):
-        """Bytes that the forward keeps for gradients, each storage once."""
-        window = capture(target, 1, 12)[0]
-        row = join([cut([window], auxiliary=True)[0]] * (length // 15))
-        held = {}
-
-        def note(tensor):
-            held[tensor.untyped_storage().data_ptr()] = tensor
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            step_sums(drafter, embeddings, row, steps)
-        return sum(tensor.untyped_storage().nbytes() for tensor in held.values())
-
-    short, long = (kept(length, 3) - kept(length, 1) for length in (300, 600))
-    assert 0 < long < 2.2 * short, (short, long)
-
-
 def test_the_loss_weighs_steps_by_the_decay_and_each_by_its_own_positions():
     target = make_target()
     rows = pack(cut(capture(target, 6), auxiliary=True), 100)

@@ -30,8 +30,7 @@ def test_acceptance_rises_with_co_training(world, tmp_path):
     assert found[worker["pid"]]["eagle_policy"] == STEPS + 1
 
 
-@pytest.mark.sglang(least="0.5.23")
-def test_an_eagle3_drafter_is_made_captured_for_and_trained(verl_world, tmp_path):
+def test_an_eagle3_drafter_is_made_and_trained_on_the_trainers_states(verl_world, tmp_path):
     """Over two draft steps, and with the target's head, which is written for SGLang."""
     how = dict(drafter="new-eagle3", trainer=', "ttt_steps=2"', on=ON)
     check_acceptance_rises(job(verl_world("--layers", "8"), tmp_path, *SGLANG, **how))
