@@ -23,8 +23,13 @@ from flashpatch.verify.probes.flowrl import tiny
 
 folder, cases = Path(sys.argv[1]), json.loads((Path(sys.argv[1]) / sys.argv[2]).read_text())
 rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+SIZES = [
+    f"{flow_lab.ACTOR}.ppo_micro_batch_size_per_gpu",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu",
+]
+COMMON = [f"trainer.n_gpus_per_node={ranks}", *(f"{size}={8 // ranks}" for size in SIZES)]
 for case in cases:
-    config = tiny.recipe(folder / case["model"], f"trainer.n_gpus_per_node={ranks}", *case["settings"])
+    config = tiny.recipe(folder / case["model"], *COMMON, *case["settings"])
     queue = folder / f"queue-{case['name']}-{rank}"
     if case["captures"]:
         told = {"settings": {"queue": str(queue), "kind": "eagle3"}}

@@ -51,10 +51,3 @@ def test_a_window_of_a_long_answer_has_tokens_to_learn_from(begin):
     starts = {int(one.input_ids[0]) for one in found}
     assert len(found) == 30 and starts <= {20, 24, 28, 32, 36} and len(starts) > 2
     assert all(one.response.any() and len(one) == 4 for one in found)
-
-
-def test_outside_of_a_pass_nothing_is_noted(begin):
-    samples, run, read = begin()
-    with pytest.raises(KeyError), samples.noting():
-        samples.take([], [])
-    assert samples._notes is None and read() == []

@@ -167,6 +167,8 @@ def test_states_are_captured_once_somebody_asks_and_their_files_go_with_the_engi
     engines = [new_recorder(tmp_path / "queue", named=False) for _ in range(2)]
     for one in engines:
         capture(one, "unread")
+        assert one.stored(reads=False)["rows"] == 0
+        capture(one, "unread")
         assert one.stored()["rows"] == 0
         capture(one, "read")
         one.flush()

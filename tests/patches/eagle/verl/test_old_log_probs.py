@@ -71,8 +71,12 @@ def test_states_are_those_of_transformers_and_the_step_is_stocks(carry_out, tmp_
 
 @pytest.mark.full
 def test_two_ranks_and_adapters(carry_out, tmp_path):
-    adapters = [FSDP2, f"{MODEL}.lora_rank=4", f"{MODEL}.target_modules=all-linear"]
-    found = carry_out(2, shared=("qwen2", True, [FSDP1, PACKED]), lora=("qwen2", True, adapters))
+    adapters = [
+        f"{MODEL}.lora_rank=4",
+        f"{MODEL}.target_modules=all-linear",
+        "actor_rollout_ref.rollout.name=vllm",
+    ]
+    found = carry_out(2, shared=("qwen2", True, [FSDP1, PACKED]), lora=("qwen2", True, [FSDP2, *adapters]))
     check(found["shared"], tmp_path / "qwen2")
     versions = [one.version for one in found["lora"]["samples"]]
     assert versions == [0] * 8 + [1] * 4, "the reference's pass leaves nothing"
