@@ -1,7 +1,7 @@
 """One rank of verl's actor worker whose passes a drafter learns from: ``python eagle_pass.py DIR CASES``, CASES a JSON file in DIR.
 
-Writes ``NAME-RANK.pt``: what a trainer reads of three passes, with one of the reference behind the first and a training step behind the
-second, and the policy's weights at the last; and the log-probabilities of the answers and the weights' step."""
+Writes ``NAME-RANK.pt``: what a trainer reads of three passes, of which the last is of a policy trained once, and what `flow_lab.stepped`
+returns; under LoRA a pass of the reference comes behind the first."""
 
 import json
 import os
