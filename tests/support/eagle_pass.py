@@ -1,7 +1,6 @@
 """One rank of verl's actor worker whose passes a drafter learns from: ``python eagle_pass.py DIR CASES``, CASES a JSON file in DIR.
 
-Writes ``NAME-RANK.pt``: what a trainer reads of three passes, of which the last is of a policy trained once, and what `flow_lab.stepped`
-returns; under LoRA a pass of the reference comes behind the first."""
+Writes ``NAME-RANK.pt``: what a trainer reads of three passes, the last by a policy trained once, and what `flow_lab.stepped` returns."""
 
 import json
 import os
