@@ -11,20 +11,20 @@ log = logging.getLogger("flashpatch")
 
 
 def configure() -> None:
-    """Obey ``FLASHPATCH_LOG``. Unset, nothing is configured: warnings go where the program sends them.
+    """Obey ``FLASHPATCH_LOG``: records from that level up go to standard error, through a handler on this logger alone.
 
-    Set, records from that level up go to standard error as well, through a handler on this logger alone.
+    Unset, warnings go where the program sends them, and to standard error if no handler of its root takes them: vLLM 0.24's
+    server sets the root and all its handlers to ERROR.
 
     Raises:
         PatchError: no such level."""
     level = os.environ.get("FLASHPATCH_LOG", "").strip().upper()
-    if not level:
-        return
-    if level not in logging.getLevelNamesMapping():
+    if level and level not in logging.getLevelNamesMapping():
         raise PatchError(f"FLASHPATCH_LOG is {level!r}.", advice="Set it to DEBUG, INFO, WARNING or ERROR.")
-    log.setLevel(level)
-    if not log.handlers:
+    log.setLevel(level or log.level or logging.WARNING)
+    if not log.handlers or (level and log.propagate):
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(levelname)s %(process)d %(name)s: %(message)s"))
-        log.addHandler(handler)
-        log.propagate = False
+        if not level:
+            handler.addFilter(lambda record: all(record.levelno < one.level for one in logging.root.handlers))
+        log.handlers, log.propagate = [handler], not level

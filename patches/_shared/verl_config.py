@@ -123,17 +123,18 @@ class JobConfig:
                 "actor_rollout_ref.model.path=NEW trainer.resume_mode=disable.",
             )
 
-    def set(self, path: str, value: Any, reason: str = "") -> None:
-        """Set one setting and log it as a warning, with the reason; nothing if it has that value already.
+    def set(self, path: str, value: Any, reason: str | None = "") -> None:
+        """Set one setting and log it as a warning, with the reason, unless that is None; nothing if it has that value already.
 
         Settings that verl's structure does not know are added."""
         from omegaconf import OmegaConf, open_dict
 
         if self.get(path) == value:
             return
-        logging.getLogger(f"flashpatch.{self.family}").warning(
-            "%s=%s%s", path, value, f": {reason}" if reason else ""
-        )
+        if reason is not None:
+            logging.getLogger(f"flashpatch.{self.family}").warning(
+                "%s=%s%s", path, value, reason and f": {reason}"
+            )
         with open_dict(self.config):
             OmegaConf.update(self.config, path, value, force_add=True)
 

@@ -54,7 +54,7 @@ OPTIONS = {
     ),
     "history_folder": Option(
         "",
-        "keep earlier answers in this folder too, for a job that is resumed; not with tensor parallelism on SGLang; empty: in memory alone",
+        "with history on, keep earlier answers in this folder too, for a job that is resumed; not with tensor parallelism on SGLang; empty: in memory alone",
     ),
     "drafter": Option(
         "",

@@ -1,6 +1,4 @@
-"""Reach SGLang's schedulers from verl's driver, and give verl SGLang's counts of accepted drafts.
-
-A group of its own, checked when verl imports its code for SGLang."""
+"""Reach SGLang's schedulers from verl's driver. A group of its own, checked when verl imports its code for SGLang."""
 
 from __future__ import annotations
 
@@ -53,46 +51,3 @@ async def eagle_call(self, method: str, arguments: tuple) -> list[Any]:
 def start_call(server: Any, method: str, arguments: tuple) -> Any:
     """Call a command through verl's server actor; return Ray's reference to the ranks' answers."""
     return getattr(server, _METHOD).remote(method, arguments)
-
-
-@patches.wrap(
-    f"{SERVER}.generate",
-    relies_on=(
-        "self.tokenizer_manager.generate_request",
-        "extra_fields",
-        "verl.workers.rollout.replica:TokenOutput.extra_fields",
-    ),
-    when="anywhere=eagle.verl.update_weights anywhere=eagle.sglang.init_weight_updater",
-    why="Under its MTP drafter verl reads spec_draft_token_num and spec_accept_token_num, which SGLang does not return, so that "
-    "nothing ever looks accepted.",
-    remove_when="verl reads the names that SGLang returns.",
-)
-async def generate(original, self, *args: Any, **kwargs: Any) -> Any:
-    """Put SGLang's spec_num_proposed_drafts and spec_num_correct_drafts into a sample where verl counts drafts."""
-    seen: dict[str, Any] = {}
-    output = await original(_Watched(self, seen), *args, **kwargs)
-    if "spec_num_draft_tokens" in output.extra_fields:
-        output.extra_fields["spec_num_draft_tokens"] = int(seen.get("spec_num_proposed_drafts") or 0)
-        output.extra_fields["spec_num_accepted_tokens"] = int(seen.get("spec_num_correct_drafts") or 0)
-    return output
-
-
-class _Watched:
-    """Stand for a server, or its tokenizer manager, during one request and keep the ``meta_info`` of its output.
-
-    A server runs many requests at once, and ``generate`` hands on nothing of ``meta_info``."""
-
-    def __init__(self, inner: Any, seen: dict[str, Any]) -> None:
-        vars(self).update(_inner=inner, _seen=seen)
-
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._inner, name)
-        return _Watched(found, self._seen) if name == "tokenizer_manager" else found
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._inner, name, value)
-
-    async def generate_request(self, *args: Any, **kwargs: Any) -> Any:
-        async for output in self._inner.generate_request(*args, **kwargs):
-            self._seen.update(output.get("meta_info") or {})
-            yield output

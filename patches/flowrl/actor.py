@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from contextvars import ContextVar
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from flashpatch import ledger
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.checkpoint_shapes import fingerprint
 from flashpatch.patches._shared.context import holding
 from flashpatch.patches._shared.flow_names import FILE, FOLDER, HEAD, MODE, is_head
 from flashpatch.patches._shared.prompt_lengths import prompt_lengths
@@ -126,16 +126,6 @@ def attach(engine: Any, module: Any) -> None:
     # checkpoint's other units stay as they are. Ignored when the configuration names units.
     module._no_split_modules = [*(module._no_split_modules or ()), type(head).__name__]
     setattr(engine, _CAPTURE, Capture(module, chosen.detach_hidden))
-
-
-def fingerprint(model: Path) -> str:
-    """Tell a model in a folder from others by the last 64 KiB of its files."""
-    digest = sha256()
-    for path in sorted(model.glob("*.safetensors")):
-        with path.open("rb") as file:
-            file.seek(-min(path.stat().st_size, 1 << 16), os.SEEK_END)
-            digest.update(file.read())
-    return digest.hexdigest()
 
 
 def _restore(head: Any, file: Path) -> None:

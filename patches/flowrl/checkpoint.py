@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from flashpatch.decorate import Patches
+from flashpatch.patches._shared.checkpoint_shapes import fingerprint
 from flashpatch.patches._shared.context import having, holding
 from flashpatch.patches._shared.flow_names import FILE, FOLDER, HEAD, is_head, without_head
-from flashpatch.patches.flowrl.actor import IMPL, fingerprint
+from flashpatch.patches.flowrl.actor import IMPL
 
 MANAGER = "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager"
 MERGER = "verl.model_merger.fsdp_model_merger:FSDPModelMerger"

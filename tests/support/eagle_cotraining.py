@@ -46,7 +46,7 @@ def check_published(world: Path, folder: Path, *extra: str, **more: Any) -> None
     own = publish(folder / "own", AutoConfig.from_pretrained(world / "model"), 200)
     said = job(world, folder, *extra, drafter=str(own), trainer=', "ttt_steps=2"', **more)
     check_acceptance_rises(said)
-    newest = max((folder / "saved" / "eagle").glob("drafter-*"))
+    newest = max((folder / "saved" / "eagle").rglob("drafter-*"))
     first, last = (load_file(at / "model.safetensors") for at in (own, newest))
     assert first.keys() == last.keys()
     assert {name for name in first if first[name].equal(last[name])} == {"d2t", "t2d"}

@@ -51,8 +51,7 @@ class Policy:
         self._current = -1  # place of the arm the engine runs, -1 before the first
         self._ran = -1  # place of the arm of the last update
         self._pulls = [[0] * len(self.arms) for _ in BUCKETS]
-        self._tokens, self._seconds = 0.0, 0.0
-        self._switches = self._ignored = self._guarded = 0
+        self._switches = self._ignored = 0
 
     def select(self, batch_size: int) -> Arm:
         """Return the arm for the next step over ``batch_size`` requests; ``disable`` for an empty batch. Raises
@@ -74,7 +73,6 @@ class Policy:
         else:
             chosen = allowed[0] if allowed else -1
             self._hold_left = 0
-            self._guarded += 1
         self._switches += chosen != current
         self._current = chosen
         return self.arms[chosen] if chosen >= 0 else Arm.DISABLE
@@ -107,8 +105,6 @@ class Policy:
         self.rule.learn(bucket, batch_size, place, accepted_tokens, seconds, place != self._ran)
         self._ran = place
         self._pulls[bucket][place] += 1
-        self._tokens += accepted_tokens
-        self._seconds += seconds
 
     def pulls(self) -> dict[str, int]:
         """Return how often each arm was chosen and measured since the start; empty if none was."""
@@ -124,11 +120,8 @@ class Policy:
         """Return totals, and per bucket seen the pulls and estimated rates of each arm, flat."""
         found: dict[str, float] = {
             "steps": float(sum(map(sum, self._pulls))),
-            "tokens": self._tokens,
-            "seconds": self._seconds,
             "switches": float(self._switches),
             "ignored": float(self._ignored),
-            "guarded": float(self._guarded),
         }
         for bucket, pulls in enumerate(self._pulls):
             if any(pulls):

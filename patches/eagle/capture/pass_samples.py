@@ -67,11 +67,11 @@ class PassSamples:
         for row, (tokens, learn) in enumerate(zip(ids, trained, strict=True)):
             begin = start if packed else row * last.shape[1]
             start += len(tokens)
-            if not learn.any() or 0 < self.budget <= self._spent:
+            windows = range(0, len(tokens), self.window)
+            starts = [at for at in windows if learn[at + 1 : at + self.window].any()]
+            if not starts or 0 < self.budget <= self._spent:
                 continue
-            generated = learn.nonzero()[:, 0]
-            low, high = (int(at) // self.window for at in (generated[0], generated[-1]))
-            first = DRAWS.randint(low, high) * self.window
+            first = DRAWS.choice(starts)
             own = slice(first, min(first + self.window, len(tokens)))
             rows = slice(begin + own.start, begin + own.stop)
             hidden, *aux = (states.flatten(0, 1)[rows].to("cpu", copy=True) for states in (last, *inner))

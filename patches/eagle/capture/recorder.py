@@ -38,7 +38,7 @@ _BATCH = 32  # steps that are stored at once
 _BATCH_BYTES = 64 << 20  # of their states, from which on no more are waited for
 _BATCH_SECONDS = 1.0  # that a step, or the end of a request, may wait for others
 _MAX_WAITING = 256  # steps; then the requests in the next one are given up
-_TOKENS = 1 << 17  # that buffers hold, unless the budget is larger
+_TOKENS = 1 << 19  # for which buffers have places, unless the budget is larger; memory is taken by use
 
 
 _Finished = list[tuple[Request, Sequence[int], int]]
@@ -51,7 +51,6 @@ class Recorder:
     Args:
         writer: of the sample queue.
         budget: rows captured per policy version, from which on no step is captured; 0: any number.
-        tokens: capacity of all request buffers together; if 0, the budget, and the option's default at least.
         window: most positions kept of a request.
         named: the user named the queue's directory for a reader of his own: captured from the start, and kept when the engine ends.
         report: called now and then, from the recorder's thread, with `counts`.
@@ -65,7 +64,6 @@ class Recorder:
         self,
         writer: SampleWriter,
         budget: int = 0,
-        tokens: int = 0,
         window: int = 512,
         named: bool = True,
         report: Callable[[Mapping[str, int]], None] | None = None,
@@ -80,7 +78,7 @@ class Recorder:
         self._batch = Batch((), (), window)  # of the last step
         self._alike: Any = None  # what must be the same for it to serve again
         self._queue: queue.SimpleQueue[Step | _Finished | threading.Event | None] = queue.SimpleQueue()
-        self._buffers = HostBuffers(tokens or max(budget, _TOKENS), window, self._give_up)
+        self._buffers = HostBuffers(max(budget, _TOKENS), window, self._give_up)
         self._device_copy = DeviceCopy()
         self._thread: threading.Thread | None = None
         self._reported = 0.0

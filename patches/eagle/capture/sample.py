@@ -65,26 +65,11 @@ class Sample:
             if facts.get("format") != FORMAT:
                 raise ValueError(f"its format is {facts.get('format')!r}, not {FORMAT!r}")
             sample = cls(request=facts["request"], version=int(facts["version"]), **tensors)
-            sample.check()
         except Exception as error:  # safetensors raises its own errors, OSError, or a panic's RuntimeError
             raise eagle_error(
                 None, f"{Path(path)} cannot be read as a sample: {error}", "Delete it."
             ) from error
         return sample
-
-    def check(self) -> None:
-        """Raise ValueError when shapes or dtypes are not those of a sample."""
-        import torch
-
-        n = len(self)
-        wanted = {"input_ids": torch.int64, "known": torch.bool, "response": torch.bool}
-        for name, tensor in self._tensors().items():
-            if tensor.shape[0] != n or tensor.dim() != (1 if name in wanted else 2):
-                raise ValueError(f"{name} has shape {tuple(tensor.shape)} for {n} tokens")
-            if name in wanted and tensor.dtype != wanted[name]:
-                raise ValueError(f"{name} is {tensor.dtype}")
-            if name not in wanted and not tensor.is_floating_point():
-                raise ValueError(f"{name} is {tensor.dtype}")
 
     def _tensors(self) -> dict[str, torch.Tensor]:
         names = ("hidden", "auxiliary", "input_ids", "known", "response")

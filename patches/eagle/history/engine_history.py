@@ -32,7 +32,7 @@ class EngineHistory:
         self.drafts, self.file = HistoryDrafts(capacity), file
         self.texts: weakref.WeakKeyDictionary[Any, Text] = weakref.WeakKeyDictionary()
         self._noted, self._told = 0.0, False
-        for prompt, answer in file.load(capacity) if file is not None else ():
+        for prompt, answer in file.load() if file is not None else ():
             self.drafts.extend(self.drafts.begin(prompt), answer)
 
     def take_tokens(self, request: Any, prompt: Sequence[int], tokens: Sequence[int], start: int = 0) -> int:

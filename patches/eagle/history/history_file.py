@@ -2,64 +2,78 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from pathlib import Path
 
 from flashpatch import user_directories
 from flashpatch.ledger.files import make_private
-from flashpatch.patches._shared.atomic_file import replacing
 
 logger = logging.getLogger("flashpatch.eagle")
+
+_BYTES = 12  # of a token in the file, at most
 
 
 class HistoryFile:
     """Append each answer as it ends; of an engine that is killed, those that were running are lost.
 
-    The file is a row of int32: for each answer the length of its prompt, that of both, and the tokens of both.
+    A line holds an answer as JSON: the length of its prompt, and the tokens of both. Once a file holds ``capacity`` tokens another is
+    begun, and the one before the last goes.
 
     Args:
-        folder: made if missing, readable by its owner only.
-        vocabulary: size of the model's: another model's tokens may not be drafted.
+        folder: made if missing; others may not write to it.
+        capacity: tokens that are remembered.
+        vocabulary: size of the model's; other models have files of their own.
         rank: of the engine among data-parallel ones; verl's number of the replica comes before it."""
 
-    def __init__(self, folder: str, vocabulary: int, rank: int = 0) -> None:
-        replica = os.environ.get("VERL_REPLICA_RANK", "0")
-        self.path = Path(user_directories.expand(folder)) / f"{vocabulary}-{replica}-{rank}.tokens"
-        self._failed = False
+    def __init__(self, folder: str, capacity: int, vocabulary: int, rank: int = 0) -> None:
+        self.folder, self.capacity, self.vocabulary = user_directories.expand(folder), capacity, vocabulary
+        name = f"{vocabulary}-{os.environ.get('VERL_REPLICA_RANK', '0')}-{rank}.jsonl"
+        self.path, self.older = Path(self.folder, name), Path(self.folder, f"{name}.older")
+        self._problem = ""
 
-    def load(self, capacity: int) -> list[tuple[list[int], list[int]]]:
-        """Return prompts and answers, the newest of at most ``capacity`` tokens, oldest first, and drop others from the
-        file; nothing if it cannot be read or written. Never raises."""
-        import numpy
-
+    def load(self) -> list[tuple[list[int], list[int]]]:
+        """Return prompts and answers, oldest first. What is damaged is passed over. Never raises."""
+        found = []
         try:
-            make_private(str(self.path.parent))
-            numbers = numpy.fromfile(self.path, "<i4") if self.path.exists() else numpy.empty(0, "<i4")
-            starts, end = [], 0
-            while end + 2 <= len(numbers) and 0 <= numbers[end] <= numbers[end + 1] <= len(numbers) - end - 2:
-                starts.append(end)
-                end += 2 + int(numbers[end + 1])
-            starts = [start for start in starts if end - start <= capacity]
-            with replacing(self.path) as temporary:
-                numbers[min(starts, default=end) : end].tofile(temporary)
+            make_private(self.folder)
+            user_directories.check_private(self.folder, forbidden=0o022)
+            for path in filter(Path.exists, (self.older, self.path)):
+                with path.open("rb") as file:
+                    file.seek(-min(path.stat().st_size, _BYTES * self.capacity), os.SEEK_END)
+                    found += filter(None, map(self._answer, file.read().splitlines()))
         except OSError as error:
             self._fault(error)
-            return []
-        texts = [(numbers[start], numbers[start + 2 :][: numbers[start + 1]].tolist()) for start in starts]
-        return [(text[:prompt], text[prompt:]) for prompt, text in texts]
+        return found
 
     def append(self, prompt: int, tokens: list[int]) -> None:
         """Append an answer: all its tokens, the first ``prompt`` of which were asked. Never raises."""
-        import numpy
-
+        if len(tokens) <= prompt:
+            return
         try:
-            if len(tokens) > prompt and not self._failed:
-                with self.path.open("ab") as file:
-                    file.write(numpy.array([prompt, len(tokens), *tokens], "<i4").tobytes())
+            user_directories.check_private(self.folder, forbidden=0o022)
+            file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            try:  # behind what was cut short, as when the disk was full
+                os.write(file, b"\n%s\n" % json.dumps([prompt, tokens], separators=(",", ":")).encode())
+                is_full = os.fstat(file).st_size > _BYTES * self.capacity
+            finally:
+                os.close(file)
+            if is_full:
+                os.replace(self.path, self.older)
         except OSError as error:
             self._fault(error)
 
+    def _answer(self, line: bytes) -> tuple[list[int], list[int]] | None:
+        try:
+            prompt, tokens = json.loads(line)
+            if 0 <= min(tokens) and max(tokens) < self.vocabulary:
+                return tokens[:prompt], tokens[prompt:]
+        except (ValueError, TypeError):
+            pass
+        return None
+
     def _fault(self, error: OSError) -> None:
-        self._failed = True
-        logger.warning("answers are not kept in %s: %s", self.path, error)
+        if str(error) != self._problem:
+            logger.warning("answers are not kept in %s: %s", self.path, error)
+        self._problem = str(error)

@@ -59,12 +59,19 @@ def _make(worker: Any) -> Recorder | None:
     ledger.role("worker", tp=get_parallel().tp_rank)
     if get_parallel().tp_rank != 0:
         return None
-    algorithm = worker.speculative_algorithm
-    if not algorithm.is_eagle() or algorithm.is_eagle3():
-        logger.warning("hidden states are not captured under %s", algorithm.name)
-        ledger.note(eagle_capture_off=f"not under {algorithm.name}")
-        return None
-    return make_recorder(engine.options("eagle"))
+    options, algorithm = engine.options("eagle"), worker.speculative_algorithm
+    if algorithm.is_eagle() and not algorithm.is_eagle3():
+        return make_recorder(options)
+    if options["samples"]:
+        say_off(worker)
+    return None
+
+
+def say_off(worker: Any) -> None:
+    """Say to who wants samples that none are captured under the worker's algorithm."""
+    name = worker.speculative_algorithm.name
+    logger.warning("hidden states are not captured under %s", name)
+    ledger.note(eagle_capture_off=f"not under {name}")
 
 
 def _end_capture(site: Site) -> None:

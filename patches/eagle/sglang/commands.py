@@ -126,10 +126,14 @@ def flush(manager: Any, reads: bool = True) -> dict[str, Any]:
     """Wait until the captured states of finished requests are stored; return counts, and ``queue``, the directory of
     the samples, which the caller ``reads``, unless this rank captures nothing; ``drafter`` (version), ``drafter_path`` and ``acceptance`` (tokens
     per step) if a model of its own drafts."""
+    from sglang.srt.runtime_context import get_parallel
+
     refit = drafter_refit.refit_of(manager)
     if refit is None:
         return {}
     recorder = capture.recorder_of(manager.draft_worker)
+    if reads and recorder is None and get_parallel().tp_rank == 0:
+        capture.say_off(manager.draft_worker)
     return {**(recorder.stored(reads) if recorder is not None else {}), **refit.state()}
 
 

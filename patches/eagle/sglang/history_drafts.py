@@ -99,9 +99,11 @@ def _file(drafter: Any) -> HistoryFile | None:
     """Return where answers are kept: nowhere with tensor parallelism, whose ranks must draft alike and may not see one file."""
     from sglang.srt.runtime_context import get_parallel
 
-    folder = engine.options("eagle")["history_folder"]
+    options = engine.options("eagle")
+    if not options["history_folder"] or get_parallel().tp_size > 1:
+        return None
     vocabulary = drafter.target_worker.model_config.vocab_size
-    return HistoryFile(folder, vocabulary) if folder and get_parallel().tp_size == 1 else None
+    return HistoryFile(options["history_folder"], options["history_tokens"], vocabulary)
 
 
 def _propose(
@@ -269,4 +271,6 @@ def run_resolution_pipeline(original, server_args: Any):
             vars(server_args).update(fields)
     elif options["history"]:
         say_off(f"SGLang's speculative_algorithm={asked}")
+    elif options["history_folder"]:
+        say_off("history_folder is set, and history is not")
     return original(server_args)

@@ -43,7 +43,7 @@ class Coordinator:
         state: one of `State`.
         drafter: folder of the newest drafter, or None.
         figures: the worker's last report.
-        counts: ``started``, ``died``, ``killed``, ``drafters``, ``errors``, ``undelivered``
+        counts: ``started``, ``slices`` (that ended), ``died``, ``killed``, ``drafters``, ``errors``, ``undelivered``
             (commands that could not be sent).
         problem: the last one, or ""."""
 
@@ -212,6 +212,7 @@ class Coordinator:
                 self._begin(command)
         elif name == "idle" and event.get("command", "train") == "train":
             self._enter("idle")
+            self.counts["slices"] += 1
         elif name == "drafter":
             self._restarts_left = self._restarts
             self.drafter = Path(event["folder"])

@@ -121,6 +121,12 @@ def save_drafter(
     return final
 
 
+def written(folder: Path) -> dict[int, Path]:
+    """Return the drafters that a trainer has written into a folder, by the number of its steps."""
+    steps = {one.name.partition("-")[2]: one for one in folder.glob("drafter-*")}
+    return {int(number): one for number, one in steps.items() if number.isdecimal()}
+
+
 def read_tensors(folder: str | os.PathLike[str], kind: str) -> dict[str, tuple[str, Tensor]]:
     """Read a drafter's tensors by their names in `Drafter`, each with its name in the checkpoint.
 

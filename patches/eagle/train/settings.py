@@ -9,6 +9,9 @@ from typing import Any
 
 from flashpatch.patches.eagle.errors import eagle_error
 
+_ABOVE_0 = ("rate", "clip", "ttt_steps", "ttt_decay", "window", "batch", "samples", "bytes", "least")
+_DTYPES = ("bfloat16", "float16", "float32")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -30,12 +33,14 @@ class Recipe:
     ttt_decay: float = 0.8
 
     def __post_init__(self) -> None:
-        """Raise PatchError if no unroll is described."""
-        if self.ttt_steps < 1 or not 0 < self.ttt_decay <= 1:
+        """Raise PatchError for values that describe no training."""
+        odd = {name: value for name, value in vars(self).items() if name in _ABOVE_0 and not value > 0}
+        odd |= {name: value for name, value in vars(self).items() if name == "dtype" and value not in _DTYPES}
+        if odd or self.ttt_decay > 1:
             raise eagle_error(
                 "trainer",
-                f"ttt_steps={self.ttt_steps} and ttt_decay={self.ttt_decay} describe no training.",
-                "Give at least 1 step, and a decay above 0 and up to 1.",
+                f"{odd or self.ttt_decay} describes no training.",
+                f"Give numbers above 0, ttt_decay up to 1, and dtype as one of {', '.join(_DTYPES)}.",
             )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import shutil
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,8 +24,8 @@ from flashpatch.patches.eagle.capture.sample import Sample
 from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 from flashpatch.patches.eagle.train.buffer import Buffer
 from flashpatch.patches.eagle.train.drafter import make_drafter
-from flashpatch.patches.eagle.train.drafter_config import drafter_config, kind_of
-from flashpatch.patches.eagle.train.export import load_weights, own_embedding, save_drafter
+from flashpatch.patches.eagle.train.drafter_config import drafter_config
+from flashpatch.patches.eagle.train.export import load_weights, own_embedding, save_drafter, written
 from flashpatch.patches.eagle.train.pack import Pack, pack, windows
 from flashpatch.patches.eagle.train.settings import WorkerSettings
 from flashpatch.patches.eagle.train.target_embeddings import TargetEmbeddings
@@ -72,21 +73,16 @@ class Worker:
             shutil.rmtree(left, ignore_errors=True)
 
     def _open_trainer(self) -> Trainer:
-        """Return a trainer, from the newest drafter of its kind in its folder or else as the settings say. Raises PatchError
-        if that is another target's."""
+        """Return a trainer, from the newest drafter in its folder or else as the settings say. Raises PatchError if that is
+        another target's, or damaged."""
         settings, drafter = self.settings, make_drafter(self.config, self.settings.seed)
-        written = [number for number, one in self._written().items() if kind_of(one) == settings.kind]
-        self.resumed, newest = bool(written), max(written, default=0)
+        earlier = written(Path(settings.folder))
+        self.resumed, newest = bool(earlier), max(earlier, default=0)
         if self.resumed or settings.drafter:
-            load_weights(drafter, self._written()[newest] if self.resumed else settings.drafter)
+            load_weights(drafter, earlier.get(newest, settings.drafter))
         trainer = Trainer(drafter.to(self.device), self._load_target(settings.target), settings)
         trainer.count = newest
         return trainer
-
-    def _written(self) -> dict[int, Path]:
-        """Return the drafters in the folder, by the number of steps after which they were written."""
-        steps = {one.name.partition("-")[2]: one for one in Path(self.settings.folder).glob("drafter-*")}
-        return {int(number): one for number, one in steps.items() if number.isdecimal()}
 
     def run(self) -> None:
         """Execute commands until one is to exit."""
@@ -134,7 +130,7 @@ class Worker:
             self._write(found)
 
     def _read_samples(self) -> None:
-        for sample in self.reader.read_samples(16):
+        for sample in self.reader.read_samples(sys.maxsize):  # all: old policies' come first
             if self._fits(sample):
                 self.buffer.add(sample)
             else:
@@ -174,8 +170,8 @@ class Worker:
         )
         self._report({"event": "drafter", "folder": str(path), **self._figures(), **found})
         ledger.note(eagle_training={"drafter": str(path), **self._figures()})
-        for _, old in sorted(self._written().items())[:-KEEP]:
-            if old != path:
+        for _, old in sorted(written(path.parent).items())[:-KEEP]:
+            if old not in (path, Path(self.settings.drafter)):  # engines read its names again
                 shutil.rmtree(old, ignore_errors=True)
 
     def _figures(self) -> dict[str, Any]:

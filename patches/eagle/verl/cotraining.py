@@ -172,8 +172,9 @@ class Job:
             "eagle/drafter_version": float(self._held),
             "eagle/trained_steps": float(figures.get("step", 0)),
             "eagle/samples": float(figures.get("read", 0)),
-            "eagle/captured": float(sum(one.get("requests", 0) for one in counts)),
         }
+        if "queue" not in self.settings:
+            self.metrics["eagle/captured"] = float(sum(one.get("requests", 0) for one in counts))
         if lengths:
             self.metrics["eagle/acceptance_length"] = sum(lengths) / len(lengths)
         if "loss" in figures:
@@ -183,6 +184,9 @@ class Job:
         )
         if self.coordinator.problem:
             self._warn(self.coordinator.problem)
+        elif self.coordinator.counts["slices"] > 1 and not figures.get("step"):
+            least = self.coordinator.settings.least
+            self._warn(f"the drafter is not trained: {figures.get('samples')} samples, and it needs {least}")
 
     def _warn(self, problem: str) -> None:
         if problem != self._last_problem:

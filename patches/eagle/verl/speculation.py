@@ -45,7 +45,8 @@ class Vllm:
                 patch=ID,
                 advice="Write it as {method:eagle,model:/path/to/drafter,num_speculative_tokens:3}.",
             )
-        return Speculation(str(given.get("method") or ""), str(given.get("model") or ""))
+        unnamed = "a method that the recipe does not name" if given else ""
+        return Speculation(str(given.get("method") or unnamed), str(given.get("model") or ""))
 
     def conflicts(self, get: Get, drafter: str) -> Iterator[str]:
         """Yield the settings that exclude eagle's option ``drafter``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from flashpatch import engine, registry, user_directories
 from flashpatch.arming.preflight import examine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
+from flashpatch.patches._shared.checkpoint_shapes import fingerprint
 from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door, forbidden
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.options import UNTIL_VERL
@@ -67,14 +69,16 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> Any:
         "cannot run with",
         "Change these settings, or take eagle out of FLASHPATCH.",
     )
-    _trainer_settings(options)  # refuses what is none, also where nothing is trained
+    WorkerSettings(
+        "", "", "", **_trainer_settings(options)
+    )  # refuses what is none, also where nothing is trained
     found = dialect.configured(job.get) if dialect else Speculation()
     if options["drafter"] in NEW:  # judged before one is written: without training it would stay random
-        found = Speculation(NEW[options["drafter"]], str(_path(job.get(MODEL) or "")))
+        found = Speculation(NEW[options["drafter"]], str(_target(job.get)))
     elif options["drafter"]:
         found = _drafter(job.get, options, dialect)
     idle = list(remarks(job.get, options, dialect, found)) if options["cotrain"] else ["cotrain is off"]
-    for reason in idle:
+    for reason in idle if found.method or not options["history"] else ():
         logger.warning("eagle trains no drafter: %s", reason)
     if options["drafter"] in NEW and idle:
         logger.warning(
@@ -88,26 +92,23 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> Any:
             job.set(path, value, "eagle's option drafter")
     for path, value in list(dialect.needed(job.get, found)) if dialect else ():
         job.set(path, value, "so that the drafter keeps its weights")
+    if options["capture"] == "trainer":
+        without = idle if idle else no_states(job.get, options, found)
+        job.refuse(
+            without, "eagle's option capture=trainer cannot be had:", "Change that, or leave the option out."
+        )
     if not idle:
         from flashpatch.patches.eagle.train.export import check_round_trip
 
-        check_round_trip(found.model, str(_path(job.get(MODEL))), found.method, dialect.engine)
+        check_round_trip(found.model, _target(job.get), found.method, dialect.engine)
         without = list(no_states(job.get, options, found))
-        if options["capture"] == "trainer":
-            job.refuse(
-                without,
-                "eagle's option capture=trainer cannot run with",
-                "Change that, or leave the option out.",
-            )
         if without:
             source = f"states that the rollout engine captures ({'; '.join(without)})"
         else:
             source = "states of the trainer's pass for old log-probabilities"
-        job.set(
-            f"{ROLLOUT}.engine_kwargs.{OURS}",
-            {"eagle": json.dumps(training(job.get, options, dialect, found, from_trainer=not without))},
-            f"settings of the drafter's training, on {source}",
-        )
+        logger.warning("eagle trains its drafter on %s", source)
+        told = json.dumps(training(job.get, options, dialect, found, from_trainer=not without))
+        job.set(f"{ROLLOUT}.engine_kwargs.{OURS}", {"eagle": told}, reason=None)
     return original(config, *args, **kwargs)
 
 
@@ -124,7 +125,7 @@ def refusals(get: Get, options: Mapping[str, Any], dialect: Dialect | None) -> I
         yield from dialect.conflicts(get, options["drafter"])
     yield from forbidden(get, {"actor_rollout_ref.model.mtp.enable": "verl's own drafter"})
     if options["drafter"] not in NEW and not (Path(options["drafter"]) / "config.json").exists():
-        yield f"eagle's option drafter={options['drafter']} (no config.json there)"
+        yield f"eagle's option drafter={options['drafter']} (no config.json there; new and new-eagle3 make a drafter)"
 
 
 def _engine_refusals(get: Get, options: Mapping[str, Any]) -> Iterator[str]:
@@ -153,7 +154,7 @@ def remarks(
             f"the rollout engine drafts with {found.method or 'nothing'}, which is not trained here; "
             "eagle's option drafter=new makes one that is"
         )
-    elif not (Path(found.model) / "config.json").exists():
+    elif not (Path(found.model) / "config.json").exists() and options["drafter"] not in NEW:
         yield f"{found.model or 'its drafter'} is not a folder with a config.json"
     elif dialect.engine == "sglang" and found.method == "eagle3":
         for why in no_states(get, options, found):
@@ -165,8 +166,8 @@ def remarks(
         yield f"in trainer mode {mode} rollouts never pause"
     if get("rollout"):  # the trainers of verl.experimental have such a section
         yield "rollouts on devices of their own never pause"
-    if not get(MODEL) or not _path(get(MODEL)).is_dir():
-        yield f"{MODEL}={get(MODEL)} is not a folder"
+    if not _target(get).is_dir():
+        yield f"{MODEL}={get(MODEL)} is no folder, and the hub gives none"
 
 
 def no_states(get: Get, options: Mapping[str, Any], found: Speculation) -> Iterator[str]:
@@ -181,18 +182,23 @@ def no_states(get: Get, options: Mapping[str, Any], found: Speculation) -> Itera
     for path in ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size"):
         if (get(f"{ACTOR}.{path}") or 1) > 1:
             yield f"{ACTOR}.{path}={get(f'{ACTOR}.{path}')} (each rank has a part of a sequence)"
-    drafter = json.loads((Path(found.model) / "config.json").read_text())
+    config = Path(found.model) / "config.json"
+    drafter = json.loads(config.read_text()) if config.exists() else {}
     if _OWN_LAYERS in {**drafter, **(drafter.get("eagle_config") or {})}:
         yield f"{_OWN_LAYERS} of the drafter (engines count them differently)"
 
 
 def _drafter(get: Get, options: Mapping[str, Any], dialect: Dialect) -> Speculation:
     """Return the speculation for the option ``drafter``; write a drafter from scratch first."""
+    from flashpatch.patches.eagle.train.drafter_config import kind_of
+    from flashpatch.patches.eagle.train.export import written
+
     folder = _path(options["drafter"])
     if options["drafter"] in NEW:
-        folder = _folder(get) / "first"
-        _write_new(_path(get(MODEL)), folder, options, dialect.engine)
-    from flashpatch.patches.eagle.train.drafter_config import kind_of
+        earlier = written(_folder(get, options["drafter"]))  # by the job that is resumed
+        folder = earlier[max(earlier)] if earlier else _folder(get, options["drafter"]) / "first"
+        if not earlier:
+            _write_new(_target(get), folder, options, dialect.engine)
 
     return Speculation(kind_of(folder), str(folder))
 
@@ -225,8 +231,9 @@ def training(
 ) -> dict[str, Any]:
     """Make what `settings` returns from verl's configuration, with a queue if states come from the trainer. Raises
     PatchError if an entry of the option ``trainer`` is not one of its settings."""
-    fixed = {"target": str(_path(get(MODEL))), "folder": str(_folder(get)), "drafter": found.model}
-    queue = str(_folder(get) / "samples") if from_trainer else ""
+    folder = _folder(get, options["drafter"] if options["drafter"] in NEW else fingerprint(Path(found.model)))
+    fixed = {"target": str(_target(get)), "folder": str(folder), "drafter": found.model}
+    queue = str(folder / "samples") if from_trainer else ""
     made = WorkerSettings.of(
         {
             **_trainer_settings(options),
@@ -251,7 +258,7 @@ def draft_tokens(options: Mapping[str, Any]) -> int:
 def _trainer_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what the option ``trainer`` says: settings of the training process."""
     plain = dict(vars(WorkerSettings("", "", "")))
-    for name in ("target", "queue", "folder", "drafter"):
+    for name in ("target", "queue", "folder", "drafter", "engine", "kind"):
         del plain[name]
     given: dict[str, Any] = {}
     for text in options["trainer"]:
@@ -273,6 +280,20 @@ def _path(text: str) -> Path:
     return Path(user_directories.expand(text))
 
 
-def _folder(get: Get) -> Path:
-    """Return a folder beside the job's own checkpoints, which every node sees."""
-    return _path(get("trainer.default_local_dir") or "checkpoints").absolute() / "eagle"
+def _target(get: Get) -> Path:
+    """Return the folder of the policy's model; one that is named as on Hugging Face's hub is downloaded, as verl would do."""
+    path = _path(get(MODEL) or "")
+    if path.is_dir():
+        return path
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(get(MODEL), allow_patterns=["*.json", "*.safetensors"]))
+    except Exception:  # no such name, or no network
+        return path
+
+
+def _folder(get: Get, first: str) -> Path:
+    """Return a folder beside the job's own checkpoints, which every node sees, for a target and its first drafter alone."""
+    name = sha256(f"{fingerprint(_target(get))} {first}".encode()).hexdigest()[:12]
+    return _path(get("trainer.default_local_dir") or "checkpoints").absolute() / "eagle" / name

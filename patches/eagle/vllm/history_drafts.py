@@ -159,14 +159,15 @@ def attach(scheduler: Any) -> None:
     """Give a new scheduler a history, if the option is on and its engine can use one."""
     options = engine.options("eagle")
     if not options["history"]:
-        return
+        return say_off("history_folder is set, and history is not") if options["history_folder"] else None
     if reason := _unsuited(scheduler.vllm_config):
         say_off(reason)
     else:
         config, folder, file = scheduler.vllm_config, options["history_folder"], None
         if folder:
             rank = config.parallel_config.data_parallel_rank
-            file = HistoryFile(folder, config.model_config.get_vocab_size(), rank)
+            vocabulary = config.model_config.get_vocab_size()
+            file = HistoryFile(folder, options["history_tokens"], vocabulary, rank)
         _histories[scheduler] = SchedulerHistory(options["history_tokens"], file)
 
 

@@ -204,7 +204,7 @@ def scheduler_init(original, self, *args: Any, **kwargs: Any):
     history_drafts.attach(self)
     config, options = self.vllm_config.speculative_config, engine.options("eagle")
     if config is None or not options["adapt"]:
-        return
+        return ledger.note(eagle_bandit_off="the engine does not speculate") if options["adapt"] else None
     most, schedule = self.num_spec_tokens, config.num_speculative_tokens_per_batch_size
     policy = make_policy(options, most)
     fixed = schedule is None and _may_change(config)
@@ -214,8 +214,8 @@ def scheduler_init(original, self, *args: Any, **kwargs: Any):
         )
         policy = make_policy({**options, "arms": [Arm(most, 1, most + 1)]}, most)
     elif schedule != arms_schedule(policy):
-        ledger.note(eagle_bandit_off="the method, data parallelism, or a schedule of the user's own")
-        return
+        named = "a schedule of the user's own" if schedule else f"method {config.method}, or data parallelism"
+        return ledger.note(eagle_bandit_off=named)
     controller = SpecController(policy, most)
     controllers[self] = controller
     if not fixed:

@@ -238,6 +238,21 @@ def test_log_level_touches_no_other_logger(toys):
     assert "toy.fakefw.plain installed on fakefw.core:plain (fakefw-cpu 1.2.0)" in done.stderr
 
 
+def test_a_warning_is_heard_where_a_framework_lets_the_root_take_errors_alone(toys):
+    done = toys.under(FLASHPATCH="toy")("""
+        import logging
+        from flashpatch.bootstrap import start
+        logging.basicConfig()
+        start()
+        root, ours = logging.getLogger(), logging.getLogger("flashpatch.toy")
+        ours.warning("the first")
+        root.setLevel("ERROR")
+        root.handlers[0].setLevel("ERROR")
+        ours.warning("the second")
+    """)
+    assert done.stderr.count("the first") == done.stderr.count("the second") == 1
+
+
 @pytest.mark.parametrize(
     ("bounds", "good", "bad", "wanted"),
     [

@@ -40,7 +40,7 @@ LENGTH, REQUESTS, CHUNK, WIDTH = 16_384, 256, 128, 4
 
 def test_256_concurrent_requests_of_16k_tokens_all_leave_their_share(tmp_path):
     """The states hold their positions, so that a row at another one shows."""
-    recorder = Recorder(SampleWriter(tmp_path, slots=2 * REQUESTS, waiting=1000), tokens=(REQUESTS + 1) * 512)
+    recorder = Recorder(SampleWriter(tmp_path, slots=2 * REQUESTS, waiting=1000))
     names = [f"r{number}" for number in range(REQUESTS)]
     for start in range(0, LENGTH, CHUNK):
         positions = torch.arange(start, start + CHUNK).repeat(REQUESTS)

@@ -15,6 +15,7 @@ from hypothesis import strategies as some
 from machine import limit, until
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flashpatch.patches.eagle.capture import recorder as recorder_module
 from flashpatch.patches.eagle.capture.device_copy import DeviceCopy
 from flashpatch.patches.eagle.capture.recorder import Recorder
 from flashpatch.patches.eagle.capture.sample_queue import SampleReader, SampleWriter
@@ -222,8 +223,9 @@ def test_prompts_leave_half_of_the_budget_to_answers(tmp_path):
     assert sum(learned) > 0, learned
 
 
-def test_without_memory_requests_are_given_up_and_the_rest_goes_on(tmp_path):
-    recorder = new_recorder(tmp_path, tokens=256)
+def test_without_memory_requests_are_given_up_and_the_rest_goes_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(recorder_module, "_TOKENS", 256)
+    recorder = new_recorder(tmp_path)
     long = torch.zeros(200, dtype=torch.int64)
     recorder.step(["a", "b"], [200, 200], long.repeat(2), torch.arange(200).repeat(2), torch.ones(400, WIDTH))
     recorder.flush()
@@ -237,7 +239,8 @@ def test_without_memory_requests_are_given_up_and_the_rest_goes_on(tmp_path):
 
 
 def test_a_step_that_cannot_be_stored_costs_its_requests_alone(tmp_path, monkeypatch):
-    recorder = new_recorder(tmp_path, tokens=256)
+    monkeypatch.setattr(recorder_module, "_TOKENS", 256)
+    recorder = new_recorder(tmp_path)
     zeros = torch.zeros(200, dtype=torch.int64)
     recorder.step(["a"], [200], zeros, torch.arange(200), torch.ones(200, WIDTH))
     recorder.flush()

@@ -123,7 +123,7 @@ def test_windows_too_short_for_a_step_teach_the_others():
 
 @pytest.mark.parametrize("wrong", [dict(ttt_steps=0), dict(ttt_decay=0.0), dict(ttt_decay=1.5)])
 def test_what_describes_no_unroll_is_refused(wrong):
-    with pytest.raises(PatchError, match="describe no training.*at least 1 step"):
+    with pytest.raises(PatchError, match="describes no training"):
         Recipe(**wrong)
 
 

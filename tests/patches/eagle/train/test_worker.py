@@ -99,7 +99,7 @@ def test_the_newest_drafters_stay_on_disk(target, tmp_path):
     assert Path(events[-1]["folder"]).exists()
 
 
-def test_a_trainer_goes_on_from_the_newest_drafter_of_its_kind_and_refuses_another_targets(target, tmp_path):
+def test_a_trainer_goes_on_from_the_newest_drafter_and_refuses_another_targets(target, tmp_path):
     settings = WorkerSettings(str(target), str(tmp_path / "queue"), str(tmp_path / "out"), dtype="float32")
     make_target(hidden_size=64).save_pretrained(tmp_path / "wide")
 
@@ -115,10 +115,13 @@ def test_a_trainer_goes_on_from_the_newest_drafter_of_its_kind_and_refuses_anoth
     assert second.resumed and second.trainer.count == 10
     written = first.trainer.weights()
     assert all(torch.equal(weight, written[name]) for name, weight in second.trainer.weights().items())
-    assert not start(kind="eagle3").resumed
     with pytest.raises(PatchError, match="drafter-10"):
         start(target=str(tmp_path / "wide"))
-    assert len(list((tmp_path / "out").iterdir())) == 2
+    third = start(drafter=str(tmp_path / "out" / "drafter-9"))  # as the engine was opened with
+    for third.trainer.count in range(11, 15):
+        third._write({})
+    left = {one.name for one in (tmp_path / "out").iterdir()}
+    assert left == {f"drafter-{count}" for count in (9, 12, 13, 14)}
 
 
 def test_samples_of_another_model_are_passed_over(target, tmp_path):

@@ -2,6 +2,7 @@
 test_job.py."""
 
 import threading
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,13 +18,14 @@ class Trainer:
     def __init__(self, settings, environment):
         self.settings, self.environment = settings, environment
         self.drafter, self.figures, self.problem = None, {}, ""
-        self.state, self.pid, self.commands = "idle", 1, []
+        self.state, self.pid, self.commands, self.counts = "idle", 1, [], Counter()
 
     def start(self):
         return True
 
     def train(self, seconds):
         self.commands.append(("train", seconds))
+        self.counts["slices"] += 1
         self.drafter = Path(f"drafter-{len(self.commands)}")
         return True
 
@@ -89,6 +91,15 @@ def test_each_new_drafter_is_sent_once_and_the_trainer_follows_the_policy(one, t
     assert [name for what, name in one.coordinator.commands if what == "target"][-1] == "shared-000000003-4"
     assert one.metrics["eagle/drafter_version"] == 2 and one.metrics["eagle/acceptance_length"] == 2.0
     assert one.metrics["eagle/captured"] == 6
+
+
+def test_slices_in_which_nothing_is_trained_are_a_problem(one, caplog):
+    replicas = Replicas()
+    for number in range(3):
+        assert "is not trained" not in caplog.text
+        step(one, replicas, number)
+        one.coordinator.figures = {"samples": 3}
+    assert "is not trained: 3 samples, and it needs 8" in caplog.text
 
 
 def test_a_drafter_that_one_replica_refused_has_a_version_of_its_own(one):

@@ -1,6 +1,8 @@
 """What the family makes of a recipe, read from the recipe alone."""
 
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -128,9 +130,14 @@ def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
     assert not list(verl_config.remarks(reader(settings), OFF, dialect, found))
     options = {**OFF, "trainer": ["rate=1e-3", "least=4", "ttt_decay=0.5", "ttt_steps=3"]}
     made = verl_config.training(reader(settings), options, dialect, found)
-    asked = dict(target=str(tmp_path), folder="/saved/eagle", kind=kind, rate=1e-3, least=4)
+    asked = dict(target=str(tmp_path), kind=kind, rate=1e-3, least=4)
     asked |= dict(engine=engine, ttt_steps=3, ttt_decay=0.5)
     assert asked.items() <= made["settings"].items() and "queue" not in made["settings"]
+    (tmp_path / "model.safetensors").write_bytes(b"another")
+    other = verl_config.training(reader(settings), options, dialect, found)["settings"]["folder"]
+    assert other != made["settings"]["folder"] and other.startswith("/saved/eagle/"), (
+        "of another model or drafter"
+    )
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -147,6 +154,11 @@ def test_a_drafter_from_scratch_is_of_the_kind_that_the_option_names(tmp_path, e
     found = verl_config._drafter(get, options, speculation.of(get))
     assert found.method == method
     check_round_trip(found.model, target, method, engine)
+    for number in (9, 10):
+        shutil.copytree(found.model, Path(found.model).with_name(f"drafter-{number}"))
+    assert verl_config._drafter(get, options, speculation.of(get)).model.endswith("drafter-10"), (
+        "a job that is resumed"
+    )
 
 
 def test_eagle3_is_refused_for_a_target_without_three_inner_layers(tmp_path):
@@ -158,6 +170,19 @@ def test_eagle3_is_refused_for_a_target_without_three_inner_layers(tmp_path):
     )
     with pytest.raises(PatchError, match="has 6 layers.*drafter=new makes an EAGLE-1 drafter"):
         verl_config._drafter(get, {**OFF, "drafter": "new-eagle3"}, speculation.of(get))
+
+
+def test_a_model_that_the_hub_names_is_trained_for(validated, tmp_path, monkeypatch):
+    hub = pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: {"org/model": tmp_path / "target"}[name])
+    assert SPECULATIVE in validated({"actor_rollout_ref.model.path": "org/model"}, drafter="new").set_to
+    assert not validated({"actor_rollout_ref.model.path": "org/other"}, drafter="new").set_to
+
+
+@pytest.mark.parametrize("text", ["batch=0", "rate=-1", "rate=nan", "ttt_decay=1.5", "dtype=bf16"])
+def test_a_trainers_value_that_describes_no_training_is_refused_before_the_job(validated, text):
+    with pytest.raises(PatchError, match=f"{text.partition('=')[0]}.*describes no training|1.5 describes"):
+        validated({}, drafter="new", trainer=[text])
 
 
 @pytest.mark.parametrize(
@@ -173,10 +198,10 @@ class Job(verl_config.JobConfig):
     """A job's configuration, read from a mapping."""
 
     def __init__(self, settings):
-        self.get, self.set_to, self.reasons, self.patch_id = reader(settings), {}, {}, verl_config.ID
+        self.get, self.set_to, self.patch_id = reader(settings), {}, verl_config.ID
 
-    def set(self, path, value, why):
-        self.set_to[path], self.reasons[path] = value, why
+    def set(self, path, value, reason):
+        self.set_to[path] = value
 
 
 @pytest.fixture
@@ -239,15 +264,16 @@ def test_a_drafter_from_scratch_that_nothing_trains_is_not_drafted_with(
     ],
 )
 def test_states_are_the_trainers_where_it_computes_them_and_else_the_engines(
-    validated, tmp_path, settings, options, kind, why
+    validated, tmp_path, caplog, settings, options, kind, why
 ):
     job = validated(settings, drafter=kind, **options)
     key = f"{ROLLOUT_PATH}.engine_kwargs.flashpatch"
     queue = json.loads(job.set_to[key]["eagle"])["settings"].get("queue", "")
-    assert queue == ("" if why else str(tmp_path / "saved" / "eagle" / "samples"))
-    assert (why or "states of the trainer's pass for old log-probabilities") in job.reasons[key]
+    [folder] = (tmp_path / "saved" / "eagle").iterdir()
+    assert queue == ("" if why else str(folder / "samples"))
+    assert (why or "states of the trainer's pass for old log-probabilities") in caplog.text
     if why and "capture" not in options:
-        with pytest.raises(PatchError, match="option capture=trainer cannot run with"):
+        with pytest.raises(PatchError, match="option capture=trainer cannot be had"):
             validated(settings, drafter=kind, capture="trainer", **options)
     if why and kind == "new-eagle3":  # SGLang hands out no states for it
         assert not validated({**settings, NAME: "sglang"}, drafter=kind, **options).set_to

@@ -64,7 +64,7 @@ def killing(folder: Path) -> Iterator[list[int]]:
 
     def kill() -> None:
         while not ended.wait(0.5):
-            there = set((folder / "saved" / "eagle").glob("drafter-*"))
+            there = set((folder / "saved" / "eagle").rglob("drafter-*"))
             if there <= drafters:
                 continue
             for process in psutil.process_iter(["cmdline"]):
