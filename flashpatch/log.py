@@ -24,7 +24,8 @@ def configure() -> None:
     log.setLevel(level or log.level or logging.WARNING)
     if not log.handlers or (level and log.propagate):
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(levelname)s %(process)d %(name)s: %(message)s"))
-        if not level:
+        if level:
+            handler.setFormatter(logging.Formatter("%(levelname)s %(process)d %(name)s: %(message)s"))
+        else:
             handler.addFilter(lambda record: all(record.levelno < one.level for one in logging.root.handlers))
         log.handlers, log.propagate = [handler], not level
