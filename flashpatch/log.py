@@ -14,10 +14,7 @@ def configure() -> None:
     """Obey ``FLASHPATCH_LOG``: records from that level up go to standard error, through a handler on this logger alone.
 
     Unset, warnings go where the program sends them, and to standard error if no handler of its root takes them: vLLM 0.24's
-    server sets the root and all its handlers to ERROR.
-
-    Raises:
-        PatchError: no such level."""
+    server sets the root and all its handlers to ERROR. Raises PatchError if there is no such level."""
     level = os.environ.get("FLASHPATCH_LOG", "").strip().upper()
     if level and level not in logging.getLevelNamesMapping():
         raise PatchError(f"FLASHPATCH_LOG is {level!r}.", advice="Set it to DEBUG, INFO, WARNING or ERROR.")
