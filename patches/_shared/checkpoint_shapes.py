@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from hashlib import sha256
 from pathlib import Path
 
@@ -29,10 +28,12 @@ def shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def fingerprint(model: Path) -> str:
-    """Tell a model in a folder from others by the last 64 KiB of its files."""
+    """Tell a model in a folder from others by some 256 pieces of each of its files."""
     digest = sha256()
     for path in sorted(model.glob("*.safetensors")):
+        size = path.stat().st_size
         with path.open("rb") as file:
-            file.seek(-min(path.stat().st_size, 1 << 16), os.SEEK_END)
-            digest.update(file.read())
+            for at in range(0, size, 1 + size // 256):
+                file.seek(at)
+                digest.update(file.read(4096))
     return digest.hexdigest()

@@ -67,8 +67,7 @@ class PassSamples:
         for row, (tokens, learn) in enumerate(zip(ids, trained, strict=True)):
             begin = start if packed else row * last.shape[1]
             start += len(tokens)
-            windows = range(0, len(tokens), self.window)
-            starts = [at for at in windows if learn[at + 1 : at + self.window].any()]
+            starts = [n * self.window for n, part in enumerate(learn.split(self.window)) if part[1:].any()]
             if not starts or 0 < self.budget <= self._spent:
                 continue
             first = DRAWS.choice(starts)

@@ -97,6 +97,7 @@ class HistoryDrafts:
     def __init__(self, capacity: int, clock: Callable[[], float] = time.perf_counter) -> None:
         self.capacity, self._clock = capacity, clock
         self._prompts: OrderedDict[tuple[int, ...], TokenIndex] = OrderedDict()
+        self._most = 0  # tokens that all their indexes hold at most
         self._any = TokenIndex(_ORDERS[_ANY], max(1, capacity // 2))
         self._acceptance = AcceptanceTable(sources=2)
         self._cost = StepCost()
@@ -112,9 +113,12 @@ class HistoryDrafts:
         if index is None:
             index = self._prompts[key] = TokenIndex(_ORDERS[_PROMPT], max(1, self.capacity // 8))
             index.extend(text, 0)
-            total = sum(map(len, self._prompts.values()))
-            while total > self.capacity and len(self._prompts) > 1:
-                total -= len(self._prompts.popitem(last=False)[1])
+            self._most += len(text)
+            if self._most > self.capacity:
+                self._most = sum(map(len, self._prompts.values()))
+            if self._most > self.capacity:  # some more go, so that they need not be counted again at once
+                while self._most > self.capacity * 7 // 8 and len(self._prompts) > 1:
+                    self._most -= len(self._prompts.popitem(last=False)[1])
         else:
             self._prompts.move_to_end(key)
         return Text(text, index)
@@ -122,6 +126,7 @@ class HistoryDrafts:
     def extend(self, text: Text, tokens: Sequence[int]) -> None:
         """Append and index tokens that were generated."""
         start = len(text.tokens)
+        self._most += len(tokens)
         text.tokens.extend(tokens)
         text.index.extend(text.tokens, start)
         self._any.extend(text.tokens, start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -34,18 +35,23 @@ class HistoryFile:
         self._problem = ""
 
     def load(self) -> list[tuple[list[int], list[int]]]:
-        """Return prompts and answers, oldest first. What is damaged is passed over. Never raises."""
-        found = []
+        """Return the newest prompts and answers of ``capacity`` tokens, oldest first. What is damaged is passed over. Never raises."""
+        found: list[tuple[list[int], list[int]]] = []
+        room = self.capacity
         try:
             make_private(self.folder)
             user_directories.check_private(self.folder, forbidden=0o022)
-            for path in filter(Path.exists, (self.older, self.path)):
+            for path in filter(Path.exists, (self.path, self.older)):
                 with path.open("rb") as file:
                     file.seek(-min(path.stat().st_size, _BYTES * self.capacity), os.SEEK_END)
-                    found += filter(None, map(self._answer, file.read().splitlines()))
+                    for line in reversed(file.read().splitlines()):
+                        answer = self._answer(line) if room > 0 else None
+                        if answer is not None:
+                            found.append(answer)
+                            room -= len(answer[0]) + len(answer[1])
         except OSError as error:
             self._fault(error)
-        return found
+        return found[::-1]
 
     def append(self, prompt: int, tokens: list[int]) -> None:
         """Append an answer: all its tokens, the first ``prompt`` of which were asked. Never raises."""
@@ -55,21 +61,28 @@ class HistoryFile:
             user_directories.check_private(self.folder, forbidden=0o022)
             file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:  # behind what was cut short, as when the disk was full
-                os.write(file, b"\n%s\n" % json.dumps([prompt, tokens], separators=(",", ":")).encode())
+                line = json.dumps([prompt, list(map(int, tokens))], separators=(",", ":"))
+                if os.write(file, f"\n{line}\n".encode()) < len(line) + 2:
+                    raise OSError("the disk is full")
                 is_full = os.fstat(file).st_size > _BYTES * self.capacity
             finally:
                 os.close(file)
             if is_full:
-                os.replace(self.path, self.older)
+                with contextlib.suppress(FileNotFoundError):  # another engine has done so
+                    os.replace(self.path, self.older)
         except OSError as error:
             self._fault(error)
 
     def _answer(self, line: bytes) -> tuple[list[int], list[int]] | None:
         try:
             prompt, tokens = json.loads(line)
-            if 0 <= min(tokens) and max(tokens) < self.vocabulary:
-                return tokens[:prompt], tokens[prompt:]
-        except (ValueError, TypeError):
+            if {type(one) for one in (prompt, *tokens)} == {int} and 0 <= prompt < len(tokens):
+                return (
+                    (tokens[:prompt], tokens[prompt:])
+                    if 0 <= min(tokens) <= max(tokens) < self.vocabulary
+                    else None
+                )
+        except (ValueError, TypeError, RecursionError):
             pass
         return None
 

@@ -11,6 +11,7 @@ and under verl the trainer's pass gives both."""
 from __future__ import annotations
 
 import logging
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from flashpatch import engine, ledger
@@ -63,13 +64,13 @@ def _make(worker: Any) -> Recorder | None:
     if algorithm.is_eagle() and not algorithm.is_eagle3():
         return make_recorder(options)
     if options["samples"]:
-        say_off(worker)
+        say_off(algorithm.name)
     return None
 
 
-def say_off(worker: Any) -> None:
-    """Say to who wants samples that none are captured under the worker's algorithm."""
-    name = worker.speculative_algorithm.name
+@cache
+def say_off(name: str) -> None:
+    """Say once to who wants samples that none are captured under an algorithm."""
     logger.warning("hidden states are not captured under %s", name)
     ledger.note(eagle_capture_off=f"not under {name}")
 

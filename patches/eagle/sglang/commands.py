@@ -133,7 +133,7 @@ def flush(manager: Any, reads: bool = True) -> dict[str, Any]:
         return {}
     recorder = capture.recorder_of(manager.draft_worker)
     if reads and recorder is None and get_parallel().tp_rank == 0:
-        capture.say_off(manager.draft_worker)
+        capture.say_off(manager.draft_worker.speculative_algorithm.name)
     return {**(recorder.stored(reads) if recorder is not None else {}), **refit.state()}
 
 

@@ -6,7 +6,6 @@ import random
 from collections import deque
 
 from flashpatch.patches.eagle.capture.sample import Sample
-from flashpatch.patches.eagle.errors import eagle_error
 
 
 class Buffer:
@@ -16,18 +15,9 @@ class Buffer:
         samples: most samples held.
         bytes: most bytes of tensors held.
         versions: hold samples of the newest so many policy versions only; 0 for all.
-        seed: of the draws.
-
-    Raises:
-        PatchError: a bound below 1."""
+        seed: of the draws."""
 
     def __init__(self, samples: int = 10_000, bytes: int = 8 << 30, versions: int = 0, seed: int = 0) -> None:
-        if samples < 1 or bytes < 1 or versions < 0:
-            raise eagle_error(
-                "buffer",
-                f"a buffer of {samples} samples, {bytes} bytes, {versions} versions is not possible.",
-                "Give positive bounds.",
-            )
         self.samples, self.bytes, self.versions = samples, bytes, versions
         self._random = random.Random(seed)
         self._held: deque[Sample] = deque()  # by age

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from flashpatch.patches.eagle.capture.sample import Sample
-from flashpatch.patches.eagle.errors import eagle_error
 
 
 @dataclass(frozen=True)
@@ -71,10 +70,7 @@ class Pack:
 
 def windows(sample: Sample, longest: int, auxiliary: bool = False) -> Iterator[Pack]:
     """Cut a sample into windows of at most ``longest`` positions; those without a generated token to learn from are
-    left out. ``auxiliary``: with the EAGLE-3 layers instead of the last state. Raises PatchError if a window
-    would be empty."""
-    if longest < 1:
-        raise eagle_error("window", f"a window has {longest} positions.", "Give one or more.")
+    left out. ``auxiliary``: with the EAGLE-3 layers instead of the last state."""
     states = sample.auxiliary if auxiliary else sample.hidden
     learn = sample.known[:-1] & sample.known[1:] & sample.response[1:]
     for start in range(0, len(sample) - 1, longest):

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from math import inf
 from typing import Any
 
 from flashpatch.patches.eagle.errors import eagle_error
 
-_ABOVE_0 = ("rate", "clip", "ttt_steps", "ttt_decay", "window", "batch", "samples", "bytes", "least")
-_DTYPES = ("bfloat16", "float16", "float32")
+_BOUNDS: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("rate", "clip", "ttt_steps", "window", "batch"), lambda value: 0 < value < inf),
+    **dict.fromkeys(("samples", "bytes", "least"), lambda value: value > 0),
+    **dict.fromkeys(("states", "tokens", "versions", "threads"), lambda value: 0 <= value < inf),
+    "ttt_decay": lambda value: 0 < value <= 1,
+    "dtype": ("bfloat16", "float16", "float32").__contains__,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +40,14 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Raise PatchError for values that describe no training."""
-        odd = {name: value for name, value in vars(self).items() if name in _ABOVE_0 and not value > 0}
-        odd |= {name: value for name, value in vars(self).items() if name == "dtype" and value not in _DTYPES}
-        if odd or self.ttt_decay > 1:
+        given = vars(self)
+        if odd := [
+            f"{name}={given[name]}" for name in given if name in _BOUNDS and not _BOUNDS[name](given[name])
+        ]:
             raise eagle_error(
                 "trainer",
-                f"{odd or self.ttt_decay} describes no training.",
-                f"Give numbers above 0, ttt_decay up to 1, and dtype as one of {', '.join(_DTYPES)}.",
+                f"{', '.join(odd)} describes no training.",
+                "Give numbers above 0, ttt_decay up to 1, and dtype as bfloat16, float16 or float32.",
             )
 
 

@@ -20,7 +20,6 @@ import torch
 from transformers import AutoConfig
 
 from flashpatch import ledger
-from flashpatch.patches.eagle.capture.sample import Sample
 from flashpatch.patches.eagle.capture.sample_queue import SampleReader
 from flashpatch.patches.eagle.train.buffer import Buffer
 from flashpatch.patches.eagle.train.drafter import make_drafter
@@ -65,7 +64,6 @@ class Worker:
             self._embedding = own_embedding(settings.drafter, settings.kind, first)
         self.reader = SampleReader(settings.queue)
         self.buffer = Buffer(settings.samples, settings.bytes, settings.versions, settings.seed)
-        self._unsuitable = 0
         self.trainer = self._open_trainer()
         for left in Path(settings.folder).glob(
             ".drafter-*"
@@ -81,7 +79,7 @@ class Worker:
         if self.resumed or settings.drafter:
             load_weights(drafter, earlier.get(newest, settings.drafter))
         trainer = Trainer(drafter.to(self.device), self._load_target(settings.target), settings)
-        trainer.count = newest
+        trainer.count = self._begun = newest
         return trainer
 
     def run(self) -> None:
@@ -131,20 +129,7 @@ class Worker:
 
     def _read_samples(self) -> None:
         for sample in self.reader.read_samples(sys.maxsize):  # all: old policies' come first
-            if self._fits(sample):
-                self.buffer.add(sample)
-            else:
-                self._unsuitable += 1
-
-    def _fits(self, sample: Sample) -> bool:
-        config = self.config
-        if sample.hidden.shape[1] != config.hidden_size or int(sample.input_ids.max()) >= config.vocab_size:
-            return False
-        if self.settings.kind != "eagle3":
-            return True
-        return sample.auxiliary is not None and (
-            sample.auxiliary.shape[1] == config.num_aux_hidden_states * config.hidden_size
-        )
+            self.buffer.add(sample)
 
     def _rows(self) -> list[Pack]:
         """Return rows of windows drawn from the buffer."""
@@ -178,9 +163,9 @@ class Worker:
         return {
             **self.reader.counts,
             "step": self.trainer.count,
+            "trained": self.trainer.count - self._begun,
             "skipped": self.trainer.skipped,
             "samples": len(self.buffer),
-            "unsuitable": self._unsuitable,
         }
 
     def _load_target(self, folder: str) -> TargetEmbeddings:

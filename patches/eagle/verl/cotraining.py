@@ -75,7 +75,7 @@ class Job:
                 try:
                     counts = requests()
                 except Exception as error:  # a router that tells nobody
-                    return self._warn(f"the drafter is trained once all replicas rest: {error}")
+                    return logger.warning("the drafter is trained once all replicas rest: %s", error)
                 idle = {name for name, count in counts.items() if not count}
                 if resting.is_set() or len(idle) == len(counts):  # none has begun, or all have ended
                     continue
@@ -184,7 +184,7 @@ class Job:
         )
         if self.coordinator.problem:
             self._warn(self.coordinator.problem)
-        elif self.coordinator.counts["slices"] > 1 and not figures.get("step"):
+        elif self.coordinator.counts["slices"] > 1 and not figures.get("trained"):
             least = self.coordinator.settings.least
             self._warn(f"the drafter is not trained: {figures.get('samples')} samples, and it needs {least}")
 

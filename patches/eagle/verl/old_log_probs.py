@@ -89,11 +89,7 @@ def forward_step(original, self, micro_batch: Any, loss_function: Any, forward_o
         result = original(self, micro_batch, **given)
         try:
             take(samples, micro_batch)
-            writer = samples.writer
-            counts = {**samples.counts, **{f"ring_{name}": count for name, count in writer.counts.items()}}
-            ledger.note(
-                eagle_capture=counts, eagle_samples=str(writer.directory), eagle_problem=writer.problem
-            )
+            ledger.note(eagle_capture=dict(samples.counts), eagle_problem=samples.writer.problem)
         except Exception as error:
             _say_off(error)
             delattr(self, _SAMPLES)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from flashpatch import engine, registry, user_directories
 from flashpatch.arming.preflight import examine
 from flashpatch.decorate import Patches
 from flashpatch.errors import PatchError
-from flashpatch.patches._shared.checkpoint_shapes import fingerprint
+from flashpatch.patches._shared.checkpoint_shapes import files, fingerprint
 from flashpatch.patches._shared.verl_config import TARGET, Get, JobConfig, door, forbidden
 from flashpatch.patches.eagle.bandit.arm import Arm
 from flashpatch.patches.eagle.options import UNTIL_VERL
@@ -74,10 +76,17 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> Any:
     )  # refuses what is none, also where nothing is trained
     found = dialect.configured(job.get) if dialect else Speculation()
     if options["drafter"] in NEW:  # judged before one is written: without training it would stay random
-        found = Speculation(NEW[options["drafter"]], str(_target(job.get)))
+        found = Speculation(NEW[options["drafter"]])
     elif options["drafter"]:
         found = _drafter(job.get, options, dialect)
     idle = list(remarks(job.get, options, dialect, found)) if options["cotrain"] else ["cotrain is off"]
+    if not idle and not files(_target(job.get)):
+        idle = [f"{MODEL}={job.get(MODEL)} has no safetensors files, here or on the hub"]
+    if options["capture"] == "trainer":
+        without = idle if idle else no_states(job.get, options, found)
+        job.refuse(
+            without, "eagle's option capture=trainer cannot be had:", "Change that, or leave the option out."
+        )
     for reason in idle if found.method or not options["history"] else ():
         logger.warning("eagle trains no drafter: %s", reason)
     if options["drafter"] in NEW and idle:
@@ -92,11 +101,6 @@ def validate_config(original, config: Any, *args: Any, **kwargs: Any) -> Any:
             job.set(path, value, "eagle's option drafter")
     for path, value in list(dialect.needed(job.get, found)) if dialect else ():
         job.set(path, value, "so that the drafter keeps its weights")
-    if options["capture"] == "trainer":
-        without = idle if idle else no_states(job.get, options, found)
-        job.refuse(
-            without, "eagle's option capture=trainer cannot be had:", "Change that, or leave the option out."
-        )
     if not idle:
         from flashpatch.patches.eagle.train.export import check_round_trip
 
@@ -166,8 +170,6 @@ def remarks(
         yield f"in trainer mode {mode} rollouts never pause"
     if get("rollout"):  # the trainers of verl.experimental have such a section
         yield "rollouts on devices of their own never pause"
-    if not _target(get).is_dir():
-        yield f"{MODEL}={get(MODEL)} is no folder, and the hub gives none"
 
 
 def no_states(get: Get, options: Mapping[str, Any], found: Speculation) -> Iterator[str]:
@@ -191,14 +193,18 @@ def no_states(get: Get, options: Mapping[str, Any], found: Speculation) -> Itera
 def _drafter(get: Get, options: Mapping[str, Any], dialect: Dialect) -> Speculation:
     """Return the speculation for the option ``drafter``; write a drafter from scratch first."""
     from flashpatch.patches.eagle.train.drafter_config import kind_of
-    from flashpatch.patches.eagle.train.export import written
+    from flashpatch.patches.eagle.train.export import check_round_trip, written
 
     folder = _path(options["drafter"])
     if options["drafter"] in NEW:
-        earlier = written(_folder(get, options["drafter"]))  # by the job that is resumed
-        folder = earlier[max(earlier)] if earlier else _folder(get, options["drafter"]) / "first"
-        if not earlier:
-            _write_new(_target(get), folder, options, dialect.engine)
+        for _, folder in sorted(written(_folder(get, options, dialect)).items(), reverse=True):
+            try:  # that of the job that is resumed
+                check_round_trip(folder, _target(get), NEW[options["drafter"]], dialect.engine)
+                return Speculation(NEW[options["drafter"]], str(folder))
+            except Exception as error:  # of a machine that lost power
+                logger.warning("%s is passed over: %s", folder, error)
+        folder = _folder(get, options, dialect) / "first"
+        _write_new(_target(get), folder, options, dialect.engine)
 
     return Speculation(kind_of(folder), str(folder))
 
@@ -231,7 +237,7 @@ def training(
 ) -> dict[str, Any]:
     """Make what `settings` returns from verl's configuration, with a queue if states come from the trainer. Raises
     PatchError if an entry of the option ``trainer`` is not one of its settings."""
-    folder = _folder(get, options["drafter"] if options["drafter"] in NEW else fingerprint(Path(found.model)))
+    folder = _folder(get, options, dialect, found.model)
     fixed = {"target": str(_target(get)), "folder": str(folder), "drafter": found.model}
     queue = str(folder / "samples") if from_trainer else ""
     made = WorkerSettings.of(
@@ -282,18 +288,22 @@ def _path(text: str) -> Path:
 
 def _target(get: Get) -> Path:
     """Return the folder of the policy's model; one that is named as on Hugging Face's hub is downloaded, as verl would do."""
-    path = _path(get(MODEL) or "")
-    if path.is_dir():
-        return path
-    try:
-        from huggingface_hub import snapshot_download
-
-        return Path(snapshot_download(get(MODEL), allow_patterns=["*.json", "*.safetensors"]))
-    except Exception:  # no such name, or no network
-        return path
+    return _local(get(MODEL) or "no model")
 
 
-def _folder(get: Get, first: str) -> Path:
-    """Return a folder beside the job's own checkpoints, which every node sees, for a target and its first drafter alone."""
-    name = sha256(f"{fingerprint(_target(get))} {first}".encode()).hexdigest()[:12]
+@cache
+def _local(name: str) -> Path:
+    path = _path(name)
+    with suppress(Exception):  # no such name, or no network
+        if not path.is_dir():
+            from huggingface_hub import snapshot_download
+
+            return Path(snapshot_download(name, allow_patterns=["*.json", "*.safetensors"]))
+    return path
+
+
+def _folder(get: Get, options: Mapping[str, Any], dialect: Dialect, model: str = "") -> Path:
+    """Return a folder beside the job's own checkpoints, which every node sees, for one target, engine and first drafter."""
+    first = options["drafter"] if options["drafter"] in NEW else fingerprint(Path(model))
+    name = sha256(f"{fingerprint(_target(get))} {dialect.engine} {first}".encode()).hexdigest()[:12]
     return _path(get("trainer.default_local_dir") or "checkpoints").absolute() / "eagle" / name

@@ -1,9 +1,7 @@
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flashpatch.errors import PatchError
 from flashpatch.patches.eagle.capture.sample import Sample
 from flashpatch.patches.eagle.train.buffer import Buffer
 
@@ -35,9 +33,3 @@ def test_bounds_hold_whatever_comes(bound, size, coming, versions):
         if not versions and size > 900:  # each fits
             numbers = sorted(int(one.request) for one in held)
             assert numbers == [*range(number + 1 - len(held), number + 1)], "others than the newest"
-
-
-@pytest.mark.parametrize("wrong", [{"samples": 0}, {"bytes": 0}, {"versions": -1}])
-def test_bounds_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(PatchError, match="is not possible"):
-        Buffer(**wrong)

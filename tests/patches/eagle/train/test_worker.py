@@ -124,16 +124,6 @@ def test_a_trainer_goes_on_from_the_newest_drafter_and_refuses_another_targets(t
     assert left == {f"drafter-{count}" for count in (9, 12, 13, 14)}
 
 
-def test_samples_of_another_model_are_passed_over(target, tmp_path):
-    other = make_target(hidden_size=64)
-    fill(tmp_path / "queue", capture(other, 3))
-    settings = WorkerSettings(str(target), str(tmp_path / "queue"), str(tmp_path / "out"), least=1)
-    events, commands = [], queue.Queue()
-    worker = Worker(settings, events.append, commands)
-    worker._read_samples()
-    assert worker._unsuitable == 3 and len(worker.buffer) == 0
-
-
 @pytest.mark.parametrize(("is_there", "device"), [(True, "cuda"), (False, "cpu")])
 def test_a_drafter_is_trained_where_an_accelerator_is(is_there, device, tmp_path, monkeypatch):
     worker = object.__new__(Worker)

@@ -200,7 +200,9 @@ def test_a_slice_begins_once_a_replica_has_drained(one, monkeypatch, beside, loo
     one.policy_updated(Replicas(), 0)
     one.coordinator.commands.clear()
     left, over = iter(looks.split()), threading.Event()
-    one._warn = lambda problem: over.set()  # none is left: a router that does not answer
+    monkeypatch.setattr(
+        cotraining.logger, "warning", lambda *said: over.set()
+    )  # none is left: a router that does not answer
     one.rollouts_began(lambda: dict(zip("ab", map(int, next(left)), strict=False)), set(beside))
     assert over.wait(10)
     one.rollouts_ended()

@@ -181,7 +181,7 @@ def test_a_model_that_the_hub_names_is_trained_for(validated, tmp_path, monkeypa
 
 @pytest.mark.parametrize("text", ["batch=0", "rate=-1", "rate=nan", "ttt_decay=1.5", "dtype=bf16"])
 def test_a_trainers_value_that_describes_no_training_is_refused_before_the_job(validated, text):
-    with pytest.raises(PatchError, match=f"{text.partition('=')[0]}.*describes no training|1.5 describes"):
+    with pytest.raises(PatchError, match=f"{text.partition('=')[0]}=.*describes no training"):
         validated({}, drafter="new", trainer=[text])
 
 
