@@ -205,7 +205,6 @@ def _drafter(get: Get, options: Mapping[str, Any], dialect: Dialect) -> Speculat
                 logger.warning("%s is passed over: %s", folder, error)
         folder = _folder(get, options, dialect) / "first"
         _write_new(_target(get), folder, options, dialect.engine)
-
     return Speculation(kind_of(folder), str(folder))
 
 

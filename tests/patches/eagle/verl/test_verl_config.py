@@ -140,6 +140,25 @@ def test_a_drafter_that_can_be_trained_is(tmp_path, engine, kind):
     )
 
 
+def test_drafters_of_another_model_engine_or_first_drafter_have_a_folder_of_their_own(tmp_path):
+    for name in (
+        "target",
+        "moved",
+        "first",
+        "second",
+    ):  # the ends of the files are alike, as of heads with one mask
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(name.encode().ljust(1 << 20))
+
+    def folder(model="target", engine="vllm", drafter="", own="first"):
+        get = reader({"actor_rollout_ref.model.path": str(tmp_path / model), NAME: engine})
+        return verl_config._folder(get, {**OFF, "drafter": drafter}, speculation.of(get), str(tmp_path / own))
+
+    others = [dict(model="moved"), dict(engine="sglang"), dict(own="second"), dict(drafter="new")]
+    assert len({folder(), *(folder(**other) for other in others), folder(drafter="new-eagle3")}) == 6
+    assert folder() == folder() and folder(drafter="new") == folder(drafter="new", own="second")
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 @pytest.mark.parametrize(("value", "method"), [("new", "eagle"), ("new-eagle3", "eagle3")])
 def test_a_drafter_from_scratch_is_of_the_kind_that_the_option_names(tmp_path, engine, value, method):
